@@ -128,6 +128,11 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         return address_of(self.id)
 
     @property
+    def is_atomic(self) -> bool:
+        """Whether it is in the prompt whole or not at all: an image, or a provider's block such as a document or a ciphertext."""
+        return self.kind in (Kind.IMAGE, Kind.OPAQUE)
+
+    @property
     def is_blank(self) -> bool:
         """Whether it is a text without a visible character; also of a forgotten page."""
         return self.kind is Kind.TEXT and (self.label == BLANK if not self.digest else not self.label)

@@ -43,8 +43,10 @@ from kilburn.gateway.conversations import (
     beginning_of,
     brought_over,
     chained,
+    check_attachments,
     copy_of,
     following,
+    is_beginning,
     is_linkable,
     last_reply,
     renamed,
@@ -101,6 +103,9 @@ LONGEST_NAME = 200
 
 PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 """Seconds between tries to note where a reply is, while others hold the store."""
+
+NEW = 2
+"""Messages at the end of a history that its session may not have; if it has none of those before, the history may differ."""
 
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
@@ -296,6 +301,7 @@ class Histories:
                 conversation.linked = link
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
+                check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:
@@ -303,7 +309,9 @@ class Histories:
                     conversation.extend(digests)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
-                conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
+                conversation.memo = (
+                    None if asked.after or not conversation.verbatim else Memo(conversation, (form.name, name, user), asked)
+                )
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
@@ -412,6 +420,7 @@ class Histories:
                 return None
             *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
             conversation.begin(end)
+            conversation.verbatim = True
             self._sessions.move_to_end(conversation.name)
             asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
@@ -516,6 +525,8 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), 0, -1):
+            if len(chain) > 1 and at == max(1, len(chain) - NEW) and (continued := self._continued(request)) is not None:
+                return continued
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
@@ -526,6 +537,7 @@ class Histories:
                     # The store has said so, or has just been given them.
                     found.kept = at
                     found.begin(chain[-1])
+                    found.verbatim = True
                     self._sessions.move_to_end(found.name)
                     return found, at
             if at == len(chain):
@@ -538,6 +550,44 @@ class Histories:
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
+
+    def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
+        """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
+        beginning, or leaves out what it had added to a message. None if there is none, if the request must not be linked by
+        what it says, or if a session has exactly its beginning."""
+        if not request.link or request.before is not None:
+            return None
+        linkable = self._linkable(request)
+        if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
+            return None
+        for known in linkable:
+            if known.was_asked(request.digests, request.read):
+                return known.again(turn_before_reply(known.session), len(known.digests) - 1), len(request.digests)
+            if known.overlap(request.digests, request.places, request.read):
+                # Another gateway may have gone on with it.
+                info = self._stored(known.name)
+                if info is not None and not known.session.knows(info):
+                    self._put_away(known)
+                    self._read(known.name, known.root, known.user)
+                conversation = self._sessions.get(known.name)
+                count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
+                if conversation is not None and 0 < count < len(request.digests):
+                    conversation.begin(request.chain[-1])
+                    conversation.verbatim = False
+                    self._sessions.move_to_end(conversation.name)
+                    return conversation, count
+        return None
+
+    def _linkable(self, request: _Request) -> list[Conversation]:
+        """Return the sessions in memory that a request may be linked to by what it says, last used first. After a start the
+        newest are read."""
+        if request.user not in self._warm:
+            if len(self._warm) >= WARM:
+                self._warm.clear()
+            self._warm.add(request.user)
+            self._read_newest(request.user)
+        known = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
+        return [each for each in known if is_linkable(each.root, request.root)]
 
     def _having(self, request: _Request, said: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
         """The sessions that have so many digests, among those that have one of a history."""
@@ -721,13 +771,7 @@ class Histories:
     def _compacted(self, request: _Request) -> tuple[Conversation | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
         beginning belong to the compaction."""
-        if request.user not in self._warm:
-            if len(self._warm) >= WARM:
-                self._warm.clear()
-            self._warm.add(request.user)
-            self._read_newest(request.user)
-        others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
-        others = [each for each in others if is_linkable(each.root, request.root)]
+        others = self._linkable(request)
         ends: list[tuple[range, Conversation]] = []
         for conversation in others:
             common = shared(conversation.chain, request.chain)
