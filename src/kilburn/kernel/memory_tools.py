@@ -271,9 +271,9 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
-    texts = [readable(page, text) for page, text in zip(found.pages, found.parts, strict=True)]
     told = [
-        (f"{below}{page.address}, {origin_of(found.session, page)}", text) for page, text in zip(found.pages, texts, strict=True)
+        (f"{below}{page.address}, {origin_of(found.session, page)}", readable(page, text))
+        for page, text in zip(found.pages, found.parts, strict=True)
     ]
     pieces, kept, left = _cut(asked, session.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
