@@ -19,7 +19,7 @@ from waiting import until
 
 REQUESTS = 'kilburn_requests_total{route="/v1/chat/completions",status="200",tenant="default"}'
 
-PAUSE = 0.05
+PAUSE = 0.15
 """Seconds that a client thinks."""
 
 
