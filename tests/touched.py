@@ -60,7 +60,7 @@ def changed_files(base: str) -> set[str]:
     return {line for output in outputs for line in output.stdout.splitlines()}
 
 
-def tests_for(changed: set[str]) -> list[str]:
+def select_tests(changed: set[str]) -> list[str]:
     """Return the paths of the tests to run, relative to the checkout."""
     modules = {module_name(ROOT / name) for name in changed if name.startswith("src/") and name.endswith(".py")}
     packages = {package_name(module) for module in modules}
@@ -86,6 +86,6 @@ def tests_for(changed: set[str]) -> list[str]:
 
 if __name__ == "__main__":
     try:
-        print(*tests_for(changed_files(*sys.argv[1:] or ["HEAD"])), sep="\n")
+        print(*select_tests(changed_files(*sys.argv[1:] or ["HEAD"])), sep="\n")
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)
