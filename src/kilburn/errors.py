@@ -4,7 +4,7 @@
     ├── WireError              foreign JSON -> pages
     │   ├── InvalidMessage       not a message of any known form
     │   ├── OrphanResult         a tool result whose call was never admitted
-    │   └── DuplicateCall        a call id that this session has used before
+    │   └── DuplicateCall        two calls of one message have the same id
     ├── KernelError            a move, an address or a budget
     │   ├── LawBroken            a move that one of the ten laws forbids (carries `.law`)
     │   │   └── PinsExceedWindow   the pinned pages alone do not fit
@@ -144,7 +144,7 @@ class OrphanResult(WireError):
 
 
 class DuplicateCall(WireError):
-    """A call id that this session has already used."""
+    """Two calls of one message have the same id. An id that an earlier message used is no error."""
 
 
 class KernelError(KilburnError):

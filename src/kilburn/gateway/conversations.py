@@ -7,7 +7,6 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -231,7 +230,7 @@ class Conversation:
         session = self.session
         if (turn := self.then) is not None:
             with session.lock:
-                return session.render_from(turn, following(self.waiting, session), form, request=request)
+                return session.render_from(turn, self.waiting, form, request=request)
         prompt = session.render(form, request=request)
         if session.turn != self.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
@@ -466,36 +465,6 @@ def _numbered(session: Session) -> list[tuple[int, Message]]:
         return [*zip(_numbers(session), said, strict=True)]
 
 
-def following(messages: Sequence[Message], session: Session) -> list[Message]:
-    """The messages with call ids that are their own in this session.
-
-    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, and so does its result,
-    which answers the latest call of that id.
-    """
-    known = session.window.calls
-    seen: set[str] = set()
-    latest: dict[str, str] = {}
-    out = []
-    for message in messages:
-        parts = []
-        for part in message.parts:
-            call = part.call
-            if call and part.kind is Kind.CALL:
-                number, new = 1, call
-                while new in known or new in seen:
-                    number += 1
-                    new = f"{call}_{number}"
-                seen.add(new)
-                latest[call] = new
-                part = part if new == call else msgspec.structs.replace(part, call=new)
-            elif call:
-                new = latest.get(call) or _latest(call, known)
-                part = part if new == call else msgspec.structs.replace(part, call=new)
-            parts.append(part)
-        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
-    return out
-
-
 def renamed(messages: Sequence[Message], before: Iterable[Message], session: Session) -> list[Message]:
     """The messages with the ids that the session has for calls to which the client gave others.
 
@@ -515,11 +484,3 @@ def renamed(messages: Sequence[Message], before: Iterable[Message], session: Ses
         )
         for message in messages
     ]
-
-
-def _latest(call: str, known: Any) -> str:
-    number, found = 1, call
-    while f"{call}_{number + 1}" in known:
-        number += 1
-        found = f"{call}_{number}"
-    return found

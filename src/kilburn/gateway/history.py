@@ -45,7 +45,6 @@ from kilburn.gateway.conversations import (
     chained,
     check_attachments,
     copy_of,
-    following,
     is_beginning,
     is_linkable,
     last_reply,
@@ -350,7 +349,7 @@ class Histories:
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
             with compacting(session):
-                session.append(*following(fresh, session), said=said, after=turn)
+                session.append(*fresh, said=said, after=turn)
         except OrphanResult:
             form.split(asked)
             before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
@@ -358,7 +357,7 @@ class Histories:
                 parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
                 before = [Message(role=Role.ASSISTANT, parts=parts)]
             with compacting(session):
-                session.append(*following(renamed(fresh, before, session), session), said=said, after=turn)
+                session.append(*renamed(fresh, before, session), said=said, after=turn)
         conversation.turn = turn + len(fresh)
         conversation.note_kept(said)
 
@@ -891,11 +890,11 @@ class Histories:
         session = conversation.session
         if conversation.waiting:
             said = conversation.kept_with(conversation.words)
-            session.append(*following(conversation.waiting, session), said=said, after=last)
+            session.append(*conversation.waiting, said=said, after=last)
             conversation.note_kept(said)
             last += len(conversation.waiting)
             conversation.turn, conversation.waiting = last, []
-        new = following(messages, session)
+        new = list(messages)
         said = conversation.kept_with(words)
         with compacting(session):
             keep(session, new[0], pages, *new[1:], said=said, after=last)

@@ -5,6 +5,7 @@ Everything is checked before anything changes, so an error leaves the session as
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -137,6 +138,42 @@ def pages_of(
                 # Leftovers of the wire form are content of their own, hashed like any.
                 texts[page.extra] = extra
     return pages, texts
+
+
+def with_distinct_calls(messages: Sequence[Message], window: WindowState) -> list[Message]:
+    """Return messages whose calls have ids of their own in this session.
+
+    Some models count their calls from 0 in every reply. A call whose id is taken gets another one, `ID_N` with the number of its
+    message, and its results get the same: a result belongs to the newest call of its id that waits for one.
+    """
+    named = {part.call for message in messages for part in message.parts if part.call}
+    taken = window.calls.among(named) if named else {}
+    if not taken and all(part.kind is not Kind.CALL for message in messages for part in message.parts):
+        return list(messages)
+    waiting = [page.call or "" for page in map(window.pages.__getitem__, sorted(window.open))]
+    latest: dict[str, str] = {}
+    for call in named & taken.keys():
+        latest[call] = next((open_call for open_call in reversed(waiting) if _is_renamed(open_call, call)), call)
+    out: list[Message] = []
+    used: set[str] = set()
+    for number, message in enumerate(messages, window.turn + 1):
+        parts: list[Part] = []
+        for part in message.parts:
+            call = part.call
+            if call and part.kind is Kind.CALL and not any(other.kind is Kind.CALL and other.call == call for other in parts):
+                new, count = call, 1
+                while new in used or new in taken or (new != call and new in window.calls):
+                    new, count = f"{call}_{number}" if count == 1 else f"{call}_{number}_{count}", count + 1
+                used.add(new)
+                latest[call] = new
+            parts.append(part if not call or latest.get(call, call) == call else msgspec.structs.replace(part, call=latest[call]))
+        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
+    return out
+
+
+def _is_renamed(call: str, original: str) -> bool:
+    """Return whether a call has this id, or was given another one because the id was taken."""
+    return call == original or re.fullmatch(re.escape(original) + r"_\d+(_\d+)?", call) is not None
 
 
 def attachment_costs(messages: Iterable[Message], counter: Counter) -> Iterator[tuple[str, int]]:
