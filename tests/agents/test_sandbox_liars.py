@@ -34,7 +34,9 @@ def open_any(name: str, call: Callable[..., Any] = lambda: None, **given: Any) -
 
 
 def works(sandbox: Sandbox) -> bool:
-    return sandbox.run("print(len('abc'), repr(1))").output == "3 1\n"
+    """Return whether the next cell works. On a busy machine a cell may take too long, however little it does: then one more."""
+    cells = (sandbox.run("print(len('abc'), repr(1))") for _ in range(5))
+    return next((cell.output == "3 1\n" for cell in cells if cell.outcome is not CellOutcome.TIMEOUT), False)
 
 
 def children() -> list[int]:
@@ -93,10 +95,10 @@ def test_what_code_computes_while_a_function_of_ours_runs_is_its_own_time() -> N
 
     def call() -> None:
         (pid,) = {*children()} - others
-        until(lambda: time.clock_gettime((~pid << 3) | 2) > 2.2)
+        until(lambda: time.clock_gettime((~pid << 3) | 2) > 1.2)
 
-    code = "import time\nos.write(link.link, frame)\nwhile time.process_time() < 2.5: pass\nlink.receive()\nprint('on')"
-    with open_any("cpython", call, bounds=Bounds(seconds=2)) as sandbox:
+    code = "import time\nos.write(link.link, frame)\nwhile time.process_time() < 1.5: pass\nlink.receive()\nprint('on')"
+    with open_any("cpython", call, bounds=Bounds(seconds=1)) as sandbox:
         cell = sandbox.run(LINK + FRAME + code)
         assert (cell.outcome, cell.output) == (CellOutcome.TIMEOUT, "")
         assert works(sandbox)
