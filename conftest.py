@@ -1,8 +1,8 @@
 """What every test shares: Hypothesis profiles, a way to forbid the network, and what the markers promise.
 
-The promises are held here. A test that uses a fixture with a language model is marked `model`; a test without that marker
-finds no model on the machine. A test that takes much processor time and is not marked `slow` is named at the end of the
-run; it does not fail, because how long a test takes is the machine's.
+A test that uses a fixture with a language model is marked `model` and `slow`; a test without that marker finds no model on the
+machine. A test that takes much processor time and is not marked `slow` is named at the end of the run; it does not fail, because
+how long a test takes depends on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import coverage
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -31,14 +30,18 @@ if MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC and shutil.d
 # Tests start Python hundreds of times. Where an environment forbids to keep bytecode, each start compiles all of Kilburn.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# No key of a provider and no model server of the machine is used where a test names no model.
+for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
+    os.environ.pop(name, None)
+os.environ["KILBURN_MODEL_SERVERS"] = ""
 # Workers of xdist have another one than a person's pipe, which has none.
 os.environ.pop("COLUMNS", None)
 
 LANGUAGE_MODELS = {"local", "smollm", "speaker", "weights"}
 """The fixtures that bring a language model."""
-SECONDS = 20.0
+SECONDS = 10.0
 """Processor time that a test may take, with the programs that it starts and all rows of its parametrisation, before it is
-named: four times what the marker says, because a busy or slower machine needs more for the same work."""
+named. The whole default run takes some 900."""
 
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
 settings.register_profile("all", parent=settings.get_profile("default"), max_examples=100)
@@ -81,24 +84,25 @@ def offline() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures bring a language model, and leave slow tests out of the measure of coverage.
-
-    Coverage makes code take three times as long, and slow tests repeat what others cover: its floor is held without them.
-    """
+    """Mark the tests whose fixtures bring a language model, and those that use one as slow."""
     for item in items:
-        # Those of the adapters and of the laboratory are the only ones that reach much of these.
-        if item.get_closest_marker("slow") is not None and not item.nodeid.startswith(("tests/adapters/", "lab/")):
-            item.add_marker("no_cover")
         if LANGUAGE_MODELS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("model") is None:
             item.add_marker("model")
+        if item.get_closest_marker("model") is not None:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
 def no_unmarked_model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the machine's models from a test that is not marked `model`."""
+    """Hide the machine's models and its TLS certificates from a test that is not marked `model`.
+
+    Each new HTTP client reads every certificate of the machine, which takes 20 ms. These tests connect to the loopback only.
+    """
     if request.node.get_closest_marker("model") is None:
         monkeypatch.setenv("KILBURN_HOME", "/nonexistent")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+        monkeypatch.setenv("SSL_CERT_DIR", "/nonexistent")
 
 
 def spent() -> float:
@@ -108,19 +112,12 @@ def spent() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note what a test takes that is not marked slow. It travels with the report, as workers have no screen.
-
-    The programs that a slow test starts are not measured for coverage, as the test itself is not (pytest-cov sees to that).
-    """
-    slow = item.get_closest_marker("slow") is not None
-    measure = os.environ.pop("COVERAGE_PROCESS_CONFIG", None) if item.get_closest_marker("no_cover") else None
+    """Measure what a test takes that is not marked slow. It travels with the report, as workers have no screen."""
     before = spent()
     try:
         return (yield)
     finally:
-        if measure is not None:
-            os.environ["COVERAGE_PROCESS_CONFIG"] = measure
-        if not slow:
+        if item.get_closest_marker("slow") is None:
             item.user_properties.append(("processor", spent() - before))
 
 
@@ -139,6 +136,8 @@ def remove_torn(folder: Path) -> list[str]:
     A program that is killed while it writes its record leaves half of one. Some halves can be opened all the same, and then
     combining all records fails, and with it a run whose tests passed.
     """
+    import coverage
+
     torn = []
     for path in sorted(folder.glob(".coverage.*")):
         try:

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Everything about this checkout with one command, given only Python and pip.
 
-    python3 run.py demo [ARGS]     the main job on real input; ARGS go to `kilburn demo`
-    python3 run.py test            every check: ruff, mypy, import-linter, pytest (with coverage where CI=true)
-    python3 run.py test --quick    ruff and the quick tests; it ends by saying how long they took, and what it left out
+    python3 run.py demo [ARGS]     run the demo on real input; ARGS go to `kilburn demo`
+    python3 run.py test            ruff, mypy, the import contracts and the default tests: ten minutes
+    python3 run.py test --all      every test at full length, with coverage, kv and lab: an hour, and torch to install
+    python3 run.py test --touched [BASE]
+                                   the tests of the packages that differ from BASE (HEAD) and of those that import them
     python3 run.py test ARGS       pytest alone, with ARGS
     python3 run.py reference       write docs/reference/ and docs/design/surface.txt from the code
     python3 run.py docs [ARGS]     build the documentation as a site in build/site/; --serve shows it, --help has the rest
 
-It makes `.venv` beside itself on first use and leaves it alone while pyproject.toml stays the same.
-It refuses to touch any other Python, and to need anything but the standard library.
+It creates `.venv` beside itself on first use and reuses it while pyproject.toml stays the same. It changes no other Python
+environment and needs only the standard library.
 """
 
 import hashlib
@@ -26,11 +28,12 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 BIN = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(BIN, "python.exe" if os.name == "nt" else "python")
-EXTRAS = {"demo": "local", "test": "test", "reference": "test", "docs": "test"}
+EXTRAS = {"demo": "", "test": "test", "all": "test-all"}
+"""Sets of extras, each a superset of the one before it."""
+NEEDS = {"demo": "demo", "test": "test", "reference": "all", "docs": "all"}
+"""The set that each command installs; `test --all` and tests of kv and lab install `all`."""
 BESIDE = ["kv", "lab"]
-"""The folders of the distributions beside the product."""
-INCLUDES = {"demo": ["demo", "test"], "test": ["test"], "reference": ["test"], "docs": ["test"]}
-"""Which sets of extras serve a command: the tests' set holds the demo's."""
+"""Folders of the distributions that `all` installs beside the product."""
 
 LLAMA = [
     "-DGGML_NATIVE=OFF",
@@ -49,14 +52,8 @@ CHECKS = [
     ("import-linter", ["lint-imports", "--no-cache"]),
 ]
 
-
-APART = [
-    *("tests/dashboard", "tests/demo", "tests/doors", "tests/models", "tests/torture"),
-    *("tests/test_docs.py", "kv/tests", "lab/tests"),
-]
-"""Tests of what stands on the rest: the quick run leaves them out."""
-QUICK = ["-m", "not slow and not model", "--hypothesis-profile", "quick", *("--ignore=" + name for name in APART)]
-LEFT_OUT = "left out: mypy, import-linter, tests marked `slow` or `model`, most of Hypothesis's examples, and %s"
+SOURCES = [os.path.join(ROOT, *folder.split("/")) for folder in ("src", "kv/src", "lab/src")]
+"""Where the three packages lie. import-linter reads all three, and needs none of them installed."""
 
 
 def say(text):
@@ -80,40 +77,41 @@ def newer_python():
     )
 
 
-def extras_of(command):
-    """What a command needs beside the package. What takes minutes to compile is for CI, or for who asks with CI=true."""
-    extras = EXTRAS[command]
-    return extras + ",llama" if extras == "test" and os.environ.get("CI") else extras
+def packages(environment):
+    """Return pip's arguments for an environment: the product, and for `all` the distributions beside it."""
+    extras = EXTRAS[environment]
+    targets = ["%s[%s]" % (ROOT, extras) if extras else ROOT]
+    if environment == "all":
+        targets += [os.path.join(ROOT, name) for name in BESIDE]
+        # llama-cpp-python is compiled when it is installed.
+        if shutil.which("c++"):
+            targets[1] += "[llama]"
+    return [word for target in targets for word in ("--editable", target)]
 
 
-def packages_of(extras):
-    """What pip installs for a set of extras: the product, and for the tests the distributions beside it."""
-    beside = [os.path.join(ROOT, name) for name in BESIDE] if extras.startswith("test") else []
-    return [word for each in ["%s[%s]" % (ROOT, extras), *beside] for word in ("--editable", each)]
-
-
-def stamp_of(extras):
-    """What an environment was made from: equal stamps mean that nothing needs doing."""
-    made_from = b""
+def fingerprint(environment):
+    """Return a digest of what an environment is made from: equal digests mean that it is current."""
+    sources = b""
     for folder in ("", *BESIDE):
         with open(os.path.join(ROOT, folder, "pyproject.toml"), "rb") as file:
-            made_from += file.read()
-    made_from += ("%s %s %s" % (extras, ROOT, sys.version)).encode("utf-8")
-    return hashlib.sha256(made_from).hexdigest()
+            sources += file.read()
+    sources += ("%s %s" % (packages(environment), sys.version)).encode("utf-8")
+    return hashlib.sha256(sources).hexdigest()
 
 
-def stamp_path(extras):
-    return os.path.join(VENV, "kilburn-%s.stamp" % extras)
+def stamp_path(environment):
+    return os.path.join(VENV, "kilburn-%s.stamp" % environment)
 
 
-def is_ready(command):
+def is_ready(environment):
+    """Return whether .venv holds this environment, or one that includes it."""
     if not os.path.exists(PYTHON):
         return False
-    for name in INCLUDES[command]:
-        extras = extras_of(name)
+    names = list(EXTRAS)
+    for name in names[names.index(environment) :]:
         try:
-            with open(stamp_path(extras), encoding="ascii") as file:
-                if file.read() == stamp_of(extras):
+            with open(stamp_path(name), encoding="ascii") as file:
+                if file.read() == fingerprint(name):
                     return True
         except OSError:
             continue
@@ -160,95 +158,111 @@ def compiling():
     return environment
 
 
-def install(command):
-    """Install this checkout with the extras that the command needs; quick when nothing changed."""
-    if is_ready(command):
+def install(environment):
+    """Install this checkout with the extras of an environment; return at once if it is current."""
+    if is_ready(environment):
         return
-    extras = extras_of(command)
     pip = [*make_venv(), "install", "--disable-pip-version-check", "--no-input", "--retries", "8", "--timeout", "60", "--quiet"]
-    if extras == "test":
-        say("the tests of llama-cpp-python, which takes minutes to compile, will be skipped; CI=true installs it, and needs g++")
-    environment = compiling()
-    takes = "some minutes" if extras.startswith("test") else "a minute or two"
-    say("installing kilburn[%s] into .venv; the first time this takes %s" % (extras, takes))
-    began = time.time()
+    if environment == "all" and not shutil.which("c++"):
+        say("there is no C++ compiler: the tests of llama-cpp-python will be skipped")
+    say("installing into .venv: %s" % " ".join(packages(environment)[1::2]))
+    started = time.time()
     for wait in (5, 20, None):
-        if subprocess.call([*pip, *packages_of(extras)], env=environment, stdin=subprocess.DEVNULL) == 0:
+        if subprocess.call([*pip, *packages(environment)], env=compiling(), stdin=subprocess.DEVNULL) == 0:
             break
         if wait is None:
             stop("pip could not install (its own words are above); check the network or the package index, then run this again")
         say("pip failed; trying again in %d seconds" % wait)
         time.sleep(wait)
-    with open(stamp_path(extras), "w", encoding="ascii") as file:
-        file.write(stamp_of(extras))
-    say("installed in %.0f s" % (time.time() - began))
+    with open(stamp_path(environment), "w", encoding="ascii") as file:
+        file.write(fingerprint(environment))
+    say("installed in %.0f s" % (time.time() - started))
 
 
 def install_browser():
-    """Chromium, for the tests of the dashboard, where CI has none: as Debian packages it. Without it they are skipped."""
-    if not os.environ.get("CI") or any(map(shutil.which, ("chromium", "chromium-browser"))) or not shutil.which("apt-get"):
+    """Install Debian's Chromium for the browser tests of the dashboard, which are skipped without it."""
+    if any(map(shutil.which, ("chromium", "chromium-browser"))) or not shutil.which("apt-get") or os.geteuid() != 0:
         return
-    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    if root and not shutil.which("sudo"):
-        return
-    say("installing Debian's chromium, for the tests of the dashboard")
+    say("installing Debian's chromium for the tests of the dashboard")
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": dict(os.environ, DEBIAN_FRONTEND="noninteractive")}
     for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-        if subprocess.call([*root, "apt-get", "-qq", *command], **quiet) != 0:
-            say("it could not be installed; the tests of the dashboard in a browser will be skipped")
+        if subprocess.call(["apt-get", "-qq", *command], **quiet) != 0:
+            say("chromium could not be installed; the browser tests of the dashboard will be skipped")
             return
 
 
-def tool(name, *args):
-    """Run one of the environment's programs in the checkout; return its exit status."""
+def tool(name, *args, **variables):
+    """Run a program of .venv in the checkout with additional environment variables; return its exit status."""
     program = os.path.join(BIN, name + (".exe" if os.name == "nt" else ""))
-    return subprocess.call([program, *list(args)], cwd=ROOT)
+    return subprocess.call([program, *args], cwd=ROOT, env=dict(os.environ, **variables))
 
 
-def test(args):
-    """All checks, the quick ones, or pytest alone where arguments name what to run. Pytest's summary comes last."""
-    quick = args == ["--quick"]
-    if args and not quick:
-        return tool("pytest", *args)
+def touched(base):
+    """Return the tests of the packages that differ from a commit and of the packages that import them."""
+    command = [PYTHON, os.path.join(ROOT, "tests", "touched.py"), *base]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    return done.stdout.decode("utf-8").split()
+
+
+def check(environment):
+    """Run the static checks; return the names of those that failed. mypy needs torch to check kv and lab."""
     failed = []
-    for name, command in CHECKS[:2] if quick else CHECKS:
+    for name, command in CHECKS:
         say(name)
-        if tool(*command) != 0:
+        paths = ["src"] if name == "mypy" and environment == "test" else []
+        if tool(*command, *paths, PYTHONPATH=os.pathsep.join(SOURCES)) != 0:
             failed.append(name)
     if failed:
         say("FAILED: " + ", ".join(failed))
-    options = ["-n", str(min(max(os.cpu_count() or 1, 2), 4)), "--dist", "worksteal"]
-    if quick:
-        options += QUICK
-    elif os.environ.get("CI"):
-        options += ["--cov", "--cov-report=term"]
+    return failed
+
+
+def test(args):
+    """Run the static checks and the tests, or pytest alone where arguments name what to run."""
+    parallel = ["-n", str(min(max(os.cpu_count() or 1, 2), 4)), "--dist", "worksteal"]
+    if args[:1] == ["--touched"]:
+        install("test")
+        paths = touched(args[1:])
+        if not paths:
+            say("no test belongs to what differs")
+            return 0
+        say("pytest " + " ".join(paths))
+        return tool("pytest", *parallel, *paths)
+    if args not in ([], ["--all"]):
+        install("all" if any(arg.startswith(("kv", "lab")) for arg in args) else "test")
+        return tool("pytest", *args)
+    environment = "all" if args else "test"
+    install(environment)
+    options, variables = parallel, {}
+    if environment == "all":
+        install_browser()
+        options = [*parallel, "-m", "", "--cov", "--cov-report=term", "tests", "kv/tests", "lab/tests"]
+        variables = {"KILBURN_TESTS": "all"}
+    failed = check(environment)
     say("pytest " + " ".join(options))
-    began = time.time()
-    status = tool("pytest", *options)
-    if quick:
-        say("the quick tests took %.0f s" % (time.time() - began))
-        say(LEFT_OUT % ", ".join(APART))
+    started = time.time()
+    status = tool("pytest", *options, **variables)
+    say("the tests took %.0f s%s" % (time.time() - started, "" if args else "; `test --all` runs the long ones too"))
     return status or int(bool(failed))
 
 
 def main(args):
     if sys.version_info[:2] < OLDEST:
         newer_python()
-    if not args or args[0] not in EXTRAS:
+    if not args or args[0] not in NEEDS:
         print(__doc__)
         return 0 if args and args[0] in ("-h", "--help") else 2
     command, rest = args[0], args[1:]
-    install(command)
+    if command == "test":
+        return test(rest)
+    install(NEEDS[command])
     if command == "demo":
-        program = os.path.join(BIN, "kilburn" + (".exe" if os.name == "nt" else ""))
-        return subprocess.call([program, "demo", *rest])
-    if command == "reference":
-        return tool("python", os.path.join("docs", "generate.py"))
-    if command == "docs":
-        return tool("python", os.path.join("docs", "website.py"), *rest)
-    if not rest:
-        install_browser()
-    return test(rest)
+        # In the caller's folder: paths among the arguments are relative to it.
+        return subprocess.call([os.path.join(BIN, "kilburn" + (".exe" if os.name == "nt" else "")), "demo", *rest])
+    script = "generate.py" if command == "reference" else "website.py"
+    return tool("python", os.path.join("docs", script), *rest)
 
 
 if __name__ == "__main__":

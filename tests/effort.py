@@ -6,10 +6,10 @@ ask `rounds` for the number of repetitions, and tests of combinations ask `pairs
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from itertools import combinations, product
+from typing import Any, TypeVar
 
 First, Second = TypeVar("First"), TypeVar("Second")
 
@@ -25,6 +25,19 @@ def rounds(default: int, full: int) -> int:
 def pairs(first: Sequence[First], second: Sequence[Second]) -> list[tuple[First, Second]]:
     """Return every combination of two lists under `run.py test --all`; else as few as have each value of both lists."""
     if FULL:
-        return list(itertools.product(first, second))
+        return list(product(first, second))
     count = max(len(first), len(second))
     return [(first[number % len(first)], second[number % len(second)]) for number in range(count)]
+
+
+def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows with one value of each axis for this run: every row in `--all`, else a few that hold each pair of values."""
+    rows = list(product(*axes))
+    if FULL:
+        return rows
+    pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
+    missing, chosen = set[Any]().union(*pairs.values()), list[tuple[Any, ...]]()
+    while missing:
+        chosen.append(max(rows, key=lambda row: len(pairs[row] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen

@@ -39,7 +39,7 @@ class OfAFile(Postgres):
 
     def _register(self) -> int:
         with connected(self._url, "opening") as connection:
-            schema.migrate(connection, self.path)
+            schema.prepare_schema(connection, self.path)
             self._halves = halves.add_halves(connection)
             name = f"{self._place}\n{self.tenant}"
             return schema.tenant_number(connection, name, create=not self.readonly)

@@ -1,4 +1,4 @@
-"""What an import costs, counted: which modules come, and how many functions are called meanwhile."""
+"""What an import or a command costs, counted: which modules come, and how many functions are called meanwhile."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ import {module}
 sys.setprofile(None)
 print(calls, *sorted(set(sys.modules) - before))
 """
+
+LIST = """
+import sys
+from kilburn.cli import main
+before = sys.stdout
+sys.stdout = sys.stderr
+status = main(sys.argv[1:])
+print(*sys.modules, file=before)
+sys.exit(status)
+"""
+
+
+def modules_of_command(words: list[str]) -> list[str]:
+    """Return the modules that a command of `kilburn` has imported at its end, in an interpreter of its own."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run([sys.executable, "-c", LIST, *words], env=plain, capture_output=True, text=True, check=True)
+    return done.stdout.split()
 
 
 def cost_of_import(module: str) -> tuple[list[str], int]:

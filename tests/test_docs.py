@@ -225,12 +225,26 @@ def check_blocks(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
             value.close()
 
 
+def names(page: Path, pattern: str, *languages: str) -> bool:
+    """Whether a block that runs has what matches a pattern."""
+    blocks = [block for block in blocks_of(page) if block.language in languages and not block.skipped]
+    return any(re.search(pattern, block.text) for block in blocks)
+
+
 def names_a_model(page: Path) -> bool:
-    return any("smollm2" in block.text for block in blocks_of(page) if block.language == "python" and not block.skipped)
+    return names(page, "smollm2", "python")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if not names_a_model(page)], ids=name_of)
+def needs_more(page: Path) -> bool:
+    """Whether a block needs what the default run does without: the laboratory, the KV level, a PostgreSQL."""
+    return names(page, r"kilburn_lab|kilburn_kv|kilburn lab|lab/recipes|postgres start", "python", "console")
+
+
+def rows(pages: list[Path]) -> list[Any]:
+    return [pytest.param(page, marks=[pytest.mark.slow] if needs_more(page) else [], id=name_of(page)) for page in pages]
+
+
+@pytest.mark.parametrize("page", rows([page for page in PAGES if not names_a_model(page)]))
 def test_blocks_run(page: Path, nobody: Path, capsys: pytest.CaptureFixture[str], offline: None) -> None:
     check_blocks(page, capsys)
 
@@ -302,7 +316,14 @@ def promised_by(program: Path) -> str:
     return textwrap.dedent(promised)
 
 
-@pytest.mark.parametrize("program", EXAMPLES, ids=name_of)
+SDKS = {"wrapped_clients.py"}
+"""Examples that import the SDKs of OpenAI and Anthropic, which takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.name in SDKS else [], id=name_of(path)) for path in EXAMPLES],
+)
 def test_examples_run(program: Path, nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if program.name in FRAMEWORKS:
         module, extra = FRAMEWORKS[program.name]
@@ -320,10 +341,6 @@ def test_examples_run(program: Path, nobody: Path, monkeypatch: pytest.MonkeyPat
     assert done.returncode == 0, done.stderr
     promised = promised_by(program)
     assert same(promised, done.stdout), f"prints\n{done.stdout}\nand not\n{promised}"
-
-
-def test_there_are_three_examples_at_least() -> None:
-    assert len(EXAMPLES) >= 3
 
 
 @pytest.mark.parametrize(

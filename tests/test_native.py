@@ -183,6 +183,7 @@ print({"onnxruntime", "tokenizers"} & set(sys.modules))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_usual_embedder_is_loaded_by_a_search_only(tmp_path: Path) -> None:
     weights.pull("minilm")
@@ -254,6 +255,7 @@ end(sys.argv[2])
 )
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("how", STATUS)
 def test_a_reply_that_a_model_in_the_program_decodes(how: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,21 @@ def heads() -> list[str]:
     return [match[0] for match in ENTRY.finditer(GLOSSARY.read_text(encoding="utf-8"))]
 
 
-def names_of(tree: ast.AST) -> set[str]:
+@cache
+def sources() -> list[tuple[Path, set[str], list[str], list[str]]]:
+    """For each source its names, what it says to people, and its public classes: parsed once, as that takes most of the time."""
+    rows = []
+    for path in SOURCES:
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        classes = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+        rows.append((path, names_of(nodes), said_by(nodes), classes))
+    return rows
+
+
+def names_of(nodes: list[ast.AST]) -> set[str]:
     """`Class`, `function` and `Class.member` of a module."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef):
             found.add(node.name)
             for member in node.body:
@@ -47,6 +59,7 @@ def names_of(tree: ast.AST) -> set[str]:
     return found
 
 
+@cache
 def unwanted() -> list[str]:
     """The first column of the table of words that we do not use, what is said of exceptions left out."""
     table = GLOSSARY.read_text(encoding="utf-8").partition("| not | say |\n|---|---|\n")[2]
@@ -61,7 +74,7 @@ def test_each_term_has_one_entry() -> None:
 
 
 def test_a_name_of_the_glossary_is_in_the_code() -> None:
-    there = set().union(*(names_of(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES))
+    there = set().union(*(names for _, names, _, _ in sources()))
     named = {name for head in heads() for name in re.findall(r"`([^`]+)`", head)}
     assert len(named) > 30
     assert named <= there, f"rename these in docs/design/glossary.md: {sorted(named - there)}"
@@ -75,10 +88,10 @@ def test_a_page_uses_the_words_of_the_glossary(page: Path) -> None:
     assert not used, "docs/design/glossary.md has other words for these"
 
 
-def said_by(tree: ast.AST) -> list[str]:
+def said_by(nodes: list[ast.AST]) -> list[str]:
     """What a module says to people: docstrings, messages of errors; and its names, as words."""
     said = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             said.append(re.sub(r"`[^`]*`", "", node.value.value))
         elif isinstance(node, ast.Raise):
@@ -95,23 +108,13 @@ def said_by(tree: ast.AST) -> list[str]:
 
 def test_the_code_uses_the_words_of_the_glossary() -> None:
     """The filter of a sandbox is about the operating system's calls, and says so."""
-    used = {
-        (path.name, word)
-        for path in SOURCES
-        for text in said_by(ast.parse(path.read_text(encoding="utf-8")))
-        for word in unwanted()
-        if re.search(rf"\b{word}\b", text, re.IGNORECASE)
-    }
+    pattern = re.compile(rf"\b(?:{'|'.join(unwanted())})\b", re.IGNORECASE)
+    used = {(path.name, word.lower()) for path, _, said, _ in sources() for text in said for word in pattern.findall(text)}
     assert not used - {("lockdown.py", "system call")}, "the glossary has other words for these"
 
 
 def test_no_two_classes_have_the_same_name() -> None:
     """A reader who meets a name finds one class. Private ones are their file's."""
-    names = Counter(
-        node.name
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
+    names = Counter(name for _, _, _, classes in sources() for name in classes)
     assert len(names) > 500
     assert {name for name, times in names.items() if times > 1} == BY_SPEC

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
 import resource
 from collections.abc import Iterator
@@ -183,24 +181,6 @@ def test_a_page_takes_its_first_keys_along(tmp_path: Path) -> None:
     returned(spill.restore_page(engine, sequence, saved))
     assert sequence.first.keys() == first.keys()
     assert all(found[0] == first[place][0] and torch.equal(found[1], first[place][1]) for place, found in sequence.first.items())
-
-
-def test_a_file_of_an_earlier_version_is_read(tiny: Weights, tmp_path: Path) -> None:
-    """It says nothing of first keys, owners and what stood before."""
-    engine = Engine(tiny, 64)
-    sequence = engine.open(TOKENS[:20])
-    spill = Spill(tmp_path)
-    saved = spill.save(engine, sequence)
-    path = tmp_path / f"{saved.address}.kv"
-    whole = path.read_bytes()
-    length = int.from_bytes(whole[-8:], "little")
-    header = json.loads(whole[-8 - length : -8])
-    for field in ("first", "owners", "stood"):
-        del header[field]
-    text = json.dumps(header).encode()
-    address = hashlib.sha256(text).hexdigest()
-    (tmp_path / f"{address}.kv").write_bytes(whole[: -8 - length] + text + len(text).to_bytes(8, "little"))
-    assert_alike(engine, sequence, engine, restored(spill.restore(engine, address)))
 
 
 def test_a_gappy_sequence_gives_back_the_right_blocks_later(tiny: Weights, tmp_path: Path) -> None:

@@ -264,22 +264,23 @@ BASELINES = "--policy tail --policy truncated --policy last3 --policy tail+bm25-
 WIDE = "--window 1000 --window 2000 --window 4000"
 PARTS = {
     "chat": Part(
-        1, f"{LAB} answers --policy fifo --policy summarize --policy cost --policy hybrid", "--chat 600", "--chat 160", _chat,
+        1, f"{LAB} chat --policy fifo --policy summarize --policy cost --policy hybrid", "--sample 600", "--sample 160", _chat,
     ),
     "paging": Part(
         1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",
         "--sample 4", _paging,
     ),
-    "answers": Part(2, f"{LAB} answers {{runs}} {WIDE}", "--sessions 20", "--sessions 2 --questions 2", _answers),
-    "tasks": Part(2, f"{LAB} tasks {WIDE}", "--tasks 24", "--tasks 2", _tasks),
+    "answers": Part(2, f"{LAB} answers {{runs}} {WIDE}", "--sample 20", "--sample 2 --questions 2", _answers),
+    "tasks": Part(2, f"{LAB} tasks {WIDE}", "--sample 24", "--sample 2", _tasks),
     "equivalence": Part(
-        2, f"{LAB} equivalence {{runs}} --reply {WIDE} {BASELINES} --policy hybrid", "--steps 12", "--steps 1", _equivalence,
+        2, f"{LAB} equivalence {{runs}} --reply {WIDE} {BASELINES} --policy hybrid", "--full --steps 12",
+        "--steps 1", _equivalence,
     ),
     "bills": Part(
-        3, f"{LAB} answers {{runs}} --tools {WIDE} --policy cost --policy hybrid", "--sessions 12", "--sessions 2 --questions 2",
+        3, f"{LAB} answers {{runs}} --tools {WIDE} --policy cost --policy hybrid", "--sample 12", "--sample 2 --questions 2",
         _bills,
     ),
-    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "", "--traces 8 --capacity 20000", _kv),
+    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "--full", "--sample 8 --capacity 20000", _kv),
     "sizes": Part(5, "sizes.py", "--embedder 10000", "--pages 100 --pages 300 --rounds 10", _sizes),
     "planning": Part(
         5, f"planning.py {' '.join(f'--policy {each}' for each in PLANNERS)}", "--pages 10000", "--pages 100 --repeat 2",
@@ -288,12 +289,13 @@ PARTS = {
     "live": Part(5, "planning.py --live --policy compact", "--pages 10000", "--pages 60", _live),
     "bulk": Part(5, "bulk.py", "--size 1000", "--pages 100 --size 50 --repeat 1", _bulk),
     "gateway": Part(
-        6, f"{LAB} bench gateway", "--rounds 60 --requests 1000 --streams 20", "--rounds 5 --requests 20 --streams 2", _gateway,
+        6, f"{LAB} bench gateway", "--rounds 60 --requests 1000 --streams 20 --sessions 10000",
+        "--rounds 5 --requests 20 --streams 2", _gateway,
     ),
     "search": Part(
         7, f"{LAB} scale --questions 60", "--count 1000 --count 10000 --count 100000 --count 1000000", "--count 1000", _search,
     ),
-    "recall": Part(7, f"{LAB} recall {{talks}} --embedder none --out {{folder}}/rankings.jsonl", "", "", _recall),
+    "recall": Part(7, f"{LAB} recall {{talks}} --embedder none --out {{folder}}/rankings.jsonl", "--full", "", _recall),
     "dashboard": Part(
         8, "screens.py", "--requests 200 --pairs 12",
         "--sessions 3 --pages 60 --long 120 --times 1 --pairs 1 --requests 12", _dashboard,

@@ -29,7 +29,7 @@ from kilburn.testing.stores import batch_of, start
 from nearest import server_seconds, text_of
 
 TENANTS = 1000
-COPIED = ("counter", "process", "content", "page", "event", "passage", "posting", "mention")
+COPIED = ("counter", "segment", "content", "page", "event", "passage", "posting", "mention")
 ROUNDS = 8
 
 TEXT = "step {number}: I looked at line {line} of src/module_{number}/file.py, and nothing there explains error{number}. " * 4

@@ -3,7 +3,7 @@
 Each length is prefilled in an engine of its own, saved, freed, and restored: `warm` from the system's page
 cache, `cold` after the file was dropped from it. Saving includes the sync to disk, restoring includes
 the checksum of every byte. The restored logits are compared with those before; rows are printed only if they
-are equal, bit for bit. Times are medians; `x` is against prefilling. It needs the extra `kv`.
+are equal, bit for bit. Times are medians; `x` is against prefilling. It needs the extra `torch`.
 """
 
 from __future__ import annotations

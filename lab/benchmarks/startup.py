@@ -1,4 +1,4 @@
-"""What starting costs: `import kilburn` in a fresh interpreter, beside an empty one and other imports;
+"""What starting costs: `import kilburn` in a fresh interpreter, with its `open` too, beside an empty one and other imports;
 with `--profile` the modules that take longest, with `--size` the installed size of the core.
 
 `--size` installs the package in this folder's parent into a throw-away virtual environment.
@@ -23,7 +23,8 @@ SUBJECTS = (
     "import sqlite3",
     "import apsw",
     "import kilburn",
-    "import kilburn, kilburn.backends.sqlite",
+    "import kilburn; kilburn.open",
+    "import kilburn.cli",
 )
 
 
@@ -57,7 +58,7 @@ def profile(most: int) -> list[Row]:
     cumulative: dict[str, int] = {}
     for _ in range(5):
         done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-c", "import kilburn"], check=True, capture_output=True, text=True
+            [sys.executable, "-X", "importtime", "-c", "import kilburn; kilburn.open"], check=True, capture_output=True, text=True
         )
         for line in done.stderr.splitlines():
             match = LINE.match(line)
@@ -66,7 +67,7 @@ def profile(most: int) -> list[Row]:
                 own[name] = min(own.get(name, 10**9), int(match[1]))
                 cumulative[name] = min(cumulative.get(name, 10**9), int(match[2]))
     worst = sorted(own, key=lambda name: -own[name])[:most]
-    total = cumulative["kilburn"]
+    total = cumulative["kilburn"] + cumulative["kilburn.opening"]
     return [
         {
             "module": name,

@@ -2,7 +2,7 @@
 
     python lab/recipes/channel.py --save toys
 
-Needs Kilburn with the extra "kv". docs/explanation/implicit-channel.md has the figures.
+Needs Kilburn with the extra "torch". docs/explanation/implicit-channel.md has the figures.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def channel(
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise MissingExtra("torch", "kv") from error
+        raise MissingExtra("torch", "torch") from error
     from implicit_channel.evicted import ask
     from implicit_channel.measurement import Setting, measure
     from kilburn_kv.weights import load

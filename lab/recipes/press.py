@@ -2,7 +2,7 @@
 
     python lab/recipes/press.py --cases 8
 
-Needs Kilburn with the extra "kv". docs/explanation/kv-press-curves.md has the figures.
+Needs Kilburn with the extra "torch". docs/explanation/kv-press-curves.md has the figures.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def press(
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise MissingExtra("torch", "kv") from error
+        raise MissingExtra("torch", "torch") from error
     from kilburn_kv.weights import load
     from press_curves.measurement import PRESSES, Setting, evaluate
     from press_curves.needles import library, passages_of

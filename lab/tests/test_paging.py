@@ -50,7 +50,7 @@ def test_everybody_is_measured_and_lines_fit_the_screen() -> None:
 
 
 def test_lines_of_tasks_fit_the_screen_and_the_best_baseline_is_named() -> None:
-    said = kilburn("lab", "tasks", "--tasks", 4, "--window", 1000, "--window", 700, "--policy", "last3", "--prices", "automatic")
+    said = kilburn("lab", "tasks", "--sample", 4, "--window", 1000, "--window", 700, "--policy", "last3", "--prices", "automatic")
     assert said.status == 0, said.err
     assert max(map(len, said.out.splitlines())) <= 120
     assert {"again", "p95", "automatic", "whole"} <= set(said.out.split())
@@ -131,13 +131,13 @@ def test_csv_quotes_what_has_to_be_quoted_and_takes_rows_of_other_fields() -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("lab", "drift", "--policy", "fifo", "--arm", "plain", "--replicates", 1, "--passes", 1),
-        ("lab", "kv", "--traces", 2, "--capacity", 1_000_000),
-        ("lab", "table", "--sessions", 1, "--interactions", 3, "--policy", "lru"),
-        ("lab", "tasks", "--tasks", 1, "--window", 1000, "--policy", "fifo"),
-        ("lab", "answers", "--sessions", 1, "--questions", 1, "--tokens", 2000, "--window", 1000, "--policy", "fifo"),
-        ("lab", "change", "--streams", 1, "--mode", "claims"),
-        ("lab", "poisoning", "--repeats", 1, "--attack", "query"),
+        ("lab", "drift", "--policy", "fifo", "--arm", "plain", "--sample", 1, "--passes", 1),
+        ("lab", "kv", "--sample", 2, "--capacity", 1_000_000),
+        ("lab", "table", "--sample", 1, "--interactions", 3, "--policy", "lru"),
+        ("lab", "tasks", "--sample", 1, "--window", 1000, "--policy", "fifo"),
+        ("lab", "answers", "--sample", 1, "--questions", 1, "--tokens", 2000, "--window", 1000, "--policy", "fifo"),
+        ("lab", "change", "--sample", 1, "--mode", "claims"),
+        ("lab", "poisoning", "--sample", 1, "--attack", "query"),
     ],
 )
 def test_every_measurement_writes_its_rows(tmp_path: Path, words: tuple[object, ...]) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
+import typer.main
 
 from kilburn.cli.shell import main
 from kilburn.errors import SpecError
-from kilburn_lab.cli.verbs import Option, peers_of, verb
+from kilburn_lab.cli import lab
+from kilburn_lab.cli.verbs import EstimatedProgress, Option, Work, peers_of, verb
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
 
@@ -39,6 +41,7 @@ def weigh(
 ) -> Weights:
     check_known("policy", policies, ["fifo", "lru", "bad"])
     rows = []
+    progress(0, len(policies))
     for policy in policies:
         rows.append(Weighed(policy=policy, weight=factor * (10 if heavy else 1), failed=int(policy == "bad")))
         progress(len(rows), len(policies))
@@ -52,7 +55,7 @@ def scales() -> typer.Typer:
     verb(
         "weigh",
         weigh,
-        "weighing",
+        Work("weighing", "scale", 7.0, {"policies": ("lru",), "seed": 3}),
         "Weigh policies.",
         among=made,
         policies=Option("A policy; may be given again.", "SPEC", "--policy"),
@@ -68,8 +71,10 @@ def test_an_argument_is_an_option(scales: typer.Typer, capsys: pytest.CaptureFix
     words = " ".join(capsys.readouterr().out.split())
     assert "Weigh policies." in words
     assert all(
-        name in words for name in ("--policy SPEC", "--heavy", "[default: one]", "[default: 0; x>=0]", "--csv FILE", "--json")
+        name in words
+        for name in ("--policy SPEC", "--heavy", "[default: one]", "Of nothing; 0 by default.", "--csv FILE", "--json")
     )
+    assert "Measure what the documentation reports: --policy lru, --seed 3." in words
     assert "--plot" not in words
     assert "--progress" not in words
 
@@ -79,6 +84,40 @@ def test_what_is_not_given_is_the_measures_own(scales: typer.Typer, capsys: pyte
     assert capsys.readouterr().out == "policy  weight\nfifo       1.0\nlru        1.0\n"
     assert main(["weigh", "--policy", "lru", "--heavy", "--factor", "two", "--seed", "7", "--json"], commands=scales) == 0
     assert json.loads(capsys.readouterr().out) == {"seed": 7, "rows": [{"policy": "lru", "weight": 20.0, "failed": 0}]}
+
+
+def test_full_is_the_default_of_what_is_not_given(scales: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["weigh", "--full", "--json"], commands=scales) == 0
+    assert json.loads(capsys.readouterr().out) == {"seed": 3, "rows": [{"policy": "lru", "weight": 1.0, "failed": 0}]}
+    assert main(["weigh", "--full", "--seed", "0", "--policy", "fifo", "--json"], commands=scales) == 0
+    assert json.loads(capsys.readouterr().out) == {"seed": 0, "rows": [{"policy": "fifo", "weight": 1.0, "failed": 0}]}
+
+
+def test_every_measurement_has_a_sample_and_the_whole() -> None:
+    commands = typer.main.get_command(lab).commands  # type: ignore[attr-defined]
+    measures = {**commands, **commands["bench"].commands}
+    assert measures.keys() > {"paging", "recall", "load"}
+    without = {name for name, each in measures.items() if not any("--full" in option.opts for option in each.params)}
+    assert without == {"bench", "trajectories"}
+
+
+def test_the_size_and_the_time_are_told_first(
+    scales: typer.Typer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["weigh"], commands=scales) == 0
+    assert capsys.readouterr().err == "", "KILBURN_QUIET is set for all tests"
+    monkeypatch.delenv("KILBURN_QUIET")
+    assert main(["weigh"], commands=scales) == 0
+    assert capsys.readouterr().err == "2 scales, about 14 s\n"
+    times = iter([0.0, 0.0, 55.0, 80.0, 900.0])
+    watched: list[tuple[int, int]] = []
+    estimate = EstimatedProgress(
+        lambda done, total: watched.append((done, total)), Work("going", "run", 6.0, {}), clock=lambda: next(times)
+    )
+    for done in (20, 24, 25, 30):
+        estimate(done, 120)
+    assert watched == [(20, 120), (24, 120), (25, 120), (30, 120)]
+    assert capsys.readouterr().err == "100 runs, about 10 min\nslower than usual: about 25 min more\n"
 
 
 def test_rows_are_written_and_no_file_is_replaced(

@@ -234,7 +234,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreVersion(StoreError):
-    """The store was written by a newer Kilburn, or SQLite or PostgreSQL is too old."""
+    """The store was written by a newer Kilburn or a development version, or SQLite or PostgreSQL is too old."""
 
 
 class ModelError(KilburnError):
@@ -421,3 +421,11 @@ class MissingExtra(KilburnError):
         self.module = module
         self.extra = extra
         super().__init__(f"{module} is not installed", advice=command(extra))
+
+
+class HitRateWarning(UserWarning):
+    """The window misses too much of what the agent asks for (see `Stats`)."""
+
+
+class DamageWarning(UserWarning):
+    """A session or page was left out of a search because it is damaged; `kilburn fsck` says how."""

@@ -28,7 +28,7 @@ class Act(StrEnum):
     DROP = "drop"
     PIN = "pin"
     UNPIN = "unpin"
-    REMEMBER = "remember"
+    RATE = "rate"
 
     FAULT = "fault"
     """A page was recalled by address."""
@@ -49,7 +49,7 @@ class Act(StrEnum):
     NOTE = "note"
 
 
-STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.RESTORE, Act.DROP, Act.PIN, Act.UNPIN, Act.REMEMBER})
+STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.RESTORE, Act.DROP, Act.PIN, Act.UNPIN, Act.RATE})
 """Acts that change state: replaying exactly these, in order, rebuilds it (law 8)."""
 
 
@@ -81,8 +81,8 @@ class Data(TypedDict, total=False):
     """The page that supersedes them, or 0."""
     retires: Sequence[Sequence[Any]]
     """What waits with a proposed page: by which page, which pages, until when."""
-    mark: float
-    """Importance, from 0 to 1."""
+    importance: float
+    """From 0 to 1."""
     standing: Sequence[Sequence[int]]
     """What the user said that is to stay, where that changes: the pages, each with the ends of its sentences; see
     `kilburn.kernel.standing`."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 BESIDE = {
     "kv": ("kilburn-kv", "kv", ""),
+    "torch": ("kilburn-kv[torch]", "kv", "[torch]"),
     "llama": ("kilburn-kv[llama]", "kv", "[llama]"),
     "lab": ("kilburn-lab", "lab", ""),
     "train": ("kilburn-lab[train]", "lab", "[train]"),

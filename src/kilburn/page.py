@@ -88,7 +88,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         spans: for an EXCERPT of one source, its kept spans.
         parts: for an EXCERPT of several sources, the kept spans of each source that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
-        order: where it stands in the window: (id of an original, rank). Originals are (id, 0). Stored as "place".
+        order: where it stands in the window: (id of an original, rank). Originals are (id, 0).
         label: one line on what it is, for handles; at most 80 characters.
         cites: sources in other segments of the tenant: (number of the segment, page id).
         since: from when what it says is true, in seconds since the epoch; None for `time`.
@@ -114,7 +114,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     spans: tuple[Span, ...] = ()
     parts: Parts = ()
     depth: int = 0
-    order: tuple[int, int] = msgspec.field(default=(0, 0), name="place")
+    order: tuple[int, int] = (0, 0)
     label: str = ""
     cites: tuple[tuple[int, int], ...] = ()
     since: float | None = None
@@ -126,6 +126,11 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     def address(self) -> str:
         """`p17` for an original, `f3` for a derived page."""
         return address_of(self.id)
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether it is in the prompt whole or not at all: an image, or a provider's block such as a document or a ciphertext."""
+        return self.kind in (Kind.IMAGE, Kind.OPAQUE)
 
     @property
     def is_blank(self) -> bool:

@@ -118,7 +118,8 @@ class View:
         uses: how pages were used, by page id: of those in the window and in folds, and of those that were ever recalled. A page
             never recalled has its admission, or when it was folded.
         page: the page of an id, on any level.
-        text: the exact text of a page, on any level.
+        text: the text of a page, on any level: the exact one, but of an image or a provider's block what it is, and its text
+            without media (see `Page.is_atomic`). An excerpt of such a page breaks law 4.
         group: all pages that must move with a page, itself included, on any level.
         count: tokens of a text, by the session's counter.
         handle: what a handle costs at most, in tokens.

@@ -1,18 +1,19 @@
-"""The submodules of a package as its attributes, each imported when it is first used; and where a name lives.
+"""The submodules and names of a package as its attributes, each imported when it is first used; and where a name lives.
 
-So `kilburn.adapters.clients.wrap` works after `import kilburn`, which stays cheap. A name that is in no such place is an error
-that says which public modules have it. They are read from the sources, when it is asked for: there is no list to keep.
+So `kilburn.open` and `kilburn.adapters.clients.wrap` work after `import kilburn`, which stays cheap. A name that is in no such
+place is an error that says which public modules have it. They are read from the sources, when it is asked for: there is no list
+to keep.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-PUBLIC = re.compile(r"^__all__ = \[(.*?)\]", re.MULTILINE | re.DOTALL)
+PUBLIC = r"^__all__ = \[(.*?)\]"
 
 PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")
 """Where names live: the product, and the distributions beside it that are installed."""
@@ -21,13 +22,22 @@ NAMED = 4
 """Places that an error names at most."""
 
 
-def attach(package: str) -> None:
+def attach(package: str, names: Mapping[str, str] | None = None) -> None:
     """Let a package import its submodules when they are used as attributes; every package here calls it.
 
     A name that is nothing here raises AttributeError, in `from package import name` ImportError. Both say where it lives.
+
+    Args:
+        names: names that the package re-exports, each with its module, which is imported when the name is first used.
     """
+    exported = names or {}
+    module = sys.modules[package]
 
     def attribute(name: str) -> Any:
+        if name in exported:
+            value = getattr(importlib.import_module(exported[name]), name)
+            setattr(module, name, value)
+            return value
         path = f"{package}.{name}"
         if name.isidentifier() and not name.startswith("_"):
             try:
@@ -41,7 +51,7 @@ def attach(package: str) -> None:
             raise ImportError(said, name=package)
         raise AttributeError(said)
 
-    vars(sys.modules[package])["__getattr__"] = attribute
+    vars(module).update(__getattr__=attribute, __dir__=lambda: sorted({*vars(module), *exported}))
 
 
 @cache
@@ -49,6 +59,7 @@ def exports() -> dict[str, list[str]]:
     """The public modules of the packages that are here, each with its public names: those with an `__all__`, and nothing else is
     promised. The sources are read; nothing is imported."""
     # Only for an error, and for the reference.
+    import re
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -57,7 +68,7 @@ def exports() -> dict[str, list[str]]:
     for spec in specs:
         root = Path(spec.origin or "").parent
         for file in sorted(root.rglob("*.py")):
-            names = PUBLIC.search(file.read_text(encoding="utf-8"))
+            names = re.search(PUBLIC, file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
             if names is not None:
                 module = ".".join([spec.name, *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
                 found[module] = re.findall(r'"(\w+)"', names[1])

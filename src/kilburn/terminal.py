@@ -7,12 +7,12 @@ visible, never sent to the terminal. Markup is not interpreted. Code that has to
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
-
-import msgspec
 
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control a terminal, break or reorder a line, or cannot be written, except tab and line feed."""
@@ -47,6 +47,20 @@ def tell(text: str = "", end: str = "\n") -> None:
     sys.stdout.write(plain(text) + end)
 
 
+STYLES = {"": "", "bold": "\x1b[1m", "dim": "\x1b[2m"}
+"""The escape that begins each style."""
+
+Styled = tuple[str, str]
+"""A line of text and its style."""
+
+
+def tell_lines(lines: Iterable[Styled]) -> None:
+    """Write lines to standard output, made plain, in their styles where it is a terminal that has styles."""
+    styled = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    for text, style in lines:
+        sys.stdout.write(f"{STYLES[style]}{plain(text)}\x1b[0m\n" if styled and style else plain(text) + "\n")
+
+
 def say(text: str) -> None:
     """Text for people on standard error, made plain."""
     sys.stderr.write(plain(text) + "\n")
@@ -55,6 +69,8 @@ def say(text: str) -> None:
 
 def emit(value: Any) -> None:
     """A value as JSON on standard output, keys in the order given."""
+    import msgspec  # takes a third of the time of `kilburn --help`, which has no use for it
+
     sys.stdout.write(spelled(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
 
 

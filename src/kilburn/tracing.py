@@ -392,11 +392,6 @@ def used(usage: Tokens | None) -> dict[str, Any]:
     }
 
 
-def watch_models() -> None:
-    """See each question to a model from now on."""
-    kilburn.model.watch = _watched
-
-
 def _watched(model: Model, request: Request) -> Iterator[Delta | Reply]:
     """The pieces of a reply, as a span from the question to the reply."""
     if tracer() is None:
@@ -469,3 +464,6 @@ def _fails(error: Exception) -> None:
     if kind not in _told:
         _told.add(kind)
         log.warning("OpenTelemetry failed, and something was not told: %s", kind)
+
+
+kilburn.model.watch = _watched

@@ -400,17 +400,24 @@ async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.S
         client = wrap(anthropic.AsyncAnthropic(base_url=url, api_key="none"), session)
         given: Any = {"model": "claude-opus-4-8", "max_tokens": 500, "messages": [user("Hi.")]}
 
+        begun = asyncio.Event()
+
         async def listen() -> None:
             async with client.messages.stream(**given) as stream:
                 async for text in stream.text_stream:
+                    if text:
+                        begun.set()
                     if text and stop == "close":
                         return
 
         if stop == "close":
             await listen()
         else:
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(listen(), 0.3)
+            listening = asyncio.create_task(listen())
+            await begun.wait()
+            listening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await listening
         assert len(session.messages()) == 1
         message = await client.messages.create(**{**given, "messages": [user("Hi."), user("Are you there?")]})
         assert message.content[0].type == "text"

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from effort import rounds
 from kilburn.testing import check_laws
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
 
@@ -398,12 +400,13 @@ def test_the_other_arguments_are_looked_at(store: kilburn.Store) -> None:
 
 
 def test_any_order_of_calls_leaves_a_valid_session(store: kilburn.Store) -> None:
-    """Histories that share beginnings, ends and words, in every order."""
+    """Histories that share beginnings, ends and words, in many orders: in every one under `run.py test --all`."""
     upstream = Upstream(otherwise=lambda sent: f"Reply {len(upstream.sent)}.")
     base = [user("A"), reply("a"), user("B"), reply("b"), user("C")]
     others = [base[:1], base[:3], base, base[2:], [user("T")], [user("A"), reply("x"), user("B")], [user("S"), *base[3:]]]
     with serving(upstream) as url:
-        for number, order in enumerate(itertools.permutations(others, 3)):
+        orders = [*itertools.permutations(others, 3)]
+        for number, order in enumerate(random.Random(0).sample(orders, rounds(40, len(orders)))):
             session = store.session(f"s{number}")
             door = Door(url, session)
             for at, given in enumerate(order):

@@ -23,21 +23,20 @@ import apsw
 import kilburn
 from cli.terminal import kilburn as command
 from kernel.talk import FORMS, user
-from kilburn.backends.schema import admit
 from kilburn.backends.sqlite import Sqlite
 from kilburn.move import Add, Fold, Retire
 from kilburn.page import Claim
 
 SESSIONS = {"light": ("chat", "hybrid"), "bell": ("messages", "fifo"), "fog": ("chat", "lru")}
 MEMORY = "@memory/ana"
-TABLES = ("tenant", "process", "page", "event", "content", "passage", "citation", "embedder", "vector", "embedded")
+TABLES = ("tenant", "segment", "page", "event", "content", "passage", "citation", "embedder", "vector", "embedded")
 KEYS = {
-    "page": ("process", "id"),
-    "event": ("process", "number"),
-    "citation": ("process", "page", "by_process", "by_page"),
-    "embedded": ("embedder", "process"),
+    "page": ("segment", "id"),
+    "event": ("segment", "number"),
+    "citation": ("segment", "page", "citing_segment", "citing_page"),
+    "embedded": ("embedder", "segment"),
 }
-OWNED = {"process": "id", "page": "process", "event": "process"}
+OWNED = {"segment": "id", "page": "segment", "event": "segment"}
 """Tables whose rows belong to one session, and the column that says to which."""
 
 Reading = dict[str, Any]
@@ -166,7 +165,6 @@ class Trial:
             db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (loose, name))
         db.close()
         db = apsw.Connection(str(self.path))
-        admit(db)
         try:
             self._row(db)
         except (apsw.ConstraintError, apsw.MismatchError):
@@ -186,7 +184,7 @@ class Trial:
         row = dict(zip(columns, chance.choice(found), strict=True))
         where = " AND ".join(f"{key} IS ?" for key in keys)
         key = tuple(row[name] for name in keys)
-        names = dict(db.execute("SELECT id, name FROM process WHERE tenant = 1").fetchall())
+        names = dict(db.execute("SELECT id, name FROM segment WHERE tenant = 1").fetchall())
         if table in OWNED:
             self.whose = names.get(row[OWNED[table]], "")
         if chance.random() < 0.1:

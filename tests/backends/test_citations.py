@@ -11,9 +11,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from backends.formats import take_back_format_5
 from kilburn.backend import Batch, SegmentKind, State
-from kilburn.backends.schema import MIGRATIONS, admit
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import Forgotten, StoreCorrupt, StoreStale
 from kilburn.page import Place
@@ -39,7 +37,6 @@ def path(tmp_path: Path) -> Path:
 def change(path: Path, statement: str, *values: object) -> None:
     """Write behind Kilburn's back."""
     db = apsw.Connection(str(path))
-    admit(db)
     try:
         db.execute(statement, values)
         assert db.changes() > 0
@@ -50,9 +47,9 @@ def change(path: Path, statement: str, *values: object) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM citation WHERE by_page = -1",
-        "DELETE FROM citation WHERE by_page = -2",
-        "UPDATE citation SET page = 2 WHERE by_page = -1",
+        "DELETE FROM citation WHERE citing_page = -1",
+        "DELETE FROM citation WHERE citing_page = -2",
+        "UPDATE citation SET page = 2 WHERE citing_page = -1",
         "INSERT INTO citation VALUES(1, 3, 2, -2)",
     ],
 )
@@ -109,7 +106,7 @@ def test_what_stays_after_all_can_be_cited_once_the_disk_works_again(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "statement", ["DELETE FROM page WHERE process = 1 AND id = 1", "UPDATE page SET content = NULL WHERE process = 1 AND id = 1"]
+    "statement", ["DELETE FROM page WHERE segment = 1 AND id = 1", "UPDATE page SET content = NULL WHERE segment = 1 AND id = 1"]
 )
 def test_a_citation_of_a_page_that_is_not_there_is_found(path: Path, statement: str) -> None:
     change(path, statement)
@@ -122,11 +119,11 @@ def test_a_citation_of_a_page_that_is_not_there_is_found(path: Path, statement: 
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE process SET kind = 'session' WHERE id = 2",
-        "UPDATE process SET kind = 'document' WHERE id = 2",
-        "UPDATE process SET user = 'bob' WHERE id = 2",
-        "UPDATE process SET user = '' WHERE id = 2",
-        "UPDATE process SET user = 'ana' WHERE id = 1",
+        "UPDATE segment SET kind = 'session' WHERE id = 2",
+        "UPDATE segment SET kind = 'document' WHERE id = 2",
+        "UPDATE segment SET owner = 'bob' WHERE id = 2",
+        "UPDATE segment SET owner = '' WHERE id = 2",
+        "UPDATE segment SET owner = 'ana' WHERE id = 1",
     ],
 )
 def test_a_process_never_changes_its_kind_or_its_user_silently(path: Path, statement: str) -> None:
@@ -139,7 +136,7 @@ def test_a_process_never_changes_its_kind_or_its_user_silently(path: Path, state
 
 @pytest.mark.parametrize(("until", "page"), [(None, -1), (8.0, -1), (9.0, -2)])
 def test_the_end_of_validity_never_changes_silently(path: Path, until: float | None, page: int) -> None:
-    change(path, "UPDATE page SET until = ? WHERE process = 2 AND id = ?", until, page)
+    change(path, "UPDATE page SET valid_until = ? WHERE segment = 2 AND id = ?", until, page)
     with Sqlite(path) as backend:
         with pytest.raises(StoreCorrupt, match="state"):
             backend.read([(MEMORY, page)])
@@ -161,7 +158,7 @@ def test_of_two_writers_one_forgets_and_one_cites(path: Path) -> None:
 
 
 def test_a_quarantined_session_is_erased_after_what_cites_it(path: Path) -> None:
-    change(path, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 5")
+    change(path, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = 5")
     with Sqlite(path) as backend:
         backend.quarantine(TALK)
         with pytest.raises(StoreStale, match="f1 of segment 2"):
@@ -169,50 +166,6 @@ def test_a_quarantined_session_is_erased_after_what_cites_it(path: Path) -> None
         backend.commit(MEMORY, Batch(head=2, erase=[-2, -1]))
         backend.erase(TALK)
         assert backend.findings() == []
-
-
-def older(path: Path) -> None:
-    """Make the file one of format 3."""
-    db = apsw.Connection(str(path))
-    admit(db)
-    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
-    take_back_format_5(db)
-    db.execute("DROP TABLE citation; DROP TABLE vector; DROP TABLE embedded; DROP TABLE embedder")
-    for table, column in (("process", "kind"), ("process", "user"), ("page", "until")):
-        db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    for table, act in (("tenant", "INSERT"), ("process", "INSERT"), ("process", "UPDATE")):
-        name = f"{table}_{'made' if act == 'INSERT' else 'written'}"
-        db.execute(f"CREATE TRIGGER {name} BEFORE {act} ON {table} BEGIN SELECT needs_a_newer_kilburn(); END")
-    db.execute("PRAGMA user_version = 3")
-    db.close()
-
-
-def test_a_file_of_the_third_format_is_read_as_it_is_and_migrated_when_it_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "k.db"
-    with Sqlite(path) as store:
-        store.segment("talk", time=1.0)
-        store.commit(TALK, batch_of(0, {1: "a needle", 2: "hay"}, states={1: State(Place.IN, True, 0.5)}))
-        wanted = list(store.pages(TALK)), list(store.events(TALK)), store.segments(), store.search("needle")
-    older(path)
-    before = path.read_bytes()
-    with Sqlite(path, readonly=True) as store:
-        assert (list(store.pages(TALK)), list(store.events(TALK)), store.segments(), store.search("needle")) == wanted
-        assert store.read([(TALK, 1)])[TALK, 1][1] == State(Place.IN, True, 0.5)
-        assert (store.citing(TALK, [1]), list(store.vectors("hash"))) == ([], [])
-        assert [text for _, text in store.unembedded("hash", 5)] == ["a needle", "hay"]
-        assert store.findings() == []
-    assert path.read_bytes() == before
-    with Sqlite(path) as backend:
-        assert (list(backend.pages(TALK)), list(backend.events(TALK)), backend.segments(), backend.search("needle")) == wanted
-        backend.keep_vectors("hash", [(entry, b"data") for entry, _ in backend.unembedded("hash", 5)])
-        backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
-        backend.commit(MEMORY, cited_batch(0, -1, "a fact", cites=((TALK, 1),), depth=1))
-        assert backend.findings() == []
-    with apsw.Connection(str(path)) as db:
-        assert db.pragma("user_version") == len(MIGRATIONS) == 8
-        with pytest.raises(apsw.SQLError, match="needs_a_kilburn_of_format_5"):
-            db.execute("UPDATE process SET head = head + 1")
-    db.close()
 
 
 CITER = """

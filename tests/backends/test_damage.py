@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from pathlib import Path
@@ -11,11 +10,9 @@ import apsw
 import pytest
 
 import kilburn
-from backends.damage import make, read, run
-from backends.formats import take_back_format_5
+from backends.damage import read, run
 from cli.terminal import kilburn as command
 from kernel.talk import user
-from kilburn.backends.schema import MIGRATIONS, NEWER, admit
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act, Event
@@ -28,7 +25,6 @@ SEED = time.time_ns() % 1_000_000
 def change(path: Path, statement: str, *values: object) -> None:
     """Write behind Kilburn's back."""
     db = apsw.Connection(str(path))
-    admit(db)
     try:
         db.execute(statement, values)
         assert db.changes() > 0
@@ -67,15 +63,16 @@ def test_damage_that_once_broke_a_promise(tmp_path: Path, seed: int) -> None:
 def test_no_figure_of_a_page_changes_silently(talk: Path, field: str) -> None:
     change(
         talk,
-        "UPDATE page SET meta = CAST(replace(CAST(meta AS TEXT), ?, ?) AS BLOB) WHERE process = 1 AND id = 3",
+        "UPDATE page SET record = CAST(replace(CAST(record AS TEXT), ?, ?) AS BLOB) WHERE segment = 1 AND id = 3",
         "says",
         "said",
     )
     db = apsw.Connection(str(talk))
-    ((meta,),) = db.execute("SELECT meta FROM page WHERE process = 1 AND id = 3")
+    ((record,),) = db.execute("SELECT record FROM page WHERE segment = 1 AND id = 3")
     db.close()
-    at = meta.index(field.encode()) + len(field)
-    change(talk, "UPDATE page SET meta = ? WHERE process = 1 AND id = 3", meta[:at] + bytes([meta[at] ^ 1]) + meta[at + 1 :])
+    at = record.index(field.encode()) + len(field)
+    flipped = record[:at] + bytes([record[at] ^ 1]) + record[at + 1 :]
+    change(talk, "UPDATE page SET record = ? WHERE segment = 1 AND id = 3", flipped)
     error = read(talk, "a")
     assert isinstance(error, StoreCorrupt)
     assert "p3" in str(error)
@@ -86,7 +83,7 @@ def test_no_figure_of_a_page_changes_silently(talk: Path, field: str) -> None:
 
 
 def test_a_damaged_session_blocks_no_other(talk: Path, tmp_path: Path) -> None:
-    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 3")
+    change(talk, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = 3")
     rows = {row["session"]: row for row in command("ps", "--db", talk, "--json").json}
     assert "p3" in rows["a"]["damaged"]
     assert (rows["b"]["damaged"], rows["b"]["pages"]) == (None, 8)
@@ -106,7 +103,7 @@ def test_a_search_leaves_out_a_process_that_turns_out_damaged_beside_a_hit(talk:
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
         whole = [(hit.session, hit.address, hit.text) for hit in store.search("4", 4000)]
     matches = {address for session, address, _ in whole if session == "a"}
-    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = ?", page)
+    change(talk, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = ?", page)
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -124,7 +121,7 @@ def test_a_session_that_cannot_be_opened_is_quarantined_and_its_name_is_free(tal
     before = read(talk, "b")
     counts = "SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM event), (SELECT count(*) FROM content)"
     rows = apsw.Connection(str(talk)).execute(counts).fetchall()
-    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 3")
+    change(talk, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = 3")
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store, pytest.raises(StoreCorrupt, match="fsck"):
         store.session("a")
     said = command("fsck", "--repair", "--db", talk, "--json")
@@ -143,8 +140,8 @@ def test_a_session_that_cannot_be_opened_is_quarantined_and_its_name_is_free(tal
 def test_an_observation_that_cannot_be_read_leaves_a_note(talk: Path) -> None:
     before = read(talk, "a")
     assert isinstance(before, dict)
-    ((number, _),) = apsw.Connection(str(talk)).execute("SELECT number, body FROM event WHERE process = 1 AND act = 'fault'")
-    change(talk, "UPDATE event SET body = x'c1' WHERE process = 1 AND number = ?", number)
+    ((number, _),) = apsw.Connection(str(talk)).execute("SELECT number, body FROM event WHERE segment = 1 AND act = 'fault'")
+    change(talk, "UPDATE event SET body = x'c1' WHERE segment = 1 AND number = ?", number)
     assert isinstance(read(talk, "a"), StoreCorrupt)
     found = command("fsck", "--db", talk, "--json").json["findings"]
     assert [(item["kind"], item["session"], item["derived"]) for item in found] == [("ledger", "a", True)]
@@ -219,51 +216,8 @@ def test_what_could_not_be_read_is_not_written(tmp_path: Path, change_of: dict[s
         assert list(backend.pages(info.number)) == []
 
 
-def test_a_file_of_the_first_format_is_read_as_it_is_and_sealed_when_it_is_written(tmp_path: Path) -> None:
-    path, old = tmp_path / "whole.db", tmp_path / "old.db"
-    make(path, memory=False)
-    shutil.copyfile(path, old)
-    db = apsw.Connection(str(old))
-    admit(db)
-    db.execute("DROP TRIGGER tenant_made; DROP TRIGGER process_made; DROP TRIGGER process_written")
-    take_back_format_5(db)
-    for table, column in (
-        ("tenant", "sessions"),
-        ("tenant", "seal"),
-        ("process", "aside"),
-        ("process", "seal"),
-        ("process", "tally"),
-        ("process", "kind"),
-        ("process", "user"),
-        ("page", "until"),
-    ):
-        db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    for table, column in (("page", "seal"), ("page", "stand"), ("event", "seal")):
-        db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    db.execute(
-        "DROP TABLE quarantine; DROP TABLE erasure; DROP TABLE citation; DROP TABLE vector;"
-        "DROP TABLE embedded; DROP TABLE embedder; PRAGMA user_version = 1"
-    )
-    db.close()
-    before = old.read_bytes()
-    names = ("light", "bell", "fog")
-    wanted = [read(path, name) for name in names]
-    assert [read(old, name) for name in names] == wanted
-    assert command("fsck", "--db", old).status == 0
-    assert old.read_bytes() == before
-    with kilburn.open(str(old), window=900, policy="fifo", tokenizer="chars/4") as store:
-        assert [info.name for info in store.sessions()] == list(names)
-    db = apsw.Connection(str(old))
-    assert db.pragma("user_version") == len(MIGRATIONS) == 8
-    db.close()
-    assert [read(old, name) for name in names] == wanted
-    assert command("fsck", "--db", old).status == 0
-    change(old, "UPDATE event SET seal = x'00' WHERE process = 1 AND number = 1")
-    assert isinstance(read(old, "light"), StoreCorrupt)
-
-
 def test_a_damaged_name_never_lets_a_session_begin_anew(talk: Path) -> None:
-    change(talk, "UPDATE process SET name = 'q' WHERE name = 'a'")
+    change(talk, "UPDATE segment SET name = 'q' WHERE name = 'a'")
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4") as store:
         with pytest.raises(StoreCorrupt, match="may be here"):
             store.session("a")
@@ -274,7 +228,7 @@ def test_a_damaged_name_never_lets_a_session_begin_anew(talk: Path) -> None:
 
 
 def test_a_lost_session_is_missed(talk: Path) -> None:
-    change(talk, "DELETE FROM process WHERE name = 'a'")
+    change(talk, "DELETE FROM segment WHERE name = 'a'")
     with kilburn.open(str(talk), policy="fifo", tokenizer="chars/4", readonly=True) as store:
         assert [bool(info.damaged) for info in store.sessions()] == [False, True]
     found = command("fsck", "--db", talk, "--json").json["findings"]
@@ -283,35 +237,16 @@ def test_a_lost_session_is_missed(talk: Path) -> None:
 
 
 def test_a_lost_session_is_not_begun_anew(talk: Path) -> None:
-    change(talk, "DELETE FROM process WHERE name = 'a'")
+    change(talk, "DELETE FROM segment WHERE name = 'a'")
     with Sqlite(talk) as backend, pytest.raises(StoreCorrupt, match="may be here already"):
         backend.segment("a", time=1.0)
 
 
 def test_forgetting_takes_what_is_quarantined_too(talk: Path) -> None:
-    change(talk, "INSERT INTO quarantine(process, kind, number, record) VALUES(1, 'event', 3, x'c1')")
+    change(talk, "INSERT INTO quarantine(segment, kind, number, record) VALUES(1, 'event', 3, x'c1')")
     with kilburn.open(str(talk), window=900, policy="fifo", tokenizer="chars/4") as store:
         store.session("a").forget("p3")
     assert apsw.Connection(str(talk)).execute("SELECT record FROM quarantine").get is None
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE process SET head = head + 1, used = max(used, 2.0) WHERE id = 1",
-        "INSERT INTO process(tenant, name, created, used) VALUES(1, 'new', 1.0, 1.0)",
-        "INSERT INTO tenant(name) VALUES('new')",
-    ],
-)
-def test_a_writer_that_knows_no_seals_is_shut_out(talk: Path, statement: str) -> None:
-    """Each commit of format 1, and each new session, has one of these."""
-    before = read(talk, "a")
-    db = apsw.Connection(str(talk))
-    with pytest.raises(apsw.SQLError, match=NEWER):
-        db.execute(statement)
-    db.close()
-    assert command("fsck", "--db", talk).status == 0
-    assert read(talk, "a") == before
 
 
 def test_a_session_that_was_quarantined_can_be_forgotten(talk: Path) -> None:
@@ -319,7 +254,7 @@ def test_a_session_that_was_quarantined_can_be_forgotten(talk: Path) -> None:
         store.session("a").append(user("canarysecret of its own"))
         store.session("b").append(user("both said this"))
         store.session("a").append(user("both said this"))
-    change(talk, "UPDATE page SET meta = x'c1' WHERE process = 1 AND id = 3")
+    change(talk, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = 3")
     assert command("fsck", "--repair", "--db", talk).status == 0
     before = read(talk, "b")
     name = "a (quarantined, 1)"

@@ -13,9 +13,7 @@ import apsw
 import pytest
 
 from backends import remains
-from backends.formats import take_back_format_5
 from kilburn.backend import Batch
-from kilburn.backends.schema import admit
 from kilburn.backends.slack import wipe
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError
@@ -112,7 +110,6 @@ def test_a_reader_delays_the_scrubbing_of_the_log_but_not_the_erasure(tmp_path: 
 FORGETFUL = """
 import sys
 from kilburn.backend import Batch
-from kilburn.backends.schema import admit
 from kilburn.backends.sqlite import Sqlite
 store = Sqlite(sys.argv[1], busy_timeout=0.0)
 store.commit(1, Batch(head=1, erase=[1]))
@@ -288,26 +285,6 @@ def test_what_is_in_memory_does_not_come_back(tmp_path: Path, who: str) -> None:
         writer.commit(segment, batch_of(3, {3: "more"}))
         assert b"canarytext" not in everything(tmp_path)
     assert b"canarytext" not in everything(tmp_path)
-
-
-def test_what_an_older_kilburn_left_is_wiped_when_the_file_is_opened(tmp_path: Path) -> None:
-    path = tmp_path / "k.db"
-    with Sqlite(path, synchronous="OFF") as store:
-        segment = numbers(store, 1000)
-    db = apsw.Connection(str(path))
-    guide = db.execute("SELECT max(term) FROM text_1_idx WHERE segid = 1").get
-    gone = int(bytes(guide).removeprefix(b"0canaryaccount"))
-    admit(db)
-    take_back_format_5(db)
-    db.close()
-    put_in_slack(path, b"canarytext")
-    with Sqlite(path, readonly=True) as store:
-        assert store.findings() == []
-    with Sqlite(path) as backend:
-        assert b"canarytext" not in everything(tmp_path)
-        assert backend.findings() == []
-        backend.commit(segment, Batch(head=1, erase=[gone]))
-    assert left_of(tmp_path, [gone]) == []
 
 
 def test_whatever_the_disk_does_it_is_wiped_in_the_end(tmp_path: Path) -> None:

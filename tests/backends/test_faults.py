@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import kilburn
+from effort import rounds
 from kilburn.backend import Batch, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -20,7 +21,7 @@ from kilburn.page import digest_of
 from kilburn.testing.faults import FaultVFS
 from kilburn.testing.stores import batch_of
 
-RUNS = 640
+RUNS = rounds(80, 640)
 
 
 def steps(seed: int) -> Iterator[tuple[Batch, dict[int, str], set[int]]]:
@@ -109,7 +110,6 @@ def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged
         backend.commit(info.number, batch_of(len(events), {1000: "life goes on"}))
 
 
-@pytest.mark.slow
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     chance = random.Random(7)
     faults: set[str] = set()

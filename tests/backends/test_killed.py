@@ -14,12 +14,13 @@ from typing import TextIO
 
 import pytest
 
+from effort import rounds
 from kilburn.backends.sqlite import Sqlite
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of
 from waiting import MINUTES
 
-KILLS = 110
+KILLS = rounds(20, 110)
 
 WRITERS = """
 import os, signal, sys
@@ -103,7 +104,6 @@ def check(backend: Sqlite, name: str, acknowledged: int) -> None:
     assert all(texts[page.digest] == text_of(page.id, name) for page in pages if page.digest)
 
 
-@pytest.mark.slow
 def test_a_killed_writer_loses_nothing_acknowledged(writers: Writers, tmp_path: Path) -> None:
     chance = random.Random(5)
     path = tmp_path / "k.db"
@@ -171,9 +171,8 @@ def opener(path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
-    for attempt in range(6):
+    for attempt in range(rounds(2, 6)):
         path = tmp_path / f"{attempt}.db"
         openers = [opener(path) for _ in range(3)]
         for one in openers:

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from effort import rounds
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.passages import passages, searchable
 from kilburn.backends.sqlite import Sqlite
@@ -173,5 +174,5 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=rounds(30, 80), stateful_step_count=25, deadline=None)
 TestStoreMachine = StoreMachine.TestCase

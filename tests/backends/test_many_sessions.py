@@ -71,6 +71,6 @@ def test_a_session_that_is_lost_while_others_write_is_missed(tmp_path: Path) -> 
         with other.together():
             other.segment("fourth", time=0.0)
             other._db.pragma("foreign_keys", False)
-            other._db.execute("DELETE FROM process WHERE name = 'fourth'")
+            other._db.execute("DELETE FROM segment WHERE name = 'fourth'")
         with pytest.raises(StoreCorrupt, match="may be here already"):
             backend.segment("fourth", time=0.0)

@@ -1,4 +1,4 @@
-"""Long lists of page ids lie on disk as stretches, and what was written number by number is read as before."""
+"""Long lists of page ids are stored as stretches, and read back as they were."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ def test_what_is_read_is_what_was_written(ids: tuple[int, ...]) -> None:
     assert event_of(record_of_event(event(ids))) == event(ids)
     if ids:
         assert page_of(record_of_page(fold(ids))) == fold(ids)
-
-
-@given(IDS.map(tuple).filter(bool))
-def test_records_of_single_numbers_are_read(ids: tuple[int, ...]) -> None:
-    assert page_of(msgspec.msgpack.encode(fold(ids))) == fold(ids)
-    assert event_of(msgspec.msgpack.encode(event(ids))) == event(ids)
 
 
 def test_a_memory_of_a_long_session_takes_little_room() -> None:

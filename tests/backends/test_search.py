@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import rounds
 from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
 from kilburn.backends.ranked import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
 from kilburn.backends.sqlite import Sqlite
@@ -138,7 +139,7 @@ def by_the_book(texts: Sequence[str], words: Sequence[str], limit: int) -> list[
     return [(page, scores[page]) for page in best[:limit]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=rounds(20, 40), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 80), st.integers(0, 3))
 def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among_few(seed: int, limit: int, common: int) -> None:
     chance = random.Random(seed)
@@ -198,7 +199,7 @@ def test_passages_follow_lines() -> None:
     assert max(stop - start for start, stop in passages(text)) <= SIZE
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(60, 200), deadline=None)
 @given(ANY, ANY)
 def test_any_text_goes_in_is_found_and_comes_out(text: str, query: str) -> None:
     with store_of(text + " needle") as backend:

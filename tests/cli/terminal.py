@@ -65,7 +65,9 @@ def program(*words: object, folder: Path, given: bytes = b"", seconds: float = 6
     done = subprocess.run(
         [sys.executable, "-m", "kilburn", *map(str, words)],
         cwd=folder,
-        env=kept | {"PYTHONUTF8": "1", "COLUMNS": "200", "NO_COLOR": "1", "KILBURN_QUIET": "1"} | environment,
+        env=kept
+        | {"PYTHONUTF8": "1", "COLUMNS": "200", "NO_COLOR": "1", "KILBURN_QUIET": "1", "KILBURN_MODEL_SERVERS": ""}
+        | environment,
         input=given,
         capture_output=True,
         timeout=seconds,

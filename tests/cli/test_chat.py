@@ -18,6 +18,7 @@ import pytest
 from cli.terminal import kilburn, program
 from kilburn import open as open_store
 from kilburn.agents.access import CallQuestion, Confirmation, Consent
+from kilburn.cli.access import CONNECT
 from kilburn.cli.chat import confirm
 from kilburn.testing.upstream import Refusal, Upstream, serving
 
@@ -98,13 +99,34 @@ def test_without_a_terminal_the_answer_is_no() -> None:
 
 
 NOTICE = "takes no tools: what has left the window is searched for the words of each line"
+SMALL = f"smollm2 answers, a model of 135 million parameters that cannot follow a conversation. For a better one, {CONNECT}\n"
+
+
+def test_without_a_model_the_server_of_this_machine_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = Upstream(otherwise="Noted.")
+    before, sys.stdin = sys.stdin, io.StringIO("hello\n")
+    try:
+        with serving(upstream) as url:
+            monkeypatch.setenv("KILBURN_MODEL_SERVERS", f"{url}/v1")
+            done = kilburn("chat", "--no-learn", "--db", tmp_path / "agent.db")
+    finally:
+        sys.stdin = before
+    assert (done.status, done.out) == (0, "Noted.\n"), done.err
+    assert done.err == f"scripted answers, because the server at {url}/v1 has it; choose another model with --model\n"
+    assert [sent.body["model"] for sent in upstream.prompts] == ["scripted"]
+
+
+def test_without_any_model_smollm2_is_named_and_what_to_do(tmp_path: Path) -> None:
+    done = kilburn("chat", "--db", tmp_path / "agent.db")
+    assert done.status == 1, "it is not here, and there is no package index"
+    assert done.err.startswith(SMALL)
 
 
 @pytest.mark.slow
 def test_with_its_defaults_it_answers(weights: Path, tmp_path: Path) -> None:
     done = program("chat", folder=tmp_path, given=b"hello\nWhat is 2+2?\n", seconds=600)
     assert done.status == 0, done.err
-    assert done.err == f"smollm2 {NOTICE}\n", "said once"
+    assert done.err == f"{SMALL}smollm2 {NOTICE}\n", "said once"
     shown = program("show", "chat", "--json", folder=tmp_path)
     assert [row["role"] for row in shown.json["pages"]] == ["user", "assistant"] * 2
 
@@ -117,7 +139,7 @@ def test_with_its_defaults_it_answers_when_the_window_is_full(weights: Path, tmp
     given = "\n".join([*lines, "In which lake does the river Besra0 end?", ""]).encode()
     done = program("chat", "--reply", "8", folder=tmp_path, given=given, seconds=1800)
     assert done.status == 0, done.err
-    assert done.err == f"smollm2 {NOTICE}\n"
+    assert done.err == f"{SMALL}smollm2 {NOTICE}\n"
     stats = program("stats", "chat", "--json", folder=tmp_path).json
     assert stats["prompts"] == 5
     assert stats["evictions"] + stats["folds"] > 0

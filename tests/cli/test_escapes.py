@@ -14,16 +14,13 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 
 import kilburn as package
-import mementos
-from cli.terminal import Said, kilburn
+from cli.terminal import kilburn
 from kilburn.cli import main
-from kilburn.cli.shell import app
 from kilburn.terminal import line, plain, spelled
 
 SOURCES = Path(package.__file__).parent
@@ -163,18 +160,6 @@ PRINTERS = ("print", "Console", "typer.echo", "typer.secho", "sys.stdout.write",
 LINES = f"needle {EVIL}\n/search needle\n/recall p1\n/recall {EVIL}\n/{EVIL}\n/pin p1\n/stats\n"
 
 
-def command(words: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The arguments of a command line, and the program: the recipe of mementos, or kilburn."""
-    if words[0] == "mementos":
-        return words[1:], {"commands": mementos.app, "name": "mementos.py"}
-    return words, {"commands": app, "name": "kilburn"}
-
-
-def in_a_pipe(*words: str) -> Said:
-    arguments, program = command(words)
-    return kilburn(*arguments, **program)
-
-
 def on_a_terminal(*words: str) -> tuple[int, bytes]:
     """Run a verb here with both outputs on a pseudo-terminal; its status, and all that came."""
     ours, theirs = pty.openpty()
@@ -195,8 +180,7 @@ def on_a_terminal(*words: str) -> tuple[int, bytes]:
     reader.start()
     with open(theirs, "w", encoding="utf-8", newline="") as screen, redirect_stdout(screen), redirect_stderr(screen):
         assert sys.stdout.isatty()
-        arguments, program = command(words)
-        status = main(list(arguments), **program)
+        status = main(list(words))
     reader.join()
     os.close(ours)
     return status, bytes(came)
@@ -221,7 +205,7 @@ def test_no_verb_sends_an_escape_to_a_terminal_or_a_pipe(place: Path) -> None:
     seen = 0
     for words in VERBS:
         with given(LINES):
-            said = in_a_pipe(*words)
+            said = kilburn(*words)
         assert not hidden(said.raw), words
         assert not hidden(said.err.encode()), words
         with given(LINES):
@@ -237,7 +221,7 @@ def test_what_is_exact_in_a_pipe_is_visible_on_a_terminal(place: Path) -> None:
         status, came = on_a_terminal(*words)
         assert status == 0
         assert not hidden(came), words
-        assert "\x9b" in in_a_pipe(*words).out, words
+        assert "\x9b" in kilburn(*words).out, words
 
 
 def test_recall_is_exact_in_a_pipe_and_where_it_is_asked_for(place: Path) -> None:
@@ -258,7 +242,7 @@ def test_a_chat_shows_what_comes_as_text(place: Path) -> None:
 def test_findings_are_text_too(place: Path) -> None:
     db = apsw.Connection("agent.db")
     db.execute("UPDATE content SET data = x'00', codec = 0")
-    db.execute("UPDATE page SET at = 'folded' WHERE id = 3")
+    db.execute("UPDATE page SET place = 'folded' WHERE id = 3")
     db.close()
     said = kilburn("fsck")
     assert said.status == 1

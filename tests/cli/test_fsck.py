@@ -81,7 +81,7 @@ def test_a_damaged_index_is_mended(folded: Path) -> None:
 
 
 def test_a_state_that_the_ledger_does_not_know_is_mended(folded: Path) -> None:
-    change(folded, "UPDATE page SET at = 'out', pinned = 1 WHERE id = 3")
+    change(folded, "UPDATE page SET place = 'out', pinned = 1 WHERE id = 3")
     (found,) = findings(folded)
     assert (found["kind"], found["session"], found["page"], found["derived"]) == ("state", "light", "p3", True)
     said = kilburn("fsck", "--repair", "--db", folded, "--json")
@@ -130,7 +130,7 @@ def put(path: Path, page: Page, text: str) -> None:
     digest = digest_of(text)
     record = record_of_page(msgspec.structs.replace(page, digest=digest))
     data = text.encode()
-    ((content,),) = apsw.Connection(str(path)).execute("SELECT content FROM page WHERE process = 1 AND id = ?", (page.id,))
+    ((content,),) = apsw.Connection(str(path)).execute("SELECT content FROM page WHERE segment = 1 AND id = ?", (page.id,))
     change(
         path,
         "UPDATE content SET digest = ?, size = ?, codec = 0, data = ? WHERE id = ?",
@@ -140,7 +140,7 @@ def put(path: Path, page: Page, text: str) -> None:
         content,
     )
     seal = seal_of("page", 1, page.id, record)
-    change(path, "UPDATE page SET meta = ?, seal = ? WHERE process = 1 AND id = ?", record, seal, page.id)
+    change(path, "UPDATE page SET record = ?, seal = ? WHERE segment = 1 AND id = ?", record, seal, page.id)
 
 
 def test_a_truncated_file_is_found(folded: Path) -> None:
@@ -149,6 +149,17 @@ def test_a_truncated_file_is_found(folded: Path) -> None:
     said = kilburn("fsck", "--db", folded)
     assert said.status == 1
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--repair",)])
+def test_a_file_of_a_development_version_is_not_reported_as_damaged(folded: Path, arguments: tuple[str, ...]) -> None:
+    db = apsw.Connection(str(folded))
+    db.pragma("application_id", 0x4B494C42)
+    db.pragma("user_version", 8)
+    db.close()
+    refused = kilburn("fsck", *arguments, "--db", folded)
+    assert (refused.status, refused.out) == (1, "")
+    assert "kilburn export" in refused.err
 
 
 def test_forget_asks_and_without_anybody_to_ask_does_nothing(db: Path) -> None:
@@ -217,9 +228,9 @@ def remembered(db: Path) -> Path:
 @pytest.mark.parametrize(
     ("statement", "page"),
     [
-        ("UPDATE page SET until = NULL WHERE process = 2 AND id = 1", "p1"),
-        ("UPDATE page SET at = 'out' WHERE process = 2 AND id = -2", "f2"),
-        ("UPDATE page SET at = 'out', until = NULL WHERE process = 2 AND id = 1", "p1"),
+        ("UPDATE page SET valid_until = NULL WHERE segment = 2 AND id = 1", "p1"),
+        ("UPDATE page SET place = 'out' WHERE segment = 2 AND id = -2", "f2"),
+        ("UPDATE page SET place = 'out', valid_until = NULL WHERE segment = 2 AND id = 1", "p1"),
     ],
 )
 def test_the_state_of_a_fact_is_that_of_its_ledger_again(remembered: Path, statement: str, page: str) -> None:
@@ -241,7 +252,7 @@ def test_a_fact_that_is_trusted_more_than_what_it_cites_is_found(remembered: Pat
     record = record_of_page(page)
     change(
         remembered,
-        "UPDATE page SET meta = ?, seal = ? WHERE process = 2 AND id = -1",
+        "UPDATE page SET record = ?, seal = ? WHERE segment = 2 AND id = -1",
         record,
         seal_of("page", 2, -1, record),
     )

@@ -16,8 +16,9 @@ from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
+from kilburn.cli.commands import PANELS
 from kilburn.cli.shell import Json, load
-from startup import cost_of_import
+from startup import modules_of_command
 
 
 def verbs() -> list[str]:
@@ -47,12 +48,49 @@ def test_help_shows_an_example_of_each_verb(verb: str) -> None:
     assert not re.search(r"\{[a-z]|\[\[", said.out.partition("\n\n")[0]), "each argument has a name for people, in one bracket"
 
 
-def test_start_is_little_work_and_takes_no_heavy_package() -> None:
-    """In modules and calls, each about half as many again as now: how long a start takes is a benchmark's question."""
-    modules, calls = cost_of_import("kilburn.cli")
-    assert {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "xllamacpp"} & set(modules) == set()
-    assert len(modules) <= 600
-    assert 0 < calls <= 250_000
+HEAVY = {"anthropic", "asyncio", "http", "matplotlib", "numpy", "openai", "pydantic", "rich", "ssl", "textual", "xllamacpp"}
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "absent"),
+    [
+        (["--version"], 175, {"kilburn.kernel", "msgspec"}),
+        (["--help"], 225, {"kilburn.kernel", "msgspec"}),
+        (["ps", "--db", "DB"], 350, {"kilburn.cli.serve", "importlib.metadata"}),
+        (["ps", "--help"], 345, {"kilburn.cli.serve", "importlib.metadata"}),
+        (["export", "--help"], 345, {"kilburn.cli.serve", "importlib.metadata"}),
+        (["keys", "list", "--help"], 285, {"kilburn.kernel.kernel", "importlib.metadata"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_imports_little(db: Path, words: list[str], most: int, absent: set[str]) -> None:
+    """A little more modules than now, and none that is large: how long a start takes is a benchmark's question."""
+    modules = modules_of_command([str(db) if word == "DB" else word for word in words])
+    assert "kilburn.cli.commands" in modules
+    assert not (HEAVY | absent) & set(modules)
+    assert len(modules) <= most
+
+
+def test_a_command_that_is_mistyped_is_named() -> None:
+    said = kilburn("serch")
+    assert said.status == 2
+    assert "No such command 'serch'. Did you mean 'search'" in said.err
+    error = json.loads(kilburn("reciepts", "--json").err)["error"]
+    assert error["message"] == "No such command 'reciepts'. Did you mean 'receipts'?"
+
+
+def test_help_shows_the_commands_and_the_options_in_panels() -> None:
+    said = kilburn("--help").out
+    for panel, rows in PANELS.items():
+        section = re.search(rf"^{panel}:\n(.*?)(?=^\S|\Z)", said, re.MULTILINE | re.DOTALL)
+        assert section is not None
+        assert re.findall(r"^  (\S+)  +[A-Z].*\.$", section[1], re.MULTILINE) == list(rows)
+    assert max(map(len, said.splitlines())) <= 80
+    usual, _, advanced = kilburn("serve", "--help").out.partition("\nAdvanced:\n")
+    assert "--upstream" in usual
+    assert "--drain" not in usual
+    assert "--drain" in advanced
+    assert "--upstream" not in advanced
 
 
 @pytest.mark.parametrize("words", [("nonsense",), ("ps", "--nonsense"), ("recall", "light"), ("replay",)])
@@ -149,7 +187,7 @@ def test_closed_streams_are_said_or_borne_and_nothing_crashes(tmp_path: Path, cl
         ("ps", "--json", "--db"),
         ("recall", "light", "--json"),
         ("replay", "--json", "x.jsonl", "--window", "many"),
-        ("lab", "nothing", "--json"),
+        ("keys", "nothing", "--json"),
         ("--json",),
     ],
     ids=" ".join,

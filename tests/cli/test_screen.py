@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from cli.terminal import TALK, write_jsonl
 from kilburn.cli.screen import grid, progress, shortened
 from kilburn.cli.top import frame, traffic
 from kilburn.gateway.exchange import SessionTotals
+from kilburn.terminal import Styled
 
 JOBS = {
     "stage": "waiting",
@@ -36,10 +36,9 @@ JOBS = {
 }
 
 
-def drawn(thing: object, width: int) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(thing, soft_wrap=True)
-    return out.getvalue().splitlines()
+def drawn(lines: list[Styled]) -> list[str]:
+    """The lines of a table without their styles."""
+    return [text for text, _ in lines]
 
 
 def session(name: str, number: int, **more: object) -> dict[str, object]:
@@ -54,8 +53,8 @@ def session(name: str, number: int, **more: object) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["s", "a-very-long-name-of-a-session-" * 4 + "end", "日本語のとても長い名前" * 6])
 def test_a_frame_fits_its_screen_and_cuts_no_number(width: int, name: str) -> None:
     rows = [session(name, 7_654_321), session("other", 12), session("queued", 5, jobs=JOBS)]
-    whole = {word for line in drawn(frame(rows, "default", 10_000), 10_000) for word in line.split()}
-    lines = drawn(frame(rows, "default", width), width)
+    whole = {word for line in drawn(frame(rows, "default", 10_000)) for word in line.split()}
+    lines = drawn(frame(rows, "default", width))
     assert max(map(cell_len, lines)) <= width
     told = [line for line in lines[1:] if "larger window" not in line]
     figures = {word for line in told for word in line.split() if any(character.isdigit() for character in word)}
@@ -67,21 +66,19 @@ def test_a_frame_fits_its_screen_and_cuts_no_number(width: int, name: str) -> No
 @pytest.mark.parametrize("jobs", [None, JOBS])
 def test_a_frame_of_many_sessions_fits_its_height(height: int, jobs: object) -> None:
     rows = [session(f"s{number}", 5, jobs=jobs) for number in range(40)]
-    lines = drawn(frame(rows, "default", 100, height), 100)
+    lines = drawn(frame(rows, "default", 100, height))
     assert len(lines) <= height
     assert any(line.startswith("queues") for line in lines) == (jobs is not None)
     shown = sum(line.startswith("s") for line in lines[2 : height // 2 if jobs else None])
     assert shown >= height // 2 - 4 > 0 or height == 8
     assert (height == 60 and not jobs) or any(" rows and " in line for line in lines)
-    assert (
-        len(drawn(traffic([SessionTotals(tenant="t", session=f"s{number}") for number in range(40)], 100, height), 100)) <= height
-    )
+    assert len(drawn(traffic([SessionTotals(tenant="t", session=f"s{number}") for number in range(40)], 100, height))) <= height
 
 
 def test_at_a_hundred_columns_the_figures_that_matter_are_there() -> None:
-    heads = drawn(frame([session("a-very-long-name-of-a-session-" * 4, 7_654_321)], "default", 100), 100)[1]
+    heads = drawn(frame([session("a-very-long-name-of-a-session-" * 4, 7_654_321)], "default", 100))[1]
     assert all(head in heads for head in ("session", "window", "in window", "of", "hit rate", "out", "last use"))
-    heads = drawn(frame([session("a-very-long-name-of-a-session-" * 4, 7_654_321)], "default", 80), 80)[1]
+    heads = drawn(frame([session("a-very-long-name-of-a-session-" * 4, 7_654_321)], "default", 80))[1]
     assert all(head in heads for head in ("session", "window", "in window", "hit rate", "last use"))
 
 
@@ -90,7 +87,7 @@ def test_a_gateways_frame_fits_too(width: int) -> None:
     row = SessionTotals(
         tenant="t", session="agent-" * 20, requests=9_999, sent=7_654_321, shipped=7_654_321, window=200_000, hit_rate=0.1
     )
-    lines = drawn(traffic([row, SessionTotals(tenant="other", session="s")], width), width)
+    lines = drawn(traffic([row, SessionTotals(tenant="other", session="s")], width))
     assert max(map(cell_len, lines)) <= width
     assert "7.7M" in lines[2]
 
@@ -104,7 +101,7 @@ def test_a_gateways_frame_fits_too(width: int) -> None:
 )
 def test_every_table_fits_and_its_numbers_are_whole(width: int, rows: list[tuple[str, int, str, float]]) -> None:
     heads = ("name", "number", "what", "share")
-    lines = drawn(grid(heads, rows, width=width), width)
+    lines = drawn(grid(heads, rows, width=width))
     note = lines.pop() if " more " in lines[-1] else ""
     assert max(map(cell_len, lines)) <= max(width, 16)
     assert bool(note) == (len(lines[0].split()) < len(heads))

@@ -251,7 +251,6 @@ def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, 
         for force in ([], ["--force"]):
             said = kilburn("export", "light", "--db", db, "--out", name, *force)
             assert (said.status, said.err.count("\n")) == (2, 1), name
-            assert kilburn("lab", "paging", "--sample", "1", "--out", name, *force).status == 2
     assert db.read_bytes() == before
     assert kilburn("export", "light", "--db", db, "--out", out).status == 0
     first = out.read_bytes()
@@ -274,6 +273,17 @@ def test_a_picture_replaces_no_file_without_force(tmp_path: Path, name: str) -> 
     assert plot.read_bytes() != b"mine"
 
 
+@pytest.mark.slow
+def test_a_measurement_never_replaces_a_store(db: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(db)
+    before = db.read_bytes()
+    for name in (db, f"{db}-wal", tmp_path / "link"):
+        for force in ([], ["--force"]):
+            assert kilburn("lab", "paging", "--sample", "1", "--out", name, *force).status == 2
+    assert db.read_bytes() == before
+
+
+@pytest.mark.slow
 def test_cells_are_only_added_to_a_file_of_cells(db: Path, tmp_path: Path) -> None:
     mine = tmp_path / "notes.txt"
     mine.write_bytes(b"mine\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -332,9 +331,8 @@ def test_a_damaged_session_blocks_no_other(tmp_path: Path, made: Path) -> None:
     path = tmp_path / "agent.db"
     path.write_bytes(made.read_bytes())
     with apsw.Connection(str(path)) as db:
-        db.execute("DROP TRIGGER process_written")
-        db.execute("UPDATE event SET body = x'00' WHERE process = (SELECT id FROM process WHERE name = 'misses') AND number = 9")
-        db.execute("UPDATE process SET created = 1 WHERE name = 'quiet'")
+        db.execute("UPDATE event SET body = x'00' WHERE segment = (SELECT id FROM segment WHERE name = 'misses') AND number = 9")
+        db.execute("UPDATE segment SET created = 1 WHERE name = 'quiet'")
     with Sqlite(path, readonly=True) as backend:
         app = build(backend)
         said = words_of(ok(app, "/"))
@@ -358,19 +356,6 @@ def test_a_ledger_with_odd_figures_blocks_no_other_session(tmp_path: Path, made:
         app = build(backend)
         assert "misses" in words_of(ok(app, "/"))
         assert ok(app, "/session", name="misses").status == 200
-
-
-def test_an_older_file_is_shown_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    path.write_bytes(gzip.decompress((Path(__file__).parent.parent / "backends" / "format4" / "store.db.gz").read_bytes()))
-    before = path.read_bytes()
-    with Sqlite(path, readonly=True) as backend:
-        app = build(backend)
-        name = next(info.name for info in backend.segments() if info.kind == "session" and info.pages > 3)
-        for screen in set(SCREENS) - {"/receipt", "/collection"}:
-            ok(app, screen, name=name, address="p2")
-        assert "admitted" in words_of(ok(app, "/page", name=name, address="p2"))
-    assert path.read_bytes() == before
 
 
 def test_many_may_look_while_the_ledger_grows(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_programs_get_json_and_a_picture(shared_tree: Path, tmp_path: Path, caps
         "--seed",
         "4",
     ]
-    assert main(["demo", "--model", "none", "--window", "2500", "--json", *given]) == 0
+    assert main(["demo", "--window", "2500", "--json", *given]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["ok"] is True
     assert (said["questions"], said["exact"], said["overflow"], said["lost"]) == (15, 15, 0, 0)
@@ -42,7 +42,7 @@ def test_programs_get_json_and_a_picture(shared_tree: Path, tmp_path: Path, caps
 
 def test_people_get_tables_and_a_way_on(shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     db = tmp_path / "d.db"
-    assert main(["demo", "--model", "none", "--library", str(shared_tree), "--db", str(db), "--questions", "10"]) == 0
+    assert main(["demo", "--library", str(shared_tree), "--db", str(db), "--questions", "10"]) == 0
     said = capsys.readouterr()
     assert "10 of 10" in said.out
     assert "plain truncation" in said.out
@@ -55,7 +55,7 @@ def test_people_get_tables_and_a_way_on(shared_tree: Path, tmp_path: Path, capsy
 def test_without_anything_to_ask_about_it_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "a.py").write_text("# nothing\n")
-    assert main(["demo", "--model", "none", "--library", str(tmp_path / "lib"), "--db", str(tmp_path / "d.db")]) == 1
+    assert main(["demo", "--library", str(tmp_path / "lib"), "--db", str(tmp_path / "d.db")]) == 1
     assert "FAILED" in capsys.readouterr().out
 
 
@@ -66,15 +66,14 @@ def test_what_cannot_be_used_is_refused_at_once(shared_tree: Path, tmp_path: Pat
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_model_that_cannot_be_had_is_said_and_done_without(
+def test_a_model_that_cannot_be_loaded_is_an_error_before_the_work(
     shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(64))
-    given = ["--library", str(shared_tree), "--questions", "5", "--model", str(broken)]
-    assert main(["demo", "--db", str(tmp_path / "d.db"), *given]) == 0
-    assert "Without a model: " in capsys.readouterr().out
-    assert main(["demo", "--db", str(tmp_path / "e.db"), *given, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["model"], said["phrases"]) == ("none", [])
-    assert "broken.gguf" in said["model_missing"]
+    db = tmp_path / "d.db"
+    assert main(["demo", "--db", str(db), "--library", str(shared_tree), "--model", str(broken)]) == 1
+    assert not db.exists()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert any(reason in shown.err for reason in ("broken.gguf", "xllamacpp is not installed"))

@@ -64,8 +64,8 @@ def test_other_policies_lose_nothing_either(policy: str, shared_tree: Path, tmp_
     assert results.ok, [asked for asked in results.asked if not asked.exact]
 
 
-def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, tmp_path: Path) -> None:
-    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=4000, seconds=0.0, enough=15_000, questions=10)
+def test_an_agent_that_has_read_enough_is_asked_about_what_it_read(shared_tree: Path, tmp_path: Path) -> None:
+    plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), window=4000, enough=15_000, questions=10)
     results = perform(plan)
     assert results.stopped > 0
     assert 15_000 <= results.output_tokens < 25_000
@@ -73,14 +73,13 @@ def test_a_work_whose_time_is_up_is_asked_about_what_it_read(shared_tree: Path, 
 
 
 def test_a_name_that_an_unread_file_defines_too_is_not_asked_for(tmp_path: Path) -> None:
-    # How much is read until the time is up depends on the machine; the search for definitions goes over all files. Here
-    # `enough` ends the reading instead of the clock, after the first file.
+    # `enough` ends the reading after the first file; the search for definitions goes over all files.
     root = tmp_path / "library"
     root.mkdir()
     (root / "first.py").write_text("def shared(one):\n    return one\n\n\ndef alone(one):\n    return one\n" + "# more\n" * 30)
     (root / "second.py").write_text("def shared(one):\n    return one\n")
     for seed in range(4):
-        plan = DemoPlan(db=str(tmp_path / f"{seed}.db"), library=str(root), window=4000, seconds=0.0, enough=60, seed=seed)
+        plan = DemoPlan(db=str(tmp_path / f"{seed}.db"), library=str(root), window=4000, enough=60, seed=seed)
         results = perform(plan)
         assert (results.files, results.stopped) == (1, 1)
         assert [asked.expected for asked in results.asked if asked.kind == "place"] == ["first.py"]

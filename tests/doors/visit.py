@@ -172,29 +172,23 @@ def prose(rng: random.Random, count: int) -> str:
 Trial = Callable[[random.Random], None]
 
 
-def many(trial: Trial, *, trials: int, seed: int) -> dict[str, tuple[int, int, str]]:
-    """Run trials; gives for each broken promise how often, the seed of the smallest case, and that case."""
-    found: dict[str, tuple[int, int, str]] = {}
+def find_broken(trial: Trial, *, trials: int, seed: int = 0) -> dict[str, tuple[int, int, str]]:
+    """Run trials and return the broken promises: how often each broke, the seed of its smallest case, and that case."""
+    broken: dict[str, tuple[int, int, str]] = {}
     for number in range(seed, seed + trials):
         try:
             trial(random.Random(number))
-        except Broken as broken:
-            times, first, shown = found.get(broken.promise, (0, number, broken.shown))
-            if len(broken.shown) < len(shown):
-                first, shown = number, broken.shown
-            found[broken.promise] = (times + 1, first, shown)
-    return found
+        except Broken as failure:
+            times, first, shown = broken.get(failure.promise, (0, number, failure.shown))
+            if len(failure.shown) < len(shown):
+                first, shown = number, failure.shown
+            broken[failure.promise] = (times + 1, first, shown)
+    return broken
 
 
-def held(trial: Trial, *, trials: int, seed: int) -> None:
-    """Assert that all promises hold."""
-    found = many(trial, trials=trials, seed=seed)
-    assert not found, "\n" + told(found)
-
-
-def told(found: dict[str, tuple[int, int, str]]) -> str:
+def format_broken(broken: dict[str, tuple[int, int, str]]) -> str:
     return "\n".join(
-        f"{times} x {promise} [seed {seed}]\n    {shown[:1500]}" for promise, (times, seed, shown) in sorted(found.items())
+        f"{times} x {promise} [seed {seed}]\n    {shown[:1500]}" for promise, (times, seed, shown) in sorted(broken.items())
     )
 
 
@@ -208,9 +202,9 @@ def run(fuzzers: dict[str, Callable[[], Any]], words: str) -> None:
     failed = False
     for name in options.only or fuzzers:
         with fuzzers[name]() as trial:
-            found = many(trial, trials=options.trials, seed=options.seed)
-        failed = failed or bool(found)
-        print(f"{name}: {options.trials} trials from seed {options.seed}: {len(found)} promises broken", flush=True)
-        if found:
-            print(told(found), flush=True)
+            broken = find_broken(trial, trials=options.trials, seed=options.seed)
+        failed = failed or bool(broken)
+        print(f"{name}: {options.trials} trials from seed {options.seed}: {len(broken)} promises broken", flush=True)
+        if broken:
+            print(format_broken(broken), flush=True)
     sys.exit(failed)

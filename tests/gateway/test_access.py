@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import rounds
 from kilburn.gateway.access import Access
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, add_key, revoke_key
@@ -91,9 +92,7 @@ class Door:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def raw(self) -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=600)
-        made.settimeout(20)
-        return made
+        return socket.create_connection(("127.0.0.1", self.port), timeout=600)
 
 
 @pytest.fixture
@@ -180,25 +179,19 @@ def test_a_keys_file_that_breaks_shuts_the_door_until_it_is_mended(door: Callabl
     assert it.post().status_code == 200
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "127.0.0.1.evil.example",
-        "localhost@evil.example",
-        "127.0.0.1:80/x?",
-        "[::1",
-        "",
-        "0.0.0.0",
-        "xn--localhost",
-    ],
+FALSE_HOSTS = (
+    *("evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "127.0.0.1:80/x?"),
+    *("[::1", "", "0.0.0.0", "xn--localhost"),
 )
-def test_a_host_header_that_lies_is_refused(door: Callable[..., Door], host: str, keyed: bool) -> None:
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_host_header_that_lies_is_refused(door: Callable[..., Door], keyed: bool) -> None:
     it = door(keyed=keyed)
-    for path in (CHAT, "/health"):
-        answer = it.post(path, headers={**it.bearer, "host": host})
-        assert answer.status_code in (400, 421), answer.text
+    for host in FALSE_HOSTS:
+        for path in (CHAT, "/health"):
+            answer = it.post(path, headers={**it.bearer, "host": host})
+            assert answer.status_code in (400, 421), (host, answer.text)
     assert it.mirror.calls == 0
 
 
@@ -404,12 +397,12 @@ def test_a_compressed_body_is_refused(door: Callable[..., Door]) -> None:
 
 
 def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=RequestBounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=2.0))
     with it.raw() as silent, it.raw() as slow:
         try:
             for letter in b"POST / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ":
                 slow.sendall(bytes([letter]))
-                time.sleep(0.02)
+                time.sleep(0.06)
         except ConnectionError:
             pass
         assert rest_of(slow) == b""
@@ -417,7 +410,7 @@ def test_headers_that_never_end_are_cut(door: Callable[..., Door]) -> None:
 
 
 def test_a_second_request_whose_headers_never_end_is_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=RequestBounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=2.0))
     with it.raw() as made:
         made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert made.recv(1000).startswith(b"HTTP/1.1 200")
@@ -430,7 +423,7 @@ def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Cal
         key = it.ana[1].encode()
         return b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: " + key + b"\r\nContent-Length: 20000\r\n\r\n"
 
-    it = door(limits=RequestBounds(patience=0.6, pace=10_000.0))
+    it = door(limits=RequestBounds(patience=2.0, pace=10_000.0))
     with it.raw() as made:
         made.sendall(head(it))
         said = b""
@@ -443,20 +436,21 @@ def test_a_body_that_drips_is_refused_while_a_slow_honest_one_comes_in(door: Cal
                 break
         assert said.startswith(b"HTTP/1.1 408")
     # Each piece is worth minutes here, so what the machine does meanwhile does not matter.
-    it = door(limits=RequestBounds(patience=0.6, pace=10.0))
+    it = door(limits=RequestBounds(patience=2.0, pace=10.0))
     with it.raw() as made:
         made.sendall(head(it) + b"x" * 10_000)
-        time.sleep(1.0)
+        time.sleep(2.2)
         made.sendall(b"x" * 10_000)
         assert made.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_does_not_read_is_cut(door: Callable[..., Door]) -> None:
-    it = door(limits=RequestBounds(patience=0.5))
+    it = door(limits=RequestBounds(patience=2.0))
     with it.raw() as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.sendall(it.head("/flood", 0))
-        time.sleep(1.5)
+        until(lambda: it.seen)
+    it = door(limits=RequestBounds(patience=600))
     with it.http.stream("GET", "/flood", headers=it.bearer) as reading:
         pieces = reading.iter_raw()
         assert sum(len(next(pieces)) for _ in range(200)) > 0
@@ -502,11 +496,12 @@ def test_one_key_may_not_take_all_places(door: Callable[..., Door]) -> None:
 
 
 def test_a_rate_is_of_one_key(door: Callable[..., Door]) -> None:
-    it = door(limits=RequestBounds(rate=8))
-    assert [it.post().status_code for _ in range(3)] == [200, 200, 429]
+    # The next request is allowed a minute later.
+    it = door(limits=RequestBounds(rate=1))
+    assert [it.post().status_code for _ in range(2)] == [200, 429]
     refused = it.post()
     assert refused.json()["error"]["type"] == "rate_limit_error"
-    assert 1 <= int(refused.headers["retry-after"]) <= 8
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert it.post(headers={"x-api-key": it.ben[1]}).status_code == 200
 
 
@@ -564,17 +559,16 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("line", [b"POST /v1/x HTTP/1.1", b"GET /health HTTP/1.1", b"OPTIONS /v1/x HTTP/1.1"])
-@pytest.mark.parametrize("case", UNCLEAR)
-def test_where_a_request_ends_is_said_once(door: Callable[..., Door], case: str, line: bytes) -> None:
+def test_where_a_request_ends_is_said_once(door: Callable[..., Door], line: bytes) -> None:
     it = door(keyed=False, origins=("http://a.example",))
     more = b"Host: localhost\r\nOrigin: http://a.example\r\nAccess-Control-Request-Method: POST\r\n"
-    asked = line + b"\r\n" + more + UNCLEAR[case] + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
-    with it.raw() as made:
-        made.sendall(asked + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        told = rest_of(made)
-    assert told.startswith(b"HTTP/1.1 400 ")
-    # The connection is closed: nothing that stands behind is taken for a request.
-    assert told.count(b"HTTP/1.1 ") == 1
+    for case, headers in UNCLEAR.items():
+        request = line + b"\r\n" + more + headers + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+        with it.raw() as made:
+            made.sendall(request + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answers = rest_of(made)
+        # The connection is closed: what follows is not read as another request.
+        assert (answers[:13], answers.count(b"HTTP/1.1 ")) == (b"HTTP/1.1 400 ", 1), case
     assert it.mirror.calls == 0
 
 
@@ -611,7 +605,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=rounds(60, 300))
 @given(
     headers=st.lists(st.tuples(names, values), max_size=8),
     path=st.one_of(st.sampled_from([CHAT, MESSAGES, "/metrics", "/sessions"]), st.text(max_size=20)),

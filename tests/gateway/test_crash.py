@@ -20,6 +20,7 @@ import httpx2
 import pytest
 
 import kilburn
+from effort import rounds
 from gateway.talk import said, user
 from kilburn.testing.upstream import Upstream, calling, serving
 from waiting import until
@@ -170,7 +171,7 @@ def interrupted(setup: Setup, served: Served, talk: list[Any], moment: str, chan
         setup.moment, setup.upstream.pause = "", 0.0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(rounds(1, 2)))
 def test_a_gateway_that_is_killed_goes_on_where_it_was(setup: Setup, seed: int) -> None:
     chance = setup.chance = random.Random(seed)
     served, talk, killed, names = setup.serve(), list[Any](), 0, set[str]()
@@ -201,6 +202,7 @@ def test_a_gateway_that_is_killed_goes_on_where_it_was(setup: Setup, seed: int) 
     assert names == set(found) == {name}, "there is one session"
 
 
+@pytest.mark.slow
 def test_two_gateways_over_one_file_and_a_client_that_alternates(setup: Setup) -> None:
     both, talk, names = (setup.serve(), setup.serve()), list[Any](), set[str]()
     for number in range(12):
@@ -216,6 +218,7 @@ def test_two_gateways_over_one_file_and_a_client_that_alternates(setup: Setup) -
     assert names == set(found) == {name}
 
 
+@pytest.mark.slow
 def test_two_clients_of_two_gateways_race_on_one_session(setup: Setup) -> None:
     both = (setup.serve(), setup.serve())
     setup.upstream.delay = 0.02
@@ -251,8 +254,8 @@ def test_two_clients_of_two_gateways_race_on_one_session(setup: Setup) -> None:
     assert len(found) <= 4, {name: len(texts) for name, texts in found.items()}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup: Setup, path: str) -> None:
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup: Setup) -> None:
     served, talk, name = setup.serve(window=8000), list[Any](), ""
     for _ in range(3):
         talk.append(user(f"q{len(talk)} {FILLER}"))
@@ -261,23 +264,24 @@ def test_a_full_disk_is_told_and_the_next_request_works_when_there_is_room(setup
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     most = max(file.stat().st_size for file in setup.db.parent.iterdir())
     resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (most + 50_000, hard))
-    told: list[tuple[int, Any]] = []
+    errors: list[tuple[str, int, Any]] = []
 
     def client(place: int) -> None:
+        path = ("/v1/chat/completions", "/v1/messages")[place % 2]
         for number in range(20):
             words = f"q{place}{number} " + random.Random(100 * place + number).randbytes(7_500).hex()
             body = {"model": "m", "max_tokens": 9, "messages": [user(words)], "stream": number % 2 == 0}
             answer = httpx2.post(served.url + path, json=body, timeout=600)
             if answer.status_code != 200:
-                told.append((answer.status_code, answer.json()))
+                errors.append((path, answer.status_code, answer.json()))
 
     threads = [threading.Thread(target=client, args=(place,)) for place in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(600)
-    assert told, "the disk was full"
-    for status, body in told:
+    assert {path for path, _, _ in errors} == {"/v1/chat/completions", "/v1/messages"}, "the disk was full"
+    for path, status, body in errors:
         assert status in (503, 507), body
         assert body["error"]["message"]
         assert body.get("type") == ("error" if path == "/v1/messages" else None)

@@ -19,6 +19,7 @@ import openai
 import pytest
 
 import kilburn
+from effort import pairwise
 from kilburn.errors import Overlong, Unavailable
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.events import Events
@@ -215,9 +216,7 @@ def test_a_client_of_several_replies_has_its_prompt_shortened_too(gateway: Any) 
     assert [choice.message.content for choice in reply.choices] == ["One.", "Two."]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("status", [429, 500, 529])
+@pytest.mark.parametrize(("status", "form", "streamed"), pairwise([429, 500, 529], FORMS, [False, True]))
 def test_statuses_and_their_words_are_told_as_they_were(gateway: Any, form: str, status: int, streamed: bool) -> None:
     setup = gateway(Refusal(status=status, words="Not now.", retry_after=7), form="messages" if form == "messages" else "chat")
     with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
@@ -253,7 +252,7 @@ def test_a_hidden_round_is_asked_again_a_few_times_and_soon_or_not(gateway: Any,
     assert len(upstream.sent) == asked
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503, 529])
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
 @pytest.mark.parametrize("form", ["chat", "messages"])
 def test_a_status_is_kept_where_the_upstream_speaks_the_other_form(gateway: Any, form: str, status: int) -> None:
     setup = gateway(Refusal(status=status, words="Not now."), form="chat" if form == "messages" else "messages")
@@ -267,7 +266,7 @@ def test_a_status_is_kept_where_the_upstream_speaks_the_other_form(gateway: Any,
 def test_a_stream_that_breaks_ends_with_an_error_of_the_form(gateway: Any, form: str, how: Any) -> None:
     far = "messages" if form == "messages" else "chat"
     broken = Break(how=how, after=4, reply="This is a longer reply, é, of several pieces.")
-    setup = gateway(upstream=Upstream(broken, "Whole.", pause=0.02), form=far, timeout=1.0)
+    setup = gateway(upstream=Upstream(broken, "Whole.", pause=0.02), form=far, timeout=2.0 if how == "silent" else 600.0)
     path = {"chat": "chat/completions"}.get(form, form)
     key = "input" if form == "responses" else "messages"
     body = {"model": "m", "max_tokens": 50, "stream": True, key: talk()}
@@ -321,7 +320,7 @@ def test_what_is_no_reply_goes_through_as_it_is(far: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("status", [400, 404, 413, 500, 503])
+@pytest.mark.parametrize("status", [400, 413, 503])
 def test_an_error_goes_through_as_it_is(far: Any, form: str, status: int) -> None:
     made, near = far(form)
     said = [("retry-after", "3"), ("x-ratelimit-remaining-tokens", "7"), ("request-id", "req_1")]

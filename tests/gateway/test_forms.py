@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import rounds
 from gateway.test_failures import Far
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import serving
@@ -218,7 +219,7 @@ def test_what_nobody_knows_yet_goes_through(through: Any, form: str, streamed: b
     it = through(form)
     old, count = old_turns(form), itertools.count()
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=rounds(5, 15), deadline=None)
     @given(data=st.data())
     def check(data: Any) -> None:
         talk, beside, reply = (copy.deepcopy(each[form]) for each in (TALKS, BESIDE, REPLIES))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kilburn
+from effort import rounds
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import OrphanResult, StoreBusy
 from kilburn.event import Act
@@ -162,7 +163,7 @@ class Client(RuleBasedStateMachine):
 
 
 TestClient = Client.TestCase
-TestClient.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestClient.settings = settings(max_examples=rounds(20, 50), stateful_step_count=15, deadline=None)
 
 
 @pytest.fixture

@@ -138,8 +138,7 @@ def orders(seed: int, count: int = 60) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("how", ["kept", "sealed", "bare"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "how"), [(0, "kept"), (1, "sealed"), (2, "bare"), (3, "kept")])
 def test_a_conversation_is_one_session_whatever_the_order_of_its_items(gateway: Any, seed: int, how: str) -> None:
     model = Model(orders(seed), bare=seed > 1)
     setup = gateway(upstream=Upstream(otherwise=model.say))
@@ -183,8 +182,7 @@ def test_what_a_client_keeps_its_provider_takes_without_the_gateway(gateway: Any
     assert not setup.upstream.refused, setup.upstream.refused[0].wrong
 
 
-@pytest.mark.parametrize("how", ["kept", "sealed"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "how"), [(1, "kept"), (2, "sealed")])
 def test_items_that_the_gateway_writes_again_are_those_that_the_client_sent(gateway: Any, seed: int, how: str) -> None:
     model = Model(orders(seed), seed=seed, recalls=("", "R", "RM", "M"))
     model.once = True  # words that are said before a recall are kept behind the last one

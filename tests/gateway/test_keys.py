@@ -180,6 +180,10 @@ def test_others_are_not_served_without_keys() -> None:
 
 
 def test_a_bucket_gives_its_rate_and_says_when_there_is_more() -> None:
-    bucket = Bucket(40)
-    assert [bucket.take() for _ in range(10)] == [0.0] * 10
-    assert 1.0 < bucket.take() <= 1.5
+    now = [0.0]
+    bucket = Bucket(40, lambda: now[0])
+    assert [bucket.take() for _ in range(11)] == [0.0] * 10 + [1.5]
+    now[0] = 1.0
+    assert bucket.take() == pytest.approx(0.5)
+    now[0] = 1.5
+    assert [bucket.take(), bucket.take()] == pytest.approx([0.0, 1.5])

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 import kilburn
+from effort import pairwise
 from gateway.talk import user
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Refusal, Upstream, serving
@@ -57,13 +58,15 @@ def texts(path: Path) -> list[list[str]]:
         return [[part.text for message in session.originals() for part in message.parts] for session in sessions]
 
 
-@pytest.mark.parametrize("read", [(0,), (1,), (0, 1)], ids=["by one", "by the other", "by both"])
-@pytest.mark.parametrize("again", [0, 1], ids=["of the one", "of the other"])
-@pytest.mark.parametrize("chained", [False, True], ids=["history", "chained"])
-@pytest.mark.parametrize(("window", "before"), [(400, 3), (100_000, 3), (100_000, 0)])
+@pytest.mark.parametrize(
+    ("read", "again", "chained", "window_before"),
+    pairwise([(0,), (1,), (0, 1)], [0, 1], [False, True], [(400, 3), (100_000, 3), (100_000, 0)]),
+)
 def test_a_question_that_was_lost_is_asked_again(
-    tmp_path: Path, read: tuple[int, ...], again: int, chained: bool, window: int, before: int
+    tmp_path: Path, read: tuple[int, ...], again: int, chained: bool, window_before: tuple[int, int]
 ) -> None:
+    """The gateways in `read` read what is lost, and the gateway `again` is asked again."""
+    window, before = window_before
     path, broken = tmp_path / "a.db", list[str]()
 
     def reply(sent: Any) -> str | Refusal:

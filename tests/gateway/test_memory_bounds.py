@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from effort import FULL, rounds
 from kilburn import remembered
 from kilburn.backends.passages import _compounds
 from kilburn.gateway.chat import ChatForm
@@ -124,7 +125,7 @@ def test_what_a_session_takes_is_known(tmp_path: Path) -> None:
             assert 0.5 < (histories.size - before) / now() < 1.6
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(rounds(1, 3)))
 def test_what_left_memory_is_found_again(tmp_path: Path, seed: int) -> None:
     """The same talks with room for everything, and with room for nothing."""
     names = []
@@ -258,7 +259,7 @@ TEXTS: dict[str, Callable[[random.Random], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("kind", TEXTS if FULL else ["log", "another script"])
 def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
     chance, texts, count = random.Random(4), remembered.texts, 0
     before, texts.most = texts.most, 2 << 20

@@ -94,7 +94,7 @@ def test_what_it_costs_to_find_a_reply_does_not_grow_with_sessions(tmp_path: Pat
     few, *more = costs(str(tmp_path / "a.db"), (10, 100, 1000))
     assert max(more) <= few
     with opened(str(tmp_path / "a.db")) as store:
-        plan = store.backend._db.execute("EXPLAIN QUERY PLAN SELECT process FROM history WHERE tenant = 1 AND digest = x'00'")
+        plan = store.backend._db.execute("EXPLAIN QUERY PLAN SELECT segment FROM history WHERE tenant = 1 AND digest = x'00'")
         assert "history_digest" in str(list(plan))
 
 
@@ -102,50 +102,31 @@ def test_a_reply_of_another_gateway_is_found(tmp_path: Path) -> None:
     check_found(str(tmp_path / "a.db"))
 
 
-def test_replies_that_an_older_kilburn_has_noted_are_found(tmp_path: Path) -> None:
-    """It kept no rows for them."""
-    with opened(str(tmp_path / "a.db")) as store:
-        names = [answer(Histories(store), f"resp_{number}") for number in range(3)]
-        store.backend._db.execute("DELETE FROM history WHERE at < 0")
-        histories = Histories(store)
-        assert [goes_on(histories, f"resp_{number}") for number in range(3)] == names
-
-
-def test_one_damaged_note_hides_no_other_of_an_older_kilburn(tmp_path: Path) -> None:
-    with opened(str(tmp_path / "a.db")) as store:
-        names = [answer(Histories(store), f"resp_{number}") for number in range(3)]
-        store.backend._db.execute("DELETE FROM history WHERE at < 0")
-        first = store.session(names[0]).number
-        store.backend._db.execute("UPDATE event SET body = x'c1' WHERE process = ? AND act = 'note'", (first,))
-        histories = Histories(store)
-        assert [goes_on(histories, f"resp_{number}") for number in (1, 2)] == names[1:]
-
-
-REPLY = "SELECT process, at, tenant, digest, last, page FROM history WHERE at < 0 AND process = 1"
-INSERT = "INSERT INTO history(process, at, tenant, digest, last, page)"
+REPLY = "SELECT segment, message, tenant, digest, is_last, last_page FROM history WHERE message < 0 AND segment = 1"
+INSERT = "INSERT INTO history(segment, message, tenant, digest, is_last, last_page)"
 
 
 @pytest.mark.parametrize(
     ("statement", "events"),
     [
-        ("DELETE FROM history WHERE at < 0", 2),
-        ("UPDATE history SET digest = CAST('f0f0f0f0f0f0f0f0f0f0f0f0' AS BLOB) WHERE at < 0 AND process = 1", 1),
-        ("UPDATE history SET tenant = 7 WHERE at < 0 AND process = 1", 1),
-        ("UPDATE history SET last = 1 WHERE at < 0 AND process = 1", 1),
-        ("UPDATE history SET page = 9 WHERE at < 0 AND process = 1", 1),
-        ("UPDATE history SET at = -1 WHERE at < 0 AND process = 1", 2),
-        ("UPDATE history SET at = 0 WHERE at < 0 AND process = 1", 2),
-        (f"{INSERT} SELECT process, at - 5, tenant, x'00', last, page FROM ({REPLY})", 1),
-        ("UPDATE history SET process = 9 WHERE at < 0 AND process = 1", 2),
-        (f"{INSERT} SELECT 2, 0, tenant, digest, 1, page FROM ({REPLY})", 1),
+        ("DELETE FROM history WHERE message < 0", 2),
+        ("UPDATE history SET digest = CAST('f0f0f0f0f0f0f0f0f0f0f0f0' AS BLOB) WHERE message < 0 AND segment = 1", 1),
+        ("UPDATE history SET tenant = 7 WHERE message < 0 AND segment = 1", 1),
+        ("UPDATE history SET is_last = 1 WHERE message < 0 AND segment = 1", 1),
+        ("UPDATE history SET last_page = 9 WHERE message < 0 AND segment = 1", 1),
+        ("UPDATE history SET message = -1 WHERE message < 0 AND segment = 1", 2),
+        ("UPDATE history SET message = 0 WHERE message < 0 AND segment = 1", 2),
+        (f"{INSERT} SELECT segment, message - 5, tenant, x'00', is_last, last_page FROM ({REPLY})", 1),
+        ("UPDATE history SET segment = 9 WHERE message < 0 AND segment = 1", 2),
+        (f"{INSERT} SELECT 2, 0, tenant, digest, 1, last_page FROM ({REPLY})", 1),
     ],
 )
 def test_rows_of_replies_are_checked_and_made_again(tmp_path: Path, statement: str, events: int) -> None:
-    """Nothing else of the file tells where a reply is: a gateway that has read the notes of before finds it by its row alone."""
+    """Nothing else in the file tells where a reply is: a gateway finds it by its row alone."""
     place = str(tmp_path / "a.db")
     with opened(place) as store:
         names = [answer(Histories(store), f"resp_{number}") for number in range(2)]
-        said = list(store.backend._db.execute("SELECT * FROM history WHERE at < 0 ORDER BY process"))
+        said = list(store.backend._db.execute("SELECT * FROM history WHERE message < 0 ORDER BY segment"))
     assert run("fsck", "--db", place).status == 0
     change(tmp_path / "a.db", statement)
     found = run("fsck", "--db", place, "--json").json["findings"]
@@ -156,9 +137,8 @@ def test_rows_of_replies_are_checked_and_made_again(tmp_path: Path, statement: s
     repaired = run("fsck", "--repair", "--db", place, "--json")
     assert (repaired.status, repaired.json["left"]) == (0, [])
     with opened(place) as store:
-        assert list(store.backend._db.execute("SELECT * FROM history WHERE at < 0 ORDER BY process")) == said
+        assert list(store.backend._db.execute("SELECT * FROM history WHERE message < 0 ORDER BY segment")) == said
         histories = Histories(store)
-        histories._caught_up = True
         assert [goes_on(histories, f"resp_{number}") for number in range(2)] == names
 
 
@@ -167,11 +147,11 @@ def test_a_note_that_is_damaged_takes_its_reply_along_in_a_repair(tmp_path: Path
     place = str(tmp_path / "a.db")
     with opened(place) as store:
         names = [answer(Histories(store), f"resp_{number}") for number in range(2)]
-    change(tmp_path / "a.db", "UPDATE event SET body = x'c1' WHERE process = 1 AND act = 'note'")
+    change(tmp_path / "a.db", "UPDATE event SET body = x'c1' WHERE segment = 1 AND act = 'note'")
     assert {found["kind"] for found in run("fsck", "--db", place, "--json").json["findings"]} == {"ledger"}
     repaired = run("fsck", "--repair", "--db", place, "--json")
     assert (repaired.status, repaired.json["left"]) == (0, [])
     with opened(place) as store:
-        assert list(store.backend._db.execute("SELECT process FROM history WHERE at < 0")) == [(2,)]
+        assert list(store.backend._db.execute("SELECT segment FROM history WHERE message < 0")) == [(2,)]
         assert not Histories(store).has(RESPONSES, going_on("resp_0"), {}, "")
         assert goes_on(Histories(store), "resp_1") == names[1]

@@ -127,7 +127,7 @@ def test_a_signal_that_comes_before_the_server_heeds_any_ends_it(number: int, ra
     def exits(*_: object) -> None:
         raise SystemExit
 
-    before = signal.signal(signal.SIGTERM, exits)
+    before = signal.signal(signal.SIGTERM, exits), signal.signal(signal.SIGINT, signal.default_int_handler)
     server = uvicorn.Server(uvicorn.Config(lambda *_: None, lifespan="off", log_level="warning"))
 
     def serve() -> None:
@@ -140,4 +140,5 @@ def test_a_signal_that_comes_before_the_server_heeds_any_ends_it(number: int, ra
         with pytest.raises(raised):
             serve()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])

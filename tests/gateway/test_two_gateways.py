@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from effort import rounds
 from gateway.test_history import assistant, take, turn, user, visible
 from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
@@ -36,7 +37,7 @@ Step = Callable[[], None]
 
 STEPS = frozenset(vars(Backend)) - {"close", "settings", "together", "erasing"}
 
-ORDERS = int(os.environ.get("KILBURN_TEST_ORDERS", "40"))
+ORDERS = int(os.environ.get("KILBURN_TEST_ORDERS", rounds(10, 40)))
 """Orders of a case that are tried: where there are more, these are drawn."""
 
 
@@ -222,7 +223,7 @@ class Change:
         with suppress(OrphanResult), self._session.batch() as kernel:
             kernel.take_in(parse(user("half")))
             self.inside.set()
-            self._over.wait(20)
+            self._over.wait(600)
             raise OrphanResult("it is undone")
 
     def end(self) -> None:

@@ -348,8 +348,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         yield start
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("fail", ["open", "closed"])
+@pytest.mark.parametrize(("fail", "stream"), [("open", False), ("closed", True)])
 def test_a_full_disk_before_the_upstream_is_asked(program: Callable[..., Program], fail: str, stream: bool) -> None:
     it = program(Upstream(otherwise="Fine."), fail)
     talk = [user(f"q0 {FILLER}")]
@@ -376,8 +375,7 @@ def test_a_full_disk_before_the_upstream_is_asked(program: Callable[..., Program
     assert ('"unread":"store-f' in log) is (fail == "open")
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize(("path", "stream"), [(CHAT, True), (MESSAGES, False)])
 def test_a_disk_that_is_full_when_the_answer_comes(program: Callable[..., Program], path: str, stream: bool) -> None:
     long = "And so on: " + os.urandom(60_000).hex()
 

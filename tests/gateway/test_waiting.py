@@ -19,7 +19,10 @@ from kilburn.models.scripted import Scripted
 from kilburn.testing.upstream import serving
 from waiting import until
 
-HELD = 200
+HELD = 60
+"""Requests that wait at once: more than the gateway has threads."""
+COMPUTED = 140
+"""Requests to a model of this process: more than twice its threads."""
 PATHS = {"chat": "chat/completions", "messages": "messages", "responses": "responses"}
 EVENTS = {
     "chat": [
@@ -154,7 +157,7 @@ class Blocking(Scripted):
     """A model of this process that computes until it is let go."""
 
     def __init__(self) -> None:
-        super().__init__(["Late."] * HELD)
+        super().__init__(["Late."] * COMPUTED)
         self.go = threading.Event()
         self.lock = threading.Lock()
         self.asked = self.closed = 0
@@ -188,7 +191,7 @@ def test_a_model_that_computes_here_has_threads_of_its_own(tmp_path: Path, stack
             before = threading.active_count()
             tasks = [
                 asyncio.create_task(client.post(f"{url}/v1/chat/completions", json=body("chat", "m", number, streamed=False)))
-                for number in range(HELD)
+                for number in range(COMPUTED)
             ]
             while model.asked < 64:
                 await asyncio.sleep(0.01)
@@ -198,13 +201,13 @@ def test_a_model_that_computes_here_has_threads_of_its_own(tmp_path: Path, stack
                 assert (await client.get(f"{url}/v1/models")).status_code == 200
             assert model.asked == 64, "the others wait for their turn"
             assert threading.active_count() - before <= 64 + 40 + 2
-            for task in tasks[: HELD // 2]:
+            for task in tasks[: COMPUTED // 2]:
                 task.cancel()
-            while await ended(client, url) < HELD // 2:
+            while await ended(client, url) < COMPUTED // 2:
                 await asyncio.sleep(0.05)
             model.go.set()
-            return [reply.status_code for reply in await asyncio.gather(*tasks[HELD // 2 :])]
+            return [reply.status_code for reply in await asyncio.gather(*tasks[COMPUTED // 2 :])]
 
-    assert asyncio.run(work()) == [200] * (HELD // 2)
+    assert asyncio.run(work()) == [200] * (COMPUTED // 2)
     until(lambda: model.closed == model.asked)
-    assert model.asked < HELD, "a client that left before its turn is not asked for"
+    assert model.asked < COMPUTED, "a client that left before its turn is not asked for"

@@ -198,16 +198,15 @@ def test_what_cannot_begin_says_why(far: str, tmp_path: Path) -> None:
         assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_before_all_serve_ends_all_at_once(far: str, tmp_path: Path) -> None:
-    words = ("--port=0", "--upstream", far, "--workers=2", "--db", str(tmp_path / "a.db"))
+    words = ("--port=0", "--upstream", far, "--workers=2", "--drain=3600", "--db", str(tmp_path / "a.db"))
     process = subprocess.Popen([sys.executable, "-m", "kilburn", "serve", *words], stderr=subprocess.PIPE, text=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     until(lambda: len(children.read_text().split()) == 2)
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
-    begun = time.monotonic()
-    _, told = process.communicate(timeout=600)
+    _, told = process.communicate(timeout=600)  # it does not wait for --drain: there are no requests
     assert (process.returncode, told) == (1, "a worker ended before it served; what it said stands above\n")
-    assert time.monotonic() - begun < 60  # what --drain gives to requests: here are none
 
 
 def test_workers_that_end_again_and_again_are_started_more_slowly() -> None:
@@ -378,17 +377,16 @@ def test_sessions_are_ended_by_whose_turn_it_is(tmp_path: Path) -> None:
 
 
 def test_workers_let_in_what_one_would(far: str, tmp_path: Path) -> None:
-    rate = 20
+    rate = 4  # one request at once, and one every 15 seconds
     _, secret = add_key(str(tmp_path / "keys.json"), Key(rate=rate))
     crew = Crew(tmp_path, far, str(tmp_path / "a.db"), keys=tmp_path / "keys.json")
     try:
         began, answered = time.monotonic(), []
-        for number in range(14):
+        for number in range(6):
             body = {"model": "m", "messages": [user(f"question {number}")]}
             headers = {"authorization": f"Bearer {secret}"}
             answered.append(httpx2.post(f"{crew.url}/v1/chat/completions", json=body, headers=headers, timeout=600).status_code)
         assert set(answered) == {200, 429}
-        # A quarter of a minute's at once, and what has come since.
         assert rate // 4 <= answered.count(200) <= rate // 4 + (time.monotonic() - began) * rate / 60
     finally:
         crew.close()

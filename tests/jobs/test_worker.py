@@ -379,7 +379,7 @@ def test_a_damaged_text_is_named_and_holds_up_no_other(tmp_path: Path, capsys: p
     said(place, "before", "I live in Porto.")
     said(place, "bad", "I drink tea.", user="eve")
     said(place, "after", "My name is Ana.")
-    page = "SELECT content FROM page JOIN process ON process.id = process WHERE name = 'bad' AND page.id = 1"
+    page = "SELECT content FROM page JOIN segment ON segment.id = segment WHERE name = 'bad' AND page.id = 1"
     damage(place, f"UPDATE content SET data = zeroblob(length(data)) WHERE id = ({page})")
     ways = Ways(kinds=(JobKind.LEARN, JobKind.EMBED), learn=("plain",), embedder=EMBEDDER)
     did = worked(place, ways)
@@ -409,8 +409,8 @@ def test_a_damaged_ledger_holds_up_no_other(tmp_path: Path) -> None:
             store.session(name, user="ana").append(*exchange("I live in Porto."))
         keep_rule(store.backend, TimeToLive(forget=DAY))
     said(place, "new", "I drink tea.")
-    of_bad = "process = (SELECT id FROM process WHERE name = 'bad')"
-    damage(place, f"UPDATE page SET meta = zeroblob(length(meta)) WHERE {of_bad}")
+    of_bad = "segment = (SELECT id FROM segment WHERE name = 'bad')"
+    damage(place, f"UPDATE page SET record = zeroblob(length(record)) WHERE {of_bad}")
     damage(place, f"UPDATE event SET body = zeroblob(length(body)) WHERE {of_bad}")
     did = worked(place)
     assert [one.receipt.whole for one in did if one.receipt] == [("old",)]

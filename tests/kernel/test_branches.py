@@ -627,7 +627,7 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
         begun(store).fork("look")
         begun(store, "other")
     damage = apsw.Connection(path)
-    damage.execute("UPDATE event SET body = x'00' WHERE number = 1 AND process = 2")
+    damage.execute("UPDATE event SET body = x'00' WHERE number = 1 AND segment = 2")
     damage.close()
     with kilburn.open(path, window=4000, policy="fifo", tokenizer="chars/4") as store:
         with pytest.warns(DamageWarning, match="work/b1"):

@@ -95,7 +95,7 @@ def test_what_is_added_is_read_back_at_once(store: kilburn.Store) -> None:
 def test_many_adds_are_one_event(store: kilburn.Store) -> None:
     memory = store.memory()
     assert memory.apply(*(Add(text=f"fact {n}", importance=0.5 if n == 3 else 0.0) for n in range(1000)))[-1] == "p1000"
-    assert [(event.act, len(event.pages)) for event in memory.events()] == [(Act.ADMIT, 1000), (Act.REMEMBER, 1)]
+    assert [(event.act, len(event.pages)) for event in memory.events()] == [(Act.ADMIT, 1000), (Act.RATE, 1)]
     assert memory.read(4)[1].importance == 0.5
     assert [page.id for page, _ in memory.pages()] == list(range(1, 1001))
     assert [page.id for page, _ in memory.pages(after=990, limit=5)] == [991, 992, 993, 994, 995]

@@ -351,7 +351,7 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     fill(tmp_path / "a.db")
     with apsw.Connection(str(tmp_path / "a.db")) as db:
         db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
-        db.execute("UPDATE process SET created = 77 WHERE name = 'copy~2'")
+        db.execute("UPDATE segment SET created = 77 WHERE name = 'copy~2'")
     db.close()
     done = command("copy", tmp_path / "a.db", tmp_path / "b.db")
     assert done.status == 1
@@ -366,7 +366,7 @@ def test_a_damaged_text_is_named_and_without_it_the_copy_goes_on(tmp_path: Path)
         with opened(tmp_path / "a.db") as store:
             store.session(name).append(user(f"{name} says hello\n" * 20))
     with apsw.Connection(str(tmp_path / "a.db")) as db:
-        db.execute("UPDATE content SET data = zeroblob(length(data)) WHERE id = (SELECT content FROM page WHERE process = 1)")
+        db.execute("UPDATE content SET data = zeroblob(length(data)) WHERE id = (SELECT content FROM page WHERE segment = 1)")
     db.close()
     done = command("copy", tmp_path / "a.db", tmp_path / "b.db")
     assert done.status == 1

@@ -100,7 +100,7 @@ def test_it_finds_what_reading_all_candidates_finds(seed: int) -> None:
 
 def damaged(path: Path, change: str, page: int) -> None:
     db = apsw.Connection(str(path))
-    db.execute(f"UPDATE page SET {change} WHERE process = 1 AND id = ?", (page,))
+    db.execute(f"UPDATE page SET {change} WHERE segment = 1 AND id = ?", (page,))
     db.close()
 
 
@@ -115,7 +115,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", ["at = 'out', until = NULL", "until = 9e9"])
+@pytest.mark.parametrize("change", ["place = 'out', valid_until = NULL", "valid_until = 9e9"])
 def test_what_was_retired_is_not_shown_though_the_file_was_altered_to_say_that_it_is_true(file: Path, change: str) -> None:
     damaged(file, change, 1)
     _, store = opened(file)
@@ -124,7 +124,7 @@ def test_what_was_retired_is_not_shown_though_the_file_was_altered_to_say_that_i
     assert [hit.text for hit in hits] == ["a walrus of another sea is brown"]
 
 
-@pytest.mark.parametrize("change", ["mark = 0.5", "meta = CAST(replace(CAST(meta AS TEXT), 'clams', 'chips') AS BLOB)"])
+@pytest.mark.parametrize("change", ["importance = 0.5", "record = CAST(replace(CAST(record AS TEXT), 'clams', 'chips') AS BLOB)"])
 def test_a_page_whose_row_was_altered_is_never_shown(file: Path, change: str) -> None:
     damaged(file, change, 2)
     _, store = opened(file)
@@ -138,7 +138,7 @@ def test_a_page_whose_row_was_altered_is_never_shown(file: Path, change: str) ->
 
 
 def test_damage_of_what_is_not_shown_hides_nothing(file: Path) -> None:
-    damaged(file, "mark = 0.001", 2)
+    damaged(file, "importance = 0.001", 2)
     _, store = opened(file)
     with store, warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -157,7 +157,7 @@ def doubting(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("change", ["mark = 0.5", "meta = CAST(replace(CAST(meta AS TEXT), 'later', 'older') AS BLOB)"])
+@pytest.mark.parametrize("change", ["importance = 0.5", "record = CAST(replace(CAST(record AS TEXT), 'later', 'older') AS BLOB)"])
 def test_a_doubt_whose_row_was_altered_is_never_used(doubting: Path, change: str) -> None:
     damaged(doubting, change, -1)
     _, store = opened(doubting)
@@ -167,7 +167,7 @@ def test_a_doubt_whose_row_was_altered_is_never_used(doubting: Path, change: str
 
 def test_a_doubter_whose_text_is_damaged_does_not_stop_the_search(doubting: Path) -> None:
     db = apsw.Connection(str(doubting))
-    db.execute("DELETE FROM content WHERE id = (SELECT content FROM page WHERE process = 1 AND id = 2)")
+    db.execute("DELETE FROM content WHERE id = (SELECT content FROM page WHERE segment = 1 AND id = 2)")
     db.close()
     _, store = opened(doubting)
     with store, pytest.warns(DamageWarning, match="p2"):

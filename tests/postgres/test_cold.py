@@ -41,6 +41,8 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreCorrupt
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("obstore")
 
 __all__ = [
@@ -120,7 +122,6 @@ else:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["chill", "warm", "forget"])
 def test_killed_at_some_steps_nothing_is_lost_and_nothing_stays(tmp_path: Path, url: str, held: Held, what: str) -> None:
     tests, folder = str(Path(__file__).parents[1]), tmp_path / "cold"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import psycopg
 import pytest
 
 import kilburn
@@ -14,13 +16,23 @@ from kilburn.testing.stores import CHECKS
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_store_keeps_each_promise(check: Callable[[Backend], None], url: str) -> None:
-    with Postgres(url) as backend:
-        check(backend)
+def test_store_keeps_each_promise(check: Callable[[Backend], None], backend: Postgres, shared_url: str, tenant: str) -> None:
+    check(backend)
+    with Postgres(shared_url, tenant=tenant) as again:
+        assert again.findings() == [], "`fsck` finds nothing wrong"
 
 
-def test_a_session_a_search_a_fact_a_branch_and_a_forgetting(url: str) -> None:
-    with kilburn.open(url, window=600, policy="lru", tokenizer="chars/4", embedder=None) as store:
+def test_a_damaged_setting_is_left_out(backend: Postgres, shared_url: str) -> None:
+    backend.keep_setting("one", "1")
+    backend.keep_setting("two", "2")
+    with psycopg.connect(shared_url) as connection:
+        connection.execute("UPDATE kilburn.setting SET value = 'x' WHERE name = 'one' AND tenant = %s", (backend._number,))
+    assert backend.settings() == {"two": "2"}
+
+
+def test_a_session_a_search_a_fact_a_branch_and_a_forgetting(shared_url: str, tenant: str) -> None:
+    options: dict[str, Any] = {"tenant": tenant, "window": 600, "policy": "lru", "tokenizer": "chars/4", "embedder": None}
+    with kilburn.open(shared_url, **options) as store:
         session = store.session("session-1")
         first = session.append({"role": "user", "content": "The secret word is heliotrope."})
         for number in range(60):
@@ -33,7 +45,7 @@ def test_a_session_a_search_a_fact_a_branch_and_a_forgetting(url: str) -> None:
         store.memory("ana").remember("Ana lives in Porto")
         branch = session.fork("look around")
         branch.append({"role": "user", "content": "only on the branch"})
-    with kilburn.open(url, window=600, policy="lru", tokenizer="chars/4", embedder=None) as store:
+    with kilburn.open(shared_url, **options) as store:
         session = store.session("session-1")
         assert session.recall(first) == "The secret word is heliotrope."
         check_laws(session)

@@ -34,6 +34,8 @@ from kilburn.errors import SpecError
 from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.store import Store
 
+pytestmark = pytest.mark.slow
+
 __all__ = [
     "test_a_copy_of_which_nothing_is_left_in_the_source_goes_too",
     "test_a_copy_that_was_written_to_is_not_overwritten",
@@ -121,7 +123,6 @@ def killed_on_the_way(source: str, target: str) -> int:
     raise AssertionError
 
 
-@pytest.mark.slow
 def test_killed_on_the_way_it_goes_on(tmp_path: Path, url: str) -> None:
     fill(tmp_path / "a.db")
     assert killed_on_the_way(str(tmp_path / "a.db"), url) > 5

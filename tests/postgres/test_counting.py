@@ -57,7 +57,7 @@ def passes(url: str) -> Pass:
 
     def step(seconds: float) -> None:
         with psycopg.connect(url) as connection:
-            connection.execute("UPDATE kilburn.allowance SET at = at - %s", (seconds,))
+            connection.execute("UPDATE kilburn.allowance SET full_at = full_at - %s", (seconds,))
             connection.execute("UPDATE kilburn.running SET until = until - %s", (seconds,))
 
     return step

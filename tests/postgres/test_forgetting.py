@@ -44,6 +44,7 @@ def test_no_byte_of_what_is_forgotten_stays_in_the_files(server: OwnServer, url:
         assert kept == "p1"
 
 
+@pytest.mark.slow
 def test_what_a_reader_still_needs_is_wiped_later(server: OwnServer, url: str, messages: pytest.LogCaptureFixture) -> None:
     with Postgres(url, busy_timeout=0.2) as backend:
         info = backend.segment("a", time=1.0)
@@ -60,6 +61,7 @@ def test_what_a_reader_still_needs_is_wiped_later(server: OwnServer, url: str, m
         assert files_with(server, CANARY) == []
 
 
+@pytest.mark.slow
 def test_who_writes_and_reads_nothing_at_the_moment_is_waited_for_too(
     server: OwnServer, url: str, messages: pytest.LogCaptureFixture
 ) -> None:
@@ -76,6 +78,7 @@ def test_who_writes_and_reads_nothing_at_the_moment_is_waited_for_too(
         assert files_with(server, CANARY) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_was_killed_before_it_wiped_is_followed_by_one_that_does(server: OwnServer, url: str) -> None:
     backend = Postgres(url)
     info = backend.segment("a", time=1.0)
@@ -89,6 +92,7 @@ def test_a_program_that_was_killed_before_it_wiped_is_followed_by_one_that_does(
     backend.close()
 
 
+@pytest.mark.slow
 def test_one_writing_anew_is_for_all_tenants_that_had_erased_by_then(server: OwnServer, url: str) -> None:
     def written_anew(sql: psycopg.Connection[tuple[int]]) -> int:
         return sql.execute("SELECT pg_relation_filenode('kilburn.content')").fetchall()[0][0]
@@ -118,6 +122,7 @@ def test_one_writing_anew_is_for_all_tenants_that_had_erased_by_then(server: Own
         assert files_with(server, CANARY) == []
 
 
+@pytest.mark.slow
 def test_a_wipe_by_command_is_for_all_tenants(server: OwnServer, url: str) -> None:
     with Postgres(url, tenant="t1") as backend, Postgres(url) as own:
         backend.commit(start(backend), batch_of(0, {1: f"so {CANARY}"}))

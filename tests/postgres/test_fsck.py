@@ -14,14 +14,14 @@ from psycopg import sql
 
 import kilburn
 from cli.terminal import kilburn as run
-from kilburn.backends.postgres.schema import KEPT, OF_TENANTS
+from kilburn.backends.postgres.schema import OF_TENANTS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sealed import seal_of_state
 from kilburn.event import Act
 from kilburn.move import Evict, Fold
 
-TABLES = (*OF_TENANTS, *KEPT, "tenant")
+TABLES = (*OF_TENANTS, "tenant")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_nothing_is_repaired(place: str) -> None:
     assert "a database is checked, and not repaired" in done.err
 
 
-OF_S = "process = (SELECT id FROM kilburn.process WHERE tenant = 1 AND name = 's')"
+OF_S = "segment = (SELECT id FROM kilburn.segment WHERE tenant = 1 AND name = 's')"
 PUMP = f"(SELECT content FROM kilburn.page WHERE tenant = 1 AND {OF_S} AND id = 1)"
 FLIP = "set_byte({0}, length({0}) - 1, get_byte({0}, length({0}) - 1) # 1)"
 
@@ -149,7 +149,7 @@ DAMAGE = {
         ("orphan", "belongs to no page"),
     ),
     "a byte of a page": (
-        f"UPDATE kilburn.page SET meta = {FLIP.format('meta')} WHERE tenant = 1 AND {OF_S} AND id = 1",
+        f"UPDATE kilburn.page SET record = {FLIP.format('record')} WHERE tenant = 1 AND {OF_S} AND id = 1",
         ("page", "p1: its record is not what was written"),
     ),
     "the text of a page": (
@@ -158,7 +158,7 @@ DAMAGE = {
         ("page", "p1: it names content"),
     ),
     "where a page is": (
-        f"UPDATE kilburn.page SET at = 'retired' WHERE tenant = 1 AND {OF_S} AND id = 1",
+        f"UPDATE kilburn.page SET place = 'retired' WHERE tenant = 1 AND {OF_S} AND id = 1",
         ("state", "p1: its state is not what was written"),
     ),
     "a page is gone": (
@@ -166,7 +166,7 @@ DAMAGE = {
         ("page", "pages are here where"),
     ),
     "a page of another session": (
-        f"UPDATE kilburn.page SET process = 2, id = 900 WHERE tenant = 1 AND {OF_S} AND id = 5",
+        f"UPDATE kilburn.page SET segment = 2, id = 900 WHERE tenant = 1 AND {OF_S} AND id = 5",
         ("page", "p900: its record is not what was written"),
     ),
     "a row of the ledger is gone": (
@@ -187,24 +187,24 @@ DAMAGE = {
         ("ledger", "event 3 (note): it is not what was written"),
     ),
     "an event that nobody wrote": (
-        f"INSERT INTO kilburn.event SELECT tenant, process, 9999, act, body, seal FROM kilburn.event WHERE tenant = 1 AND {OF_S}"
+        f"INSERT INTO kilburn.event SELECT tenant, segment, 9999, act, body, seal FROM kilburn.event WHERE tenant = 1 AND {OF_S}"
         " AND number = 3",
         ("ledger", "event 9999 is behind the last one"),
     ),
     "the name of a session": (
-        "UPDATE kilburn.process SET name = 't' WHERE tenant = 1 AND name = 's'",
+        "UPDATE kilburn.segment SET name = 't' WHERE tenant = 1 AND name = 's'",
         ("session", "session 't': its row is not what was written"),
     ),
     "the head of a session": (
-        "UPDATE kilburn.process SET head = head - 1 WHERE tenant = 1 AND name = 's'",
+        "UPDATE kilburn.segment SET head = head - 1 WHERE tenant = 1 AND name = 's'",
         ("session", "its counters are not what was written"),
     ),
     "a session is gone": (
-        "DELETE FROM kilburn.process WHERE tenant = 1 AND id = 2",
+        "DELETE FROM kilburn.segment WHERE tenant = 1 AND id = 2",
         ("session", "sessions are here where 3 were made; number 2 is missing"),
     ),
     "what is left of a session": (
-        "DELETE FROM kilburn.process WHERE tenant = 1 AND id = 2",
+        "DELETE FROM kilburn.segment WHERE tenant = 1 AND id = 2",
         ("orphan", "rows of page whose session is not there: 2"),
     ),
     "how many sessions there were": (
@@ -225,7 +225,7 @@ DAMAGE = {
         ("index", "p1 has not its passages"),
     ),
     "a page that no search finds": (
-        f"UPDATE kilburn.page SET first = NULL, last = NULL WHERE tenant = 1 AND {OF_S} AND id = 1",
+        f"UPDATE kilburn.page SET first_passage = NULL, last_passage = NULL WHERE tenant = 1 AND {OF_S} AND id = 1",
         ("index", "belongs to no page"),
     ),
     "the index of mentions": (
@@ -233,16 +233,16 @@ DAMAGE = {
         ("index", "the index of mentions and event 3 disagree"),
     ),
     "a reply is not found": (
-        f"DELETE FROM kilburn.history WHERE tenant = 1 AND {OF_S} AND at < 0",
+        f"DELETE FROM kilburn.history WHERE tenant = 1 AND {OF_S} AND message < 0",
         ("index", "the index of replies and event"),
     ),
     "a reply is found in the place of another": (
-        f"UPDATE kilburn.history SET digest = '012345678901234567890123' WHERE tenant = 1 AND {OF_S} AND at < 0",
+        f"UPDATE kilburn.history SET digest = '012345678901234567890123' WHERE tenant = 1 AND {OF_S} AND message < 0",
         ("index", "the index of replies and event"),
     ),
     "a reply that nobody gave": (
-        "INSERT INTO kilburn.history SELECT tenant, process, -2, digest, last, page FROM kilburn.history"
-        " WHERE tenant = 1 AND at < 0",
+        "INSERT INTO kilburn.history SELECT tenant, segment, -2, digest, is_last, last_page FROM kilburn.history"
+        " WHERE tenant = 1 AND message < 0",
         ("index", "the index of replies and event 2 disagree"),
     ),
     "the index of calls": (
@@ -309,7 +309,7 @@ def test_a_copy_makes_what_is_derived_anew(place: str, tmp_path: Path) -> None:
 
 
 def test_the_other_tenant_sees_what_it_did_not_write(place: str) -> None:
-    session = "UPDATE kilburn.process SET tenant = 2, id = 2 WHERE tenant = 1 AND name = 's'"
+    session = "UPDATE kilburn.segment SET tenant = 2, id = 2 WHERE tenant = 1 AND name = 's'"
     with damaged(place, session):
         assert ("session", "session 's': its row is not what was written") in said(place, "--tenant", "other")
         assert any(what.startswith("2 sessions are here where 3") for _, what in said(place))
@@ -320,11 +320,12 @@ def test_the_other_tenant_sees_what_it_did_not_write(place: str) -> None:
 
 def test_a_state_that_was_altered_with_its_seal_is_not_what_the_ledger_says(place: str) -> None:
     with psycopg.connect(place) as connection:
-        ((segment,),) = connection.execute("SELECT id FROM kilburn.process WHERE tenant = 1 AND name = 's'").fetchall()
+        ((segment,),) = connection.execute("SELECT id FROM kilburn.segment WHERE tenant = 1 AND name = 's'").fetchall()
     seal = seal_of_state(segment, 5, b"retired", 0, 0.0, None).hex()
     forge = (
-        f"UPDATE kilburn.page SET at = 'retired', pinned = 0, mark = 0, until = NULL, stand = decode('{seal}', 'hex')"
-        f" WHERE tenant = 1 AND process = {segment} AND id = 5"
+        f"UPDATE kilburn.page SET place = 'retired', pinned = 0, importance = 0, valid_until = NULL,"
+        f" state_seal = decode('{seal}', 'hex')"
+        f" WHERE tenant = 1 AND segment = {segment} AND id = 5"
     )
     with damaged(place, forge):
         assert any(kind == "state" and "stored as retired, the ledger says" in what for kind, what in said(place))
@@ -343,13 +344,13 @@ WALLS = {
         "DROP POLICY open ON kilburn.event",
         "table event may show rows of other tenants",
     ),
-    "ALTER TABLE kilburn.process DISABLE TRIGGER process_fenced": (
-        "ALTER TABLE kilburn.process ENABLE TRIGGER process_fenced",
-        "trigger process_fenced is off",
+    "ALTER TABLE kilburn.segment DISABLE TRIGGER segment_fenced": (
+        "ALTER TABLE kilburn.segment ENABLE TRIGGER segment_fenced",
+        "trigger segment_fenced is off",
     ),
-    "ALTER TRIGGER process_fenced ON kilburn.process RENAME TO odd": (
-        "ALTER TRIGGER odd ON kilburn.process RENAME TO process_fenced",
-        "trigger process_fenced is missing",
+    "ALTER TRIGGER segment_fenced ON kilburn.segment RENAME TO odd": (
+        "ALTER TRIGGER odd ON kilburn.segment RENAME TO segment_fenced",
+        "trigger segment_fenced is missing",
     ),
     "ALTER TABLE kilburn.page DISABLE TRIGGER ALL": (
         "ALTER TABLE kilburn.page ENABLE TRIGGER ALL",

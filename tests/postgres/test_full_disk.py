@@ -20,6 +20,8 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import StoreError, StoreFull, StoreUnavailable
 from kilburn.testing import check_laws
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def small(megabytes: int) -> Iterator[Path]:

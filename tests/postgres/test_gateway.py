@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gateway.talk import said, user
 from gateway.test_crash import FILLER, Setup
 
 
+@pytest.mark.slow
 def test_one_of_two_gateways_is_killed_and_the_other_goes_on(setup: Setup) -> None:
     served, talk, names = [setup.serve(), setup.serve()], list[Any](), set[str]()
     for number in range(10):

@@ -18,6 +18,8 @@ from gateway.test_two_gateways import (
 )
 from kilburn.backends.places import open_backend
 
+pytestmark = pytest.mark.slow
+
 __all__ = [
     "test_another_reply_is_a_session_of_its_own",
     "test_the_same_reply_is_stored_once",

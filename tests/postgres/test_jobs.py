@@ -15,8 +15,9 @@ from jobs.work import EMBEDDER, exchange
 from kilburn.backends.postgres.store import Postgres
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_that_are_killed_do_everything_once(url: str, tmp_path: Path, workers: int) -> None:
     given = [sys.executable, "-m", "jobs.killing", "together", url, str(tmp_path / "receipts"), str(workers), str(workers)]

@@ -15,6 +15,8 @@ from kilburn.errors import StoreError
 from kilburn.testing import check_laws
 from kilburn.testing.stores import batch_of, start
 
+pytestmark = pytest.mark.slow
+
 WRITER = """
 import sys, kilburn
 url, first = sys.argv[1], int(sys.argv[2])
@@ -45,7 +47,6 @@ def numbers(session: kilburn.Session) -> list[int]:
     return [int(str(message["content"]).split()[1]) for message in session.messages()]
 
 
-@pytest.mark.slow
 def test_a_killed_writer_is_taken_over_by_the_next(url: str) -> None:
     last = 0
     for lines in (3, 1, 8, 2):

@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from backends.test_machine import StoreMachine
+from effort import rounds
 from kernel.test_state_machine import Laws
 from kilburn.backends.postgres.store import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = settings(max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=rounds(4, 15), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 OTHERS = ("tests/kernel/test_pins.py", "tests/kernel/test_branches.py")
 """What runs over PostgreSQL by default, beside what is in this folder; any other test for a file does by `-p on_postgres`."""
@@ -27,14 +28,13 @@ OF_A_FILE = "damaged_branch"
 """Tests among these that look into a file themselves."""
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:hit rate")
-def test_the_laws_hold(url: str) -> None:
+def test_the_laws_hold(shared_url: str) -> None:
     tenants = itertools.count()
 
     class OverPostgres(Laws):
         def backend(self) -> Postgres:
-            return Postgres(url, tenant=f"tenant {next(tenants)}")
+            return Postgres(shared_url, tenant=f"laws {next(tenants)}")
 
     run_state_machine_as_test(OverPostgres, settings=FEW)
     assert next(tenants) >= FEW.max_examples

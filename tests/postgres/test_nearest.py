@@ -33,6 +33,8 @@ from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import MINUTES, until
 
+pytestmark = pytest.mark.slow
+
 tenants = itertools.count()
 
 
@@ -189,9 +191,11 @@ class Large:
 
 @pytest.fixture(scope="module")
 def large(_databases: Any) -> Iterator[Large]:
-    made = Large(_databases.new())
+    url = _databases.new()
+    made = Large(url)
     yield made
     made.close()
+    _databases.drop(url)
 
 
 def recall(large: Large, segments: Collection[int] | None) -> float:
@@ -261,7 +265,7 @@ def test_the_index_is_used_and_nobody_elses_rows_are_read(large: Large) -> None:
 
 def test_a_search_by_words_reads_nobody_elses_rows(large: Large) -> None:
     def search(statements: Statements) -> object:
-        return Postings(statements, large.small._number, large.small._version).search("text 7", Extents([(1, 30, 200)]), 10)
+        return Postings(statements, large.small._number).search("text 7", Extents([(1, 30, 200)]), 10)
 
     told = explained(large.small, search)
     assert told.plans
@@ -429,10 +433,10 @@ DROP TRIGGER vector_gone ON kilburn.vector;
 DROP FUNCTION kilburn.fill_half, kilburn.leave_near, kilburn.half_of, kilburn.half;
 ALTER TABLE kilburn.vector DROP COLUMN half;
 """
-"""Makes a database what it was before the server looked through vectors."""
+"""Makes a database what it is where pgvector was installed after the store was made."""
 
 
-def test_a_database_of_before_is_filled_in_and_taken_up_again_where_that_was_cut_short(url: str) -> None:
+def test_vectors_from_before_pgvector_are_filled_in_and_taken_up_again_where_that_was_cut_short(url: str) -> None:
     vectors = units(3 * halves.STEP, 8, 5)
     with Postgres(url) as backend:
         fill(backend, vectors, [len(vectors)])

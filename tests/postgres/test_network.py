@@ -25,6 +25,8 @@ from kilburn.testing import check_laws
 from kilburn.testing.stores import batch_of, start
 from ways import COMMITTED, Link, Way, way_to
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 EVERY = int(os.environ.get("KILBURN_TEST_EVERY", "6"))

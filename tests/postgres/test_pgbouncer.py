@@ -26,7 +26,10 @@ from kilburn.testing.stores import CHECKS, batch_of, start
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer here (apt-get install pgbouncer)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer here (apt-get install pgbouncer)"),
+]
 
 SETTINGS = """
 [databases]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import rounds
 from kilburn.backend import Backend, Batch
 from kilburn.backends.postgres.connection import Statements
 from kilburn.backends.postgres.postings import AHEAD, BLOCK, Postings
@@ -47,15 +48,15 @@ def fill(backend: Backend, sessions: list[list[str]]) -> list[int]:
     return numbers
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=rounds(5, 25))
 @given(
     st.lists(st.lists(TEXT, min_size=1, max_size=5), min_size=1, max_size=3),
     st.lists(QUERY, min_size=1, max_size=6),
     st.integers(0, 6),
     st.booleans(),
 )
-def test_both_find_the_same(url: str, sessions: list[list[str]], queries: list[str], limit: int, forgets: bool) -> None:
-    with MemoryBackend() as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
+def test_both_find_the_same(shared_url: str, sessions: list[list[str]], queries: list[str], limit: int, forgets: bool) -> None:
+    with MemoryBackend() as file, Postgres(shared_url, tenant=f"ranked {next(tenants)}") as database:
         numbers = fill(file, sessions)
         assert fill(database, sessions) == numbers
         if forgets:
@@ -94,6 +95,7 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
                 assert database.search(query, segments=segments, limit=9) == file.search(query, segments=segments, limit=9), query
 
 
+@pytest.mark.slow
 def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
     """Entries lie in blocks of 256: what is in several, and is forgotten in some of them."""
     texts = {
@@ -117,6 +119,7 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
                     assert database.newest(segment, pairs, 9) == file.newest(segment, pairs, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 300, AHEAD])
 def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> None:
     """Of words that are not known to their end, the rest is looked up among the passages with a rarer word."""
@@ -131,7 +134,7 @@ def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> 
 
         def search(query: str, made: list[tuple[int, int, int]], limit: int) -> list[tuple[int, float]]:
             def do(statements: Statements) -> list[tuple[int, float]]:
-                index = Postings(statements, database._number, database._version, ahead=ahead)
+                index = Postings(statements, database._number, ahead=ahead)
                 return index.search(query, Extents(made), limit, apart=made != every)
 
             return database._db.read("searching", do)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.test_replies_found import check_found, costs
+
+pytestmark = pytest.mark.slow
 
 
 def test_what_it_costs_to_find_a_reply_does_not_grow_with_sessions(url: str) -> None:

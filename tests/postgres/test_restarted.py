@@ -23,6 +23,8 @@ from kilburn.gateway.app import Gateway, Settings, build
 from kilburn.gateway.keys import Key
 from kilburn.testing.upstream import Upstream, serving
 
+pytestmark = pytest.mark.slow
+
 LAZY = ("wal_writer_delay=10s", "autovacuum=off", "shared_buffers=32MB")
 """Nothing reaches the disk before somebody waits for it."""
 

@@ -28,6 +28,8 @@ from kilburn.errors import StoreUnavailable
 from test_commands import leaf_of
 from test_docs import ROOT, Block, blocks_of
 
+pytestmark = pytest.mark.slow
+
 PAGE = blocks_of(ROOT / "docs" / "howto" / "run-on-postgres.md")
 FILES = {block.file: block.text for block in PAGE if block.file}
 INSTALLED = "/opt/kilburn/bin/kilburn"

@@ -16,7 +16,6 @@ import kilburn
 from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply
 from gateway.talk import said, user
 from kilburn.backends.counting import Demand
-from kilburn.backends.postgres.connection import CONNECTIONS, split_connections
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.together import open_keys, open_turnstile
@@ -24,6 +23,8 @@ from kilburn.errors import SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_rolling_restart_of_three_workers_loses_no_request(url: str, tmp_path: Path) -> None:
@@ -85,19 +86,6 @@ def test_what_counts_and_the_keys_are_among_as_many_connections_as_the_url_says(
         while any(thread.is_alive() for thread in threads):
             many += [count for (count,) in watching.execute(asked).fetchall()]
         assert 1 <= max(many) <= 2
-
-
-def test_connections_are_ours_and_the_rest_is_libpqs() -> None:
-    for given, kept, number in (
-        ("postgresql://h/d", "postgresql://h/d", CONNECTIONS),
-        ("postgresql://h/d?connections=3", "postgresql://h/d", 3),
-        ("postgresql://h/d?a=1&connections=3&b=2", "postgresql://h/d?a=1&b=2", 3),
-        ("postgresql://h/d?a=1", "postgresql://h/d?a=1", CONNECTIONS),
-    ):
-        assert split_connections(given) == (kept, number)
-    for wrong in ("0", "-1", "x", "", "1e9", "100000"):
-        with pytest.raises(SpecError):
-            split_connections(f"postgresql://h/d?connections={wrong}")
 
 
 def told_by(server: OwnServer, url: str) -> Callable[[], list[str]]:

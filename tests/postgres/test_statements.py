@@ -29,16 +29,16 @@ PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'kilburn
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Database]:
-    made = Database(checked_url(url), patience=1.0, durable=False, connections=1)
+def store(shared_url: str) -> Iterator[Database]:
+    made = Database(checked_url(shared_url), patience=1.0, durable=False, connections=1)
     yield made
     made.close()
 
 
 @pytest.fixture
-def sent(url: str) -> Iterator[Statements]:
+def sent(shared_url: str) -> Iterator[Statements]:
     """Within a transaction."""
-    made = Database(checked_url(url), patience=1.0, durable=False, connections=1)
+    made = Database(checked_url(shared_url), patience=1.0, durable=False, connections=1)
     with made.connection("trying") as connection, connection.statements as statements:
         yield statements
     made.close()
@@ -149,14 +149,14 @@ def test_what_comes_again_is_prepared_but_not_without_end(store: Database) -> No
     assert counts[-1] == module.PREPARED
 
 
-def test_a_statement_that_cannot_be_prepared_is_tried_again(store: Database, url: str) -> None:
+def test_a_statement_that_cannot_be_prepared_is_tried_again(store: Database, shared_url: str) -> None:
     def ask(statements: Statements) -> Any:
         return statements.rows("SELECT number FROM later.one WHERE number > %s", 0)
 
     for _ in range(module.OFTEN + 2):
         with pytest.raises(StoreError):
             store.read("trying", ask)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(shared_url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA later CREATE TABLE one(number bigint)")
         connection.execute("INSERT INTO later.one VALUES(1)")
         connection.execute("GRANT USAGE ON SCHEMA later TO kilburn_rows")

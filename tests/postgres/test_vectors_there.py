@@ -30,9 +30,9 @@ PROMISES: list[Callable[[Backend], None]] = [
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-def test_vectors_keep_each_promise(promise: Callable[[Backend], None], url: str) -> None:
-    with Postgres(url) as backend:
-        promise(backend)
+def test_vectors_keep_each_promise(promise: Callable[[Backend], None], backend: Postgres) -> None:
+    promise(backend)
+    assert backend.findings() == []
 
 
 def test_nothing_that_is_stored_is_read_into_memory(url: str) -> None:

@@ -32,6 +32,7 @@ def test_a_server_is_started_and_stopped() -> None:
         assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as somebody else")
 def test_the_programs_may_lie_where_the_servers_user_may_not_enter() -> None:
     """As in a checkout below root's own folder."""

@@ -39,6 +39,7 @@ def at_once(*jobs: Callable[[], None]) -> list[KilburnError]:
     return refused
 
 
+@pytest.mark.slow
 def test_four_writers_lose_nothing_and_write_nothing_twice(url: str) -> None:
     backends = [Postgres(url) for _ in range(4)]
     segment = start(backends[0])
@@ -68,7 +69,7 @@ def test_a_write_that_does_not_know_the_last_one_is_refused_by_the_database(url:
     with Postgres(url) as backend, psycopg.connect(url) as connection:
         segment = start(backend)
         backend.commit(segment, batch_of(0, {1: "a"}))
-        late = "UPDATE kilburn.process SET head = 7, epoch = 1 WHERE id = %s"
+        late = "UPDATE kilburn.segment SET head = 7, epoch = 1 WHERE id = %s"
         with pytest.raises(psycopg.Error, match="is at write 1, not 0"):
             connection.execute(late, (segment,))
 
@@ -76,7 +77,7 @@ def test_a_write_that_does_not_know_the_last_one_is_refused_by_the_database(url:
 def test_who_will_not_wait_is_told_at_once(url: str) -> None:
     with Postgres(url) as backend, psycopg.connect(url) as connection:
         segment = start(backend)
-        connection.execute("SELECT 1 FROM kilburn.process WHERE id = %s FOR UPDATE", (segment,))
+        connection.execute("SELECT 1 FROM kilburn.segment WHERE id = %s FOR UPDATE", (segment,))
         with pytest.raises(StoreBusy):
             backend.commit(segment, msgspec.structs.replace(batch_of(0, {1: "a"}), wait=False))
         connection.rollback()
@@ -86,7 +87,7 @@ def test_who_will_not_wait_is_told_at_once(url: str) -> None:
 def test_who_waits_too_long_is_told(url: str) -> None:
     with Postgres(url, busy_timeout=0.1) as backend, psycopg.connect(url) as connection:
         segment = start(backend)
-        connection.execute("SELECT 1 FROM kilburn.process WHERE id = %s FOR UPDATE", (segment,))
+        connection.execute("SELECT 1 FROM kilburn.segment WHERE id = %s FOR UPDATE", (segment,))
         with pytest.raises(StoreBusy, match="try again"):
             backend.commit(segment, batch_of(0, {1: "a"}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -381,13 +382,14 @@ def test_a_client_that_hangs_up_is_noticed(upstream: Upstream, url: str, after: 
     sent = upstream.sent[0]
     assert sent.over.wait(600)
     assert sent.gone is not None
-    assert sent.gone - sent.at >= 0.25
 
 
 def test_a_slow_stream_takes_its_time(upstream: Upstream, url: str) -> None:
     upstream.pause, upstream.delay = 0.02, 0.05
+    began = time.monotonic()
     with openai_at(url) as client:
         assert len(consumed(client)) >= 3
+    assert time.monotonic() - began >= 0.05 + 2 * 0.02
     sent = upstream.sent[0]
     assert sent.over.wait(600)
     assert sent.gone is None

@@ -1,4 +1,7 @@
-"""Torture: its judge finds what is broken, its scheduler gives turns by a seed, and it says by which seed it went."""
+"""A short torture of every policy, and checks of the torture itself: its judge, its scheduler, and its seeds.
+
+`python tests/torture --seconds 600` runs a long torture. The sessions need `kilburn_lab`, so all of this is slow.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("kilburn_lab", reason="the laboratory is not installed: pip install ./lab")
+
 import kilburn as package
 from cli.terminal import kilburn
 from kernel.talk import assistant, call_of, tool, user
@@ -22,6 +27,10 @@ from torture.oracle import RULER, Book, Turn, faults_of_chat, faults_of_messages
 from torture.run import POLICIES, torture
 from torture.talk import Talk
 from torture.turns import take_turns
+
+pytestmark = pytest.mark.slow
+
+SEED = 1
 
 
 def use(*ids: str) -> dict[str, Any]:
@@ -190,6 +199,12 @@ def test_the_other_process_looks_writes_dies_and_comes_again(tmp_path: Path) -> 
         assert onlooker.stop_watching().error == ""
     finally:
         onlooker.close()
+
+
+@pytest.mark.parametrize("spec", POLICIES)
+def test_every_promise_holds_under_torture(spec: str) -> None:
+    report = torture(sessions=1, seed=SEED, policies=[spec], steps=10)
+    assert not report.violations, report.table()
 
 
 def test_every_policy_of_the_product_that_can_act_takes_part() -> None:

@@ -18,7 +18,6 @@ from kilburn.cli.archive import gather
 from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.wire.recording import read_lines, read_runs
 from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of, trajectory_of
-from kilburn_lab.evals.trajectories import read
 
 HEAD = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
 STEPS = [
@@ -49,12 +48,13 @@ def saved(path: Path, value: Any, indent: int | None = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["r.traj", "r.traj.gz", "r.json"])
-@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(("name", "indent"), [("r.traj", None), ("r.traj.gz", 2), ("r.json", 2)])
 def test_a_file_of_swe_agent_is_one_run(tmp_path: Path, name: str, indent: int | None) -> None:
     file = saved(tmp_path / name, TRAJ, indent)
-    assert list(read(file)) == [RUN]
     [run] = read_runs(file)
+    assert run.name == "r"
+    assert run.trajectory is not None
+    assert (run.trajectory.head, run.trajectory.steps) == (RUN.head, RUN.steps)
     assert run.messages == messages_of(RUN)
     assert [message["role"] for message in run.messages] == ["system", "user", *("assistant", "tool") * 2, "assistant"]
     said = kilburn("import", file, "--db", tmp_path / "agent.db", "--json")
@@ -63,7 +63,7 @@ def test_a_file_of_swe_agent_is_one_run(tmp_path: Path, name: str, indent: int |
 
 
 def test_every_command_takes_every_form(tmp_path: Path) -> None:
-    """What `replay` reads, `import` and the measurements read too, as the same runs."""
+    """What `replay` reads, `import` reads too, as the same runs."""
     db = tmp_path / "agent.db"
     assert kilburn("import", write_jsonl(tmp_path / "talk.jsonl", TALK), "--db", db).status == 0
     assert kilburn("export", "--db", db, "--out", tmp_path / "export.jsonl").status == 0
@@ -78,16 +78,12 @@ def test_every_command_takes_every_form(tmp_path: Path) -> None:
     }
     for name, runs in forms.items():
         file = tmp_path / name
-        assert {run.name for run in read_runs(file)} == {run.id for run in read(file)} == set(runs)
+        assert {run.name for run in read_runs(file)} == set(runs)
         made = kilburn("import", file, "--db", tmp_path / f"{name}.db", "--json")
         assert [one["session"] for one in made.json["sessions"]] == runs, made.err
-        for words in (("replay", file, "--policy", "fifo"), ("lab", "paging", "--data", file, "--policy", "fifo")):
-            said = kilburn(*words, "--window", 500, "--json")
-            assert said.status == 0, said.err
-            found = said.json["runs"]
-            assert (found if isinstance(found, int) else len(found)) == len(runs)
-    whole = kilburn("lab", "paging", "--data", tmp_path, "--policy", "fifo", "--window", 500, "--json")
-    assert whole.json["runs"] == sum(map(len, forms.values()))
+        replayed = kilburn("replay", file, "--policy", "fifo", "--window", 500, "--json")
+        assert replayed.status == 0, replayed.err
+        assert len(replayed.json["runs"]) == len(runs)
     assert "--session" in kilburn("import", tmp_path / "runs.jsonl", "--session", "one", "--db", tmp_path / "one.db").err
 
 
@@ -155,11 +151,9 @@ def test_what_is_no_run_is_said_alike_by_all(tmp_path: Path, content: bytes, say
     bad.write_bytes(content)
     with pytest.raises(InvalidMessage) as by_replay:
         list(read_runs(bad))
-    with pytest.raises(InvalidMessage) as by_evals:
-        list(read(bad))
     with pytest.raises(InvalidMessage) as by_import:
         gather(read_lines(bad), "bad")
-    assert by_replay.value.what == by_evals.value.what == by_import.value.what
+    assert by_replay.value.what == by_import.value.what
     assert says in str(by_import.value)
     assert by_import.value.advice
 
@@ -183,6 +177,6 @@ def test_whatever_stands_in_a_file_is_a_run_or_a_typed_error(values: list[dict[s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "any.jsonl"
         file.write_text("\n".join(json.dumps(value, indent=indent) for value in values), encoding="utf-8")
-        for reader in (read_runs, read, lambda path: gather(read_lines(path), "any")):
+        for reader in (read_runs, lambda path: gather(read_lines(path), "any")):
             with suppress(KilburnError):
                 assert all(run is not None for run in reader(file))

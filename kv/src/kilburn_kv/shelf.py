@@ -133,8 +133,7 @@ class Shelf:
         """Remove all files of an owner that contain one of these pages, or were computed while one was visible, pinned
         or not.
 
-        Files that do not say whose they are are removed too: those of an earlier version, and damaged ones. Returns
-        the addresses.
+        Files whose header cannot be read are removed too. Returns the addresses.
 
         Raises:
             SpillFailed: some could not be removed; the others are.
@@ -142,7 +141,7 @@ class Shelf:
         gone, failures = [], []
         for _, _, path in list(self._files()):
             found = header_of(path)
-            if not isinstance(found, Miss) and found.owners is not None:
+            if not isinstance(found, Miss):
                 held = {*found.stood, *(found.pages if isinstance(found, SequenceHeader) else (found.page,))}
                 if owner not in found.owners or held.isdisjoint(pages):
                     continue

@@ -239,7 +239,7 @@ class Spill:
         table.label(part.page, start, stop)
         for page in part.stood:
             table.stood[page] = min(start, table.stood.get(page, start))
-        sequence.owners |= frozenset(part.owners or ())
+        sequence.owners |= frozenset(part.owners)
         return RestoredPage(part.page, start, stop, not why, why)
 
     def _check_forgotten(self, sequence: CachedSequence, stop: int) -> None:
@@ -428,7 +428,7 @@ def _equip(engine: Engine, sequence: CachedSequence, header: SequenceHeader, ten
     logits = tensors.get("logits")
     sequence.logits = logits.to(weights.device) if logits is not None else None
     sequence.shifts, sequence.first = dict(header.shifts), _read_firsts(engine, header, tensors)
-    sequence.owners = frozenset(header.owners or ())
+    sequence.owners = frozenset(header.owners)
     sequence.packed = sequence.end if Alteration.COMPRESSED in header.altered else 0
     sequence.watch = None
     if header.watch is not None:

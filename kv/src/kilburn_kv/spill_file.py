@@ -93,18 +93,18 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
         sections: the tensors, in order.
         shifts: those of `Sequence.shifts` that are of its positions.
         first: of each of these whose first key is there too, the shift that it had; the keys are a tensor, in this order.
-        owners: as `CachedSequence.owners`; None in a file of an earlier version, which did not say.
+        owners: as `CachedSequence.owners`.
         stood: as `Table.stood`: the pages that may have been visible when this was computed.
     """
 
     key: PrefixKey
     tokens: list[int]
+    owners: list[str]
+    shifts: dict[int, int]
+    first: dict[int, int]
+    stood: dict[int, int]
     order: str = sys.byteorder
     sections: list[TensorEntry] = []
-    shifts: dict[int, int] = {}
-    first: dict[int, int] = {}
-    owners: list[str] | None = None
-    stood: dict[int, int] = {}
 
 
 class SequenceHeader(_Header, frozen=True, kw_only=True, tag="sequence"):

@@ -8,4 +8,4 @@ try:
     import torch as torch
     from torch import Tensor as Tensor
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+    raise MissingExtra("torch", "torch") from error

@@ -132,7 +132,7 @@ def load(path: str | Path, *, dtype: str = "float32", device: str = "cpu", keep:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
         from transformers.utils import logging as chatter
     except ModuleNotFoundError as error:
-        raise MissingExtra("transformers", "kv") from error
+        raise MissingExtra("transformers", "torch") from error
     where = Path(path)
     kind = getattr(torch, dtype, None)
     if kind not in (torch.float32, torch.bfloat16, torch.float16):

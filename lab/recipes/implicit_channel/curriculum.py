@@ -27,7 +27,7 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging as chatter
 except ModuleNotFoundError as error:
-    raise MissingExtra(error.name or "torch", "kv") from error
+    raise MissingExtra(error.name or "torch", "torch") from error
 
 
 VALUES = 10

@@ -25,7 +25,7 @@ try:
     import torch
     from torch import Tensor
 except ModuleNotFoundError as error:
-    raise MissingExtra(error.name or "torch", "kv") from error
+    raise MissingExtra(error.name or "torch", "torch") from error
 
 
 CASES = (

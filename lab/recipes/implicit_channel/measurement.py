@@ -26,7 +26,7 @@ try:
     import torch
     from torch import Tensor
 except ModuleNotFoundError as error:
-    raise MissingExtra(error.name or "torch", "kv") from error
+    raise MissingExtra(error.name or "torch", "torch") from error
 
 
 STAGES = (("full", FULL), ("memento", ALL), ("handing on", 1))

@@ -20,7 +20,7 @@ try:
     from torch import Tensor
     from transformers import DynamicCache
 except ModuleNotFoundError as error:
-    raise MissingExtra(error.name or "torch", "kv") from error
+    raise MissingExtra(error.name or "torch", "torch") from error
 
 
 class Slices:

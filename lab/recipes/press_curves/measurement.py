@@ -33,7 +33,7 @@ try:
     import torch
     from torch import Tensor
 except ModuleNotFoundError as error:  # pragma: no cover - the tests install the extra
-    raise MissingExtra("torch", "kv") from error
+    raise MissingExtra("torch", "torch") from error
 
 
 RESTARTS: dict[str, Callable[[Case, int, Weights, str], str]] = dict(zip(TEXTS, (summary, excerpts), strict=True))

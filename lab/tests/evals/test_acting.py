@@ -172,7 +172,7 @@ def test_the_same_seed_gives_the_same_report() -> None:
 
 def test_the_verb_prints_json_and_draws_a_picture(tmp_path: Path) -> None:
     plot = tmp_path / "pareto.svg"
-    said = command("lab", "tasks", "--tasks", "2", "--window", "1000", "--policy", "hybrid", "--json", "--plot", plot)
+    said = command("lab", "tasks", "--sample", "2", "--window", "1000", "--policy", "hybrid", "--json", "--plot", plot)
     assert said.status == 0
     assert plot.read_bytes().startswith(b"<?xml")
     assert {row["policy"] for row in said.json["rows"]} == {"tail", "hybrid"}

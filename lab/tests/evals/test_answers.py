@@ -177,7 +177,7 @@ def test_the_same_seed_asks_the_same() -> None:
 
 
 def test_the_verb_prints_a_table_or_json(runs: Path) -> None:
-    small = ("lab", "answers", "--sessions", "2", "--tokens", "1000", "--window", "500", "--policy", "fifo")
+    small = ("lab", "answers", "--sample", "2", "--tokens", "1000", "--window", "500", "--policy", "fifo")
     said = command(*small, "--data", str(runs / "runs.jsonl"), "--logs", str(runs), "--tools", "--json")
     assert said.status == 0
     assert {row["policy"] for row in said.json["rows"]} == {ALONE, FULL, "tail", "fifo"}

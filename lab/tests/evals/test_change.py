@@ -129,11 +129,11 @@ def test_options_that_mean_nothing(options: dict[str, object]) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
-    done = kilburn("lab", "change", "--streams", "1", "--mode", "claims", "--json", "--out", str(out))
+    done = kilburn("lab", "change", "--sample", "1", "--mode", "claims", "--json", "--out", str(out))
     assert done.status == 0
     found = json.loads(done.out)
     assert found["rows"][0]["stale"] == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(lines) == found["rows"][0]["now"] + found["rows"][0]["past"]
-    assert kilburn("lab", "change", "--streams", "1", "--mode", "claims", "--out", str(out)).status == 2
-    assert "claims" in kilburn("lab", "change", "--streams", "1", "--mode", "claims").out
+    assert kilburn("lab", "change", "--sample", "1", "--mode", "claims", "--out", str(out)).status == 2
+    assert "claims" in kilburn("lab", "change", "--sample", "1", "--mode", "claims").out

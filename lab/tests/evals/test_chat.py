@@ -1,4 +1,4 @@
-"""`eval answers --chat`: a chat in which a few questions need what was said long ago."""
+"""`lab chat`: a chat in which a few questions need what was said long ago."""
 
 from __future__ import annotations
 
@@ -64,16 +64,14 @@ def test_a_small_window_costs_answers_or_the_prefix() -> None:
     assert bills["tail", "openai"].to_tail == 1.0
 
 
-def test_the_verb_has_a_chat() -> None:
-    small = ("lab", "answers", "--chat", SHORT, "--window", 1500, "--policy", "fifo")
+def test_the_verb_makes_a_chat() -> None:
+    small = ("lab", "chat", "--sample", SHORT, "--window", 1500, "--policy", "fifo")
     said = command(*small, "--json")
     assert said.status == 0, said.err
     assert {row["policy"] for row in said.json["rows"]} == {"tail", "fifo"}
     table = command(*small)
     assert max(map(len, table.out.splitlines())) <= 130
     assert {"kept", "again", "broken", "ms"} <= set(table.out.split())
-    for wrong in (("--tools",), ("--half", "tune"), ("--out", "x.jsonl")):
-        assert command(*small, *wrong).status == 2
     with pytest.raises(SpecError, match="no question"):
         evaluate(1)
     with pytest.raises(SpecError):

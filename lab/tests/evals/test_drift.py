@@ -186,7 +186,7 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_or_json_and_draws(tmp_path: Path) -> None:
-    words = ("lab", "drift", "--policy", "fifo", "--arm", "plain", "--replicates", 1, "--passes", 2)
+    words = ("lab", "drift", "--policy", "fifo", "--arm", "plain", "--sample", 1, "--passes", 2)
     table = kilburn(*words, "--plot", tmp_path / "drift.svg")
     assert table.status == 0, table.err
     assert "Facts, verbatim" in table.out
@@ -197,6 +197,6 @@ def test_the_command_prints_a_table_or_json_and_draws(tmp_path: Path) -> None:
 
 def test_wrong_input_of_the_command_exits_2(tmp_path: Path) -> None:
     for words in (("--policy", "nope"), ("--arm", "nope"), ("--data", tmp_path / "none.jsonl"), ("--plot", tmp_path / "a.txt")):
-        said = kilburn("lab", "drift", "--replicates", 1, "--passes", 1, *words)
+        said = kilburn("lab", "drift", "--sample", 1, "--passes", 1, *words)
         assert (said.status, said.out) == (2, ""), words
         assert "Traceback" not in said.err

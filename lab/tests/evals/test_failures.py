@@ -47,10 +47,10 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 COMMANDS = [
     ("lab", "paging", "--sample", 3, "--window", 300),
-    ("lab", "table", "--sessions", 2, "--interactions", 20, "--window", 500),
-    ("lab", "drift", "--replicates", 1, "--passes", 2, "--window", 500),
-    ("lab", "tasks", "--tasks", 2, "--window", 500),
-    ("lab", "answers", "--sessions", 2, "--questions", 1, "--window", 500),
+    ("lab", "table", "--sample", 2, "--interactions", 20, "--window", 500),
+    ("lab", "drift", "--sample", 1, "--passes", 2, "--window", 500),
+    ("lab", "tasks", "--sample", 2, "--window", 500),
+    ("lab", "answers", "--sample", 2, "--questions", 1, "--window", 500),
     ("lab", "bench", "session", "--runs", 2, "--window", 2000),
 ]
 
@@ -94,7 +94,7 @@ def test_a_policy_that_works_ends_well(broken: Path) -> None:
 
 def test_a_memory_policy_that_fails(broken: Path) -> None:
     said = command(
-        "lab", "change", "--streams", 1, "--mode", "text", "--family", "plain", "--policy", "broken:Remembers", "--json"
+        "lab", "change", "--sample", 1, "--mode", "text", "--family", "plain", "--policy", "broken:Remembers", "--json"
     )
     assert said.status == 1
     assert json.loads(said.out)["failed"] > 0

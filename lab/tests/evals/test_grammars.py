@@ -141,7 +141,7 @@ def test_a_scripted_agent_copies_lines_of_the_sources_that_it_read() -> None:
 
 
 def test_the_verbs_take_a_folder_of_sources() -> None:
-    said = command("lab", "answers", "--sources", SOURCES, "--sessions", 2, "--tokens", 1500, "--window", 500, "--policy", "fifo")
+    said = command("lab", "answers", "--sources", SOURCES, "--sample", 2, "--tokens", 1500, "--window", 500, "--policy", "fifo")
     assert said.status == 0, said.err
     assert "questions in" in said.out
     runs = command("lab", "paging", "--sources", SOURCES, "--sample", 2, "--window", 500, "--policy", "fifo")

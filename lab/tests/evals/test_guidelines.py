@@ -70,6 +70,6 @@ def test_what_cannot_be_measured(options: dict[str, object]) -> None:
 
 
 def test_the_verb_prints_a_table() -> None:
-    said = kilburn("lab", "guidelines", "--rules", "1", "--feedback", "2", "--tickets", "3")
+    said = kilburn("lab", "guidelines", "--sample", "1", "--feedback", "2", "--tickets", "3")
     assert said.status == 0
     assert "Means over 1 hidden rules" in said.out

@@ -384,17 +384,19 @@ def test_what_cannot_be_measured_is_refused(traces: list[Trace], tmp_path: Path)
         evaluate(traces, capacities=[2048])
     with pytest.raises(SpecError, match="whole unit"):
         evaluate([Trace("empty", ())])
-    with pytest.raises(SpecError, match="ask for fewer"):
-        sample(traces, 0, 13)
+    with pytest.raises(SpecError, match="give more traces"):
+        sample([], 0)
     with pytest.raises(SpecError, match="known: tune, report"):
         sample(traces, 0, half="other")
     with pytest.raises(SpecError, match="known: lru, returning"):
         Pool(4, 4, "clairvoyant")
 
 
-def test_two_parts_of_one_drawing_share_no_trace(traces: list[Trace]) -> None:
-    first, second = sample(traces, 4, 6), sample(traces, 4, 6, skip=6)
-    assert {trace.id for trace in first} | {trace.id for trace in second} == {trace.id for trace in traces}
+def test_a_sample_is_drawn_by_the_seed(traces: list[Trace]) -> None:
+    one, other, whole = sample(traces, 4, 6), sample(traces, 5, 6), sample(traces, 4, 13)
+    assert len(one) == 6
+    assert one == sample(traces, 4, 6) == whole[:6] != other
+    assert {trace.id for trace in whole} == {trace.id for trace in traces}
 
 
 def test_the_halves_share_no_trace_and_are_all(traces: list[Trace]) -> None:
@@ -412,7 +414,7 @@ def test_weavings_are_summed(traces: list[Trace]) -> None:
 
 
 def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() -> None:
-    words = ("lab", "kv", "--traces", "6", "--capacity", "400000", "--hours", "1", "--policy", OURS)
+    words = ("lab", "kv", "--sample", "6", "--capacity", "400000", "--hours", "1", "--policy", OURS)
     done = kilburn(*words, "--json")
     assert done.status == 0
     assert {row["policy"] for row in done.json["rates"]} == {"lru", OURS, MIN}

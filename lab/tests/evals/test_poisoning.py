@@ -75,8 +75,8 @@ def test_options_that_mean_nothing() -> None:
 
 
 def test_the_command() -> None:
-    done = kilburn("lab", "poisoning", "--repeats", "1", "--attack", "web", "--defence", "proposed", "--json")
+    done = kilburn("lab", "poisoning", "--sample", "1", "--attack", "web", "--defence", "proposed", "--json")
     assert done.status == 0
     (row,) = json.loads(done.out)["rows"]
     assert (row["attack"], row["success"]) == ("web", 0)
-    assert "web" in kilburn("lab", "poisoning", "--repeats", "1", "--attack", "web", "--defence", "none").out
+    assert "web" in kilburn("lab", "poisoning", "--sample", "1", "--attack", "web", "--defence", "none").out

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from cli.terminal import kilburn
 from kilburn.errors import SandboxRefused, SpecError
 from kilburn.model import Request, complete
 from kilburn.recursion.sandbox import open_sandbox
@@ -129,3 +130,13 @@ def test_names_that_there_are_not() -> None:
         evaluate([1000], systems=["truncate"], tasks=["none"])
     with pytest.raises(SpecError):
         evaluate([10])
+
+
+def test_the_verb_fits_the_screen(report: RecursionReport) -> None:
+    words = ("lab", "recursion", "--tokens", 1500, "--judged", 12)
+    shown = kilburn(*words)
+    assert shown.status == 0, shown.err
+    assert max(map(len, shown.out.splitlines())) <= 120
+    rows = kilburn(*words, "--json").json["rows"]
+    assert {row["system"] for row in rows} == {"depth 0", "depth 1", "depth 2", "truncate", "search"}
+    assert kilburn("lab", "recursion", "--system", "depth 9").status == 2

@@ -145,7 +145,7 @@ def test_numbers_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None
 def test_the_command_prints_the_same_as_json_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "table.svg"
-    size = ("--sessions", "1", "--interactions", "12", "--window", "500", "--policy", "lru", "--policy", "fifo")
+    size = ("--sample", "1", "--interactions", "12", "--window", "500", "--policy", "lru", "--policy", "fifo")
     said = kilburn("lab", "table", *size, "--json", "--plot", str(picture))
     assert said.status == 0
     assert {row["policy"] for row in json.loads(said.out)["rows"]} == {"lru", "fifo"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cli.terminal import kilburn
 from kilburn.errors import InvalidMessage
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.references import references
@@ -24,6 +25,21 @@ def written(folder: Path, lines: list[bytes], *, packed: bool = False) -> Path:
 def test_what_was_written_is_read(tmp_path: Path, packed: bool) -> None:
     runs = list(synthetic(3, seed=1))
     assert list(read(written(tmp_path, [msgspec.json.encode(run) for run in runs], packed=packed))) == runs
+
+
+def test_every_form_of_a_run_is_read_and_measured(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": "I look."}]
+    steps = {"head": [{"role": "user", "content": "x"}], "steps": [{"thought": "Look.", "action": "ls", "observation": "a.py"}]}
+    forms: dict[str, tuple[list[object], list[str]]] = {
+        "talk.jsonl": (list(talk), ["talk"]),
+        "runs.jsonl": ([{"messages": talk}, {"messages": talk, "id": "b"}], ["runs:1", "b"]),
+        "steps.jsonl": ([steps | {"id": "s"}, steps | {"id": "s"}, *talk, steps], ["s", "s#2", "steps", "steps:5"]),
+    }
+    for name, (lines, ids) in forms.items():
+        (tmp_path / name).write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+        assert {run.id for run in read(tmp_path / name)} == set(ids)
+    measured = kilburn("lab", "paging", "--data", tmp_path, "--policy", "fifo", "--window", 500, "--json")
+    assert measured.json["runs"] == sum(len(ids) for _, ids in forms.values())
 
 
 @pytest.mark.parametrize(

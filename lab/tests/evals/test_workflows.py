@@ -136,7 +136,7 @@ def test_what_cannot_be_measured(options: dict[str, object]) -> None:
 
 
 def test_the_verb_prints_a_table() -> None:
-    said = kilburn("lab", "workflows", "--streams", "1", "--errands", "3", "--judge", "true")
+    said = kilburn("lab", "workflows", "--sample", "1", "--errands", "3", "--judge", "true")
     assert said.status == 0
     assert "Workflows kept and retired: none 0 and 0, true " in said.out
 

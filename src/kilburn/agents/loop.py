@@ -519,6 +519,10 @@ class Agent:
             self._go_without()
         set_up(session, system, self._beside())
 
+    def _can_go_without(self) -> bool:
+        """Whether the agent can work without the tools that it offers: they are memory tools."""
+        return self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
+
     def _go_without(self) -> None:
         """Offer no memory tools from now on: what they would bring is searched for."""
         self.specs = tuple(spec for spec in self.specs if spec.name not in memory_tools.NAMES)
@@ -689,8 +693,7 @@ class Agent:
                 shortened = True
                 shrink(self.session, prompt.tokens, error)
             except ToolsRefused:
-                ours = self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
-                if not ours:
+                if not self._can_go_without():
                     raise
                 self._go_without()
                 set_up(self.session, "", self._beside())

@@ -15,9 +15,9 @@ from kilburn.backends.connection import row, rows_of_each
 from kilburn.errors import Forgotten, StoreError, StoreStale
 from kilburn.page import Page, address_of
 
-SELECT = "SELECT process, page, by_process, by_page FROM citation"
+SELECT = "SELECT segment, page, citing_segment, citing_page FROM citation"
 
-LEAVES = "(by_process = process AND by_page = page)"
+LEAVES = "(citing_segment = segment AND citing_page = page)"
 """Of a row: the page is being forgotten."""
 
 WHOLE = 0
@@ -37,19 +37,19 @@ def citations_of(segment: int, kind: SegmentKind, page: Page) -> set[Citation]:
 
 def add(db: apsw.Connection, citations: Iterable[Citation]) -> None:
     """Put citations into the index; those that it has stay."""
-    db.executemany(
-        "INSERT INTO citation(process, page, by_process, by_page) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", sorted(citations)
-    )
+    insert = "INSERT INTO citation(segment, page, citing_segment, citing_page) VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    db.executemany(insert, sorted(citations))
 
 
 def remove(db: apsw.Connection, citations: Iterable[Citation]) -> None:
     """Take citations out of the index."""
-    db.executemany("DELETE FROM citation WHERE process = ? AND page = ? AND by_process = ? AND by_page = ?", sorted(citations))
+    delete = "DELETE FROM citation WHERE segment = ? AND page = ? AND citing_segment = ? AND citing_page = ?"
+    db.executemany(delete, sorted(citations))
 
 
 def citing(db: apsw.Connection, segment: int, pages: Iterable[int]) -> set[tuple[int, int]]:
     """The pages that cite any of these pages of a segment."""
-    select = f"SELECT by_process, by_page FROM citation WHERE process = ? AND page = ? AND NOT {LEAVES}"
+    select = f"SELECT citing_segment, citing_page FROM citation WHERE segment = ? AND page = ? AND NOT {LEAVES}"
     return {(by, page) for by, page in rows_of_each(db, select, [(segment, page) for page in pages])}
 
 
@@ -65,12 +65,12 @@ def marks_of_whole(keys: Iterable[tuple[int, int]]) -> set[Citation]:
 
 def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Citation]:
     """Keep new pages from citing these, and what cites them by now, where that is not forgotten; returns what says so."""
-    select = "SELECT by_process, by_page FROM citation WHERE process = ? AND page = ?"
+    select = "SELECT citing_segment, citing_page FROM citation WHERE segment = ? AND page = ?"
     going = fresh = set(keys)
     while fresh:
         fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
         going = going | fresh
-    there = rows_of_each(db, "SELECT process, id FROM page WHERE process = ? AND id = ? AND content IS NOT NULL", list(going))
+    there = rows_of_each(db, "SELECT segment, id FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL", list(going))
     marks = {mark_of(segment, page) for segment, page in there} | marks_of_whole(going)
     add(db, marks)
     return marks
@@ -86,13 +86,13 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
     kinds: dict[int, str] = {}
     for segment, number in cited:
         if segment not in kinds:
-            (kinds[segment],) = row(db, "SELECT kind FROM process WHERE id = ? AND tenant = ?", segment, tenant) or ("",)
-        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, number) if kinds[segment] else None
+            (kinds[segment],) = row(db, "SELECT kind FROM segment WHERE id = ? AND tenant = ?", segment, tenant) or ("",)
+        found = row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, number) if kinds[segment] else None
         if kinds[segment] == SegmentKind.FORGOTTEN or found == (None,):
             raise cites_gone(segment, number)
         if found is None:
             raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
-        select = f"SELECT 1 FROM citation WHERE process = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
+        select = f"SELECT 1 FROM citation WHERE segment = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
         if row(db, select, segment, number) is not None:
             raise cites_leaving(segment, number)
 
@@ -115,7 +115,9 @@ def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> No
     Raises:
         StoreStale: one does.
     """
-    select = "SELECT by_process, by_page, page FROM citation WHERE process = ?1 AND page = ?2 AND by_process <> ?1 LIMIT 1"
+    select = (
+        "SELECT citing_segment, citing_page, page FROM citation WHERE segment = ?1 AND page = ?2 AND citing_segment <> ?1 LIMIT 1"
+    )
     for by, citer, number in rows_of_each(db, select, [(segment, page) for page in pages]):
         what = f"{address_of(number)} of segment {segment} is cited by {address_of(citer)} of segment {by}"
         raise StoreStale(what, advice="forget what cites it first, then do it again")

@@ -53,15 +53,15 @@ class ColdTable:
 
     def announce(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
-        insert = "INSERT INTO stray(tenant, name, going) VALUES(?, ?, 0)"
+        insert = "INSERT INTO cold_object(tenant, name, deleting) VALUES(?, ?, 0)"
         self._db.executemany(insert, [(self._tenant, name.encode()) for name in names])
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
         if names is None:
-            self._db.execute("UPDATE stray SET going = 1 WHERE tenant = ?", (self._tenant,))
+            self._db.execute("UPDATE cold_object SET deleting = 1 WHERE tenant = ?", (self._tenant,))
             return
-        give_up = "INSERT INTO stray(tenant, name, going) VALUES(?, ?, 1) ON CONFLICT DO UPDATE SET going = 1"
+        give_up = "INSERT INTO cold_object(tenant, name, deleting) VALUES(?, ?, 1) ON CONFLICT DO UPDATE SET deleting = 1"
         self._db.executemany(give_up, [(self._tenant, name.encode()) for name in names])
 
     def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
@@ -69,7 +69,7 @@ class ColdTable:
         settled: list[Coming] = []
         for each in coming if self.place() is place else ():
             name = each.name.encode()
-            take = "DELETE FROM stray WHERE tenant = ? AND name = ? AND NOT going RETURNING 1"
+            take = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND NOT deleting RETURNING 1"
             if row(self._db, take, self._tenant, name) is None:
                 continue
             update = (
@@ -102,12 +102,12 @@ class ColdTable:
 
     def strays(self) -> dict[str, bool]:
         """See `ColdRows`."""
-        found = rows(self._db, "SELECT name, going FROM stray WHERE tenant = ?", self._tenant)
+        found = rows(self._db, "SELECT name, deleting FROM cold_object WHERE tenant = ?", self._tenant)
         return {name.decode("ascii", "replace"): bool(going) for name, going in found}
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
-        delete = "DELETE FROM stray WHERE tenant = ? AND name = ? AND going"
+        delete = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND deleting"
         self._db.executemany(delete, [(self._tenant, name.encode()) for name in names])
         # A name is a hash of what the object held.
         self._db.execute(FLAG)

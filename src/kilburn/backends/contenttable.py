@@ -11,19 +11,16 @@ has it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import apsw
 
 from kilburn.backend import Batch, Pieces
-from kilburn.backends.codec import COLD, PLAIN, SPLICED, Piece, encode_text, key_of, pack, pack_pieces, parted, unpack
-from kilburn.backends.connection import StoreConnection, insert, listed, row, rows, rows_of_each
-from kilburn.backends.records import UNREADABLE, page_of
-from kilburn.errors import KilburnError, StoreCorrupt, StoreError
-from kilburn.kernel.folding import pieces_of
+from kilburn.backends.codec import COLD, PLAIN, SPLICED, encode_text, key_of, pack, pack_pieces, parted, unpack
+from kilburn.backends.connection import StoreConnection, insert, listed, row, rows
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.message import Kind
-from kilburn.page import Page
 
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
@@ -191,7 +188,7 @@ def content_of(db: apsw.Connection, segment: int, page: int) -> str:
     """
     found = row(
         db,
-        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE process = ? AND page.id = ?",
+        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE segment = ? AND page.id = ?",
         segment,
         page,
     )
@@ -204,37 +201,3 @@ def content_of(db: apsw.Connection, segment: int, page: int) -> str:
 def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:
     """Remove those of these texts that no page has."""
     db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(content,) for content in sorted(contents)])
-
-
-def splice_excerpts(db: apsw.Connection) -> None:
-    """Store the texts of all excerpts as pieces that an older version stored whole. One that cannot be read stays as it is."""
-    for segment, number, content, meta in rows(
-        db, "SELECT process, id, content, meta FROM page WHERE id < 0 AND content NOT NULL"
-    ):
-        try:
-            page = page_of(meta)
-            if page.kind is Kind.EXCERPT and page.id == number:
-                _splice(db, segment, page, content)
-        except (KilburnError, *UNREADABLE):
-            continue
-
-
-def _splice(db: apsw.Connection, segment: int, page: Page, content: int) -> None:
-    users = "SELECT count(*) FROM page WHERE content = ?1 OR extra = ?1"
-    ((size, codec, data, digest),) = rows(db, _SELECT, content)
-    if codec == SPLICED or rows(db, users, content) != [(1,)]:
-        return
-    known = dict(_contents_of(db, segment, page.sources))
-    text, wholes = unpack(codec, data, size, digest), Wholes(db)
-    made = pieces_of(page, text, lambda source: str(known[source]), lambda source: wholes.text(known[source]))
-    if made is None:
-        return
-    pieces: list[Piece] = [piece if isinstance(piece, str) else (int(piece[0]), *piece[1:]) for piece in made]
-    stored = pack_pieces(pieces)
-    if len(stored[1]) < len(data):
-        db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*stored, content))
-
-
-def _contents_of(db: apsw.Connection, segment: int, pages: Sequence[int]) -> Iterable[tuple[int, int]]:
-    select = "SELECT id, content FROM page WHERE process = ? AND id = ? AND content NOT NULL"
-    return rows_of_each(db, select, [(segment, page) for page in pages if page > 0])

@@ -135,7 +135,7 @@ class Directory:
         of = self.known()
         if of.extents is None:
             # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
-            select = "SELECT id, passages, characters FROM process NOT INDEXED WHERE tenant = ? AND NOT aside ORDER BY id"
+            select = "SELECT id, passages, characters FROM segment NOT INDEXED WHERE tenant = ? AND NOT quarantined ORDER BY id"
             of.extents = Extents(self._counted(rows_of_each(self._db, select, [(self._tenant,)])))
         self._move(of)
         return of.extents

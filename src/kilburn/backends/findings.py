@@ -214,18 +214,18 @@ class IndexedWords:
                 yield Finding(kind="index", what=what, derived=True, segment=entry >> 32 if entry >> 32 in owners else 0)
 
     def wrong_words(
-        self, postings: Iterable[tuple[str | bytes, int]], aside: AbstractSet[int] = frozenset()
+        self, postings: Iterable[tuple[str | bytes, int]], quarantined: AbstractSet[int] = frozenset()
     ) -> Iterator[Finding]:
         """The words of all entries.
 
         Args:
-            aside: segments of which nothing is compared.
+            quarantined: segments of which nothing is compared.
         """
         found: dict[int, int] = {}
         for word, entry in postings:
             found[entry] = found.get(entry, 0) + hash(word)
         for entry in sorted(self._wanted.keys() | found.keys()):
-            if self._wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in aside:
+            if self._wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in quarantined:
                 what = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
                 yield Finding(kind="index", what=what, derived=True, segment=entry >> 32)
 

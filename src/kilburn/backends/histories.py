@@ -3,8 +3,8 @@
 Each digest is over a message and all that came before it. Whoever recognises histories derives them from the pages. A session of
 which anything was forgotten has none: a trigger of the file sees to that.
 
-A client may also name the reply from which it goes on. The note of such a reply has a row of its own; there `at` is the note's
-number, below 0. These rows are derived from the ledger, and stay as long as it does.
+A client may also name the reply from which it goes on. The note of such a reply has a row of its own; there `message` is the
+number of the note, negated. These rows are derived from the ledger, and stay as long as it does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = 24
 """Letters of a reply's key; the digests of a history have another length."""
 
 
-_UP_TO = "WHERE process = ?1 AND at = ?2 AND last AND page = ifnull(?3, page)"
+_UP_TO = "WHERE segment = ?1 AND message = ?2 AND is_last AND last_page = ifnull(?3, last_page)"
 
 
 def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
@@ -34,20 +34,22 @@ def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
 def add_replies(db: apsw.Connection, tenant: int, segment: int, replies: Sequence[tuple[int, bytes]]) -> None:
     """Keep the rows of replies; those that are there stay."""
     db.executemany(
-        "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, 0, 0) ON CONFLICT DO NOTHING",
+        "INSERT INTO history(segment, message, tenant, digest, is_last, last_page) VALUES(?, ?, ?, ?, 0, 0)"
+        " ON CONFLICT DO NOTHING",
         [(segment, at, tenant, key) for at, key in replies],
     )
 
 
 def replies(db: apsw.Connection, segment: int) -> list[tuple[int, bytes]]:
     """The rows of a session's replies."""
-    return [(at, key) for at, key in rows(db, "SELECT at, digest FROM history WHERE process = ? AND at < 0", segment)]
+    select = "SELECT message, digest FROM history WHERE segment = ? AND message < 0"
+    return [(message, key) for message, key in rows(db, select, segment)]
 
 
 def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes]], set[int]]:
     """The rows of replies that a session's ledger says, and the events that cannot be read: of these nobody knows."""
     noted, unread = list[Event](), set[int]()
-    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ? AND act = ?", segment, Act.NOTE.value):
+    for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ? AND act = ?", segment, Act.NOTE.value):
         try:
             noted.append(event_of(body))
         except UNREADABLE:
@@ -57,17 +59,17 @@ def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes
 
 def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
     """Make the rows of a session's replies again."""
-    db.execute("DELETE FROM history WHERE process = ? AND at <= 0", (segment,))
+    db.execute("DELETE FROM history WHERE segment = ? AND message <= 0", (segment,))
     add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
 def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> bool:
     """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
     fits = (
-        "SELECT 1 FROM process WHERE id = ?1 AND tenant = ?2"
-        " AND ?3 = (SELECT max(page.id) FROM page WHERE page.process = ?1)"
-        " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.process = ?1)"
-        " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.process = ?1 AND at = ?4 AND last))"
+        "SELECT 1 FROM segment WHERE id = ?1 AND tenant = ?2"
+        " AND ?3 = (SELECT max(page.id) FROM page WHERE page.segment = ?1)"
+        " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.segment = ?1)"
+        " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.segment = ?1 AND message = ?4 AND is_last))"
     )
     if row(db, fits, segment, tenant, page, after) is None:
         return False
@@ -78,7 +80,7 @@ def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes
 def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
     """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
     these pages, and nothing was forgotten."""
-    if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND process = ?", segment) is not None:
+    if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None:
         return
     _put(db, tenant, segment, said.added, said.after, first - 1, last)
 
@@ -89,26 +91,26 @@ def _put(
     """Put digests behind the first ones, if these are kept up to the page `before`; None for any. Where something is forgotten
     none are kept."""
     if not after:
-        db.execute("DELETE FROM history WHERE process = ? AND at > 0", (segment,))
+        db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
     else:
         changes = db.total_changes()
         if digests:
-            db.execute(f"UPDATE history SET last = 0 {_UP_TO}", (segment, after, before))
+            db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, after, before))
         else:
-            db.execute(f"UPDATE history SET page = ?4 {_UP_TO}", (segment, after, before, page))
+            db.execute(f"UPDATE history SET last_page = ?4 {_UP_TO}", (segment, after, before, page))
         if db.total_changes() == changes:
             return
     end = after + len(digests)
     made = [(segment, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)]
-    insert(db, "INSERT INTO history(process, at, tenant, digest, last, page) VALUES(?, ?, ?, ?, ?, ?)", made)
+    insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page) VALUES(?, ?, ?, ?, ?, ?)", made)
 
 
 def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[HistoryOwner]:
     """The sessions that have said this: first those that end with it, then the newest."""
     select = (
-        "SELECT name, at, (SELECT max(at) FROM history AS own WHERE own.process = history.process) FROM history"
-        " JOIN process ON process.id = history.process AND NOT aside"
-        " WHERE history.tenant = ? AND digest = ? ORDER BY last DESC, history.process DESC LIMIT ?"
+        "SELECT name, message, (SELECT max(message) FROM history AS own WHERE own.segment = history.segment) FROM history"
+        " JOIN segment ON segment.id = history.segment AND NOT quarantined"
+        " WHERE history.tenant = ? AND digest = ? ORDER BY is_last DESC, history.segment DESC LIMIT ?"
     )
     return [HistoryOwner(name=name, at=at, count=count) for name, at, count in rows(db, select, tenant, digest, limit)]
 
@@ -116,10 +118,10 @@ def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list
 def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
     """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
     select = (
-        "SELECT name FROM process WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
-        " AND user = ?3 AND kind = 'session' AND pages > 0 AND NOT aside"
-        " AND NOT EXISTS(SELECT 1 FROM history WHERE process = process.id AND last"
-        " AND page = (SELECT max(page.id) FROM page WHERE page.process = process.id))"
+        "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
+        " AND owner = ?3 AND kind = 'session' AND pages > 0 AND NOT quarantined"
+        " AND NOT EXISTS(SELECT 1 FROM history WHERE segment = segment.id AND is_last"
+        " AND last_page = (SELECT max(page.id) FROM page WHERE page.segment = segment.id))"
         " ORDER BY used DESC LIMIT ?4"
     )
     found = [name for (name,) in rows(db, select, tenant, root, user, limit)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import LONGEST_NAME, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
@@ -38,9 +38,9 @@ from kilburn.backends.findings import (
 from kilburn.backends.passages import passages
 from kilburn.backends.ranked import entry_of, length_class, number_of
 from kilburn.backends.records import seal_of
-from kilburn.backends.sealed import TALLY, SealedRows, SegmentRow, seal_of_segment, shown
+from kilburn.backends.sealed import COUNTERS, SealedRows, SegmentRow, seal_of_segment, shown
 from kilburn.backends.textindex import TextIndex, words_of
-from kilburn.backends.transaction import index_pages, sealed_event, set_stands, set_tally
+from kilburn.backends.transaction import index_pages, sealed_event, set_counters, set_states
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -48,16 +48,16 @@ from kilburn.page import Page, Place
 
 KINDS = frozenset(kind.encode() for kind in SegmentKind)
 
-OF_NO_SESSION = "WHERE process NOT IN (SELECT id FROM process NOT INDEXED)"
+OF_NO_SESSION = "WHERE segment NOT IN (SELECT id FROM segment NOT INDEXED)"
 
 LEFT = (
-    "DELETE FROM page WHERE process = ?",
-    "DELETE FROM event WHERE process = ?",
-    "DELETE FROM mention WHERE process = ?",
-    "DELETE FROM history WHERE process = ?",
-    "DELETE FROM checkpoint WHERE process = ?",
-    "DELETE FROM embedded WHERE process = ?",
-    "DELETE FROM quarantine WHERE process = ?",
+    "DELETE FROM page WHERE segment = ?",
+    "DELETE FROM event WHERE segment = ?",
+    "DELETE FROM mention WHERE segment = ?",
+    "DELETE FROM history WHERE segment = ?",
+    "DELETE FROM checkpoint WHERE segment = ?",
+    "DELETE FROM embedded WHERE segment = ?",
+    "DELETE FROM quarantine WHERE segment = ?",
 )
 """Removes what stays of a segment when its texts, their passages and vectors, and what they cite are gone."""
 
@@ -78,7 +78,7 @@ def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     gather(found, "orphan", _strays(db))
     gather(found, "index", _entries(db, index, tenant, whole))
     gather(found, "index", _citations(db, sealed, tenant, whole))
-    for segment in whole if sealed.indexed else ():
+    for segment in whole:
         gather(found, "index", _mentions(db, sealed, segment), segment.number)
         gather(found, "index", _replies(db, tenant, segment), segment.number)
         gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
@@ -97,10 +97,10 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
     segments += sealed.segments(tenant)
     yield from wrong_segments(segments)
     wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
-    if sealed.seals and wanted is not None and wanted[0] != len(segments):
+    if wanted is not None and wanted[0] != len(segments):
         yield Finding(kind="session", what=f"{len(segments)} sessions are here where {wanted[0]} were made", derived=True)
     for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-        if not sealed.intact(seal, "tenant", number, name):
+        if seal != seal_of("tenant", number, name):
             yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
     for name, value, seal in rows(db, "SELECT name, value, seal FROM setting WHERE tenant = ?", tenant):
         yield from wrong_setting(tenant, name, value, seal)
@@ -109,14 +109,14 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
     """Rows whose session does not exist, and sessions whose tenant does not exist."""
     for what, select in (
-        ("pages", f"SELECT DISTINCT process FROM page NOT INDEXED {OF_NO_SESSION}"),
-        ("events", f"SELECT DISTINCT process FROM event NOT INDEXED {OF_NO_SESSION}"),
+        ("pages", f"SELECT DISTINCT segment FROM page NOT INDEXED {OF_NO_SESSION}"),
+        ("events", f"SELECT DISTINCT segment FROM event NOT INDEXED {OF_NO_SESSION}"),
         (
             "vectors",
             "SELECT DISTINCT embedder FROM vector NOT INDEXED WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)",
         ),
-        ("histories", f"SELECT DISTINCT process FROM history {OF_NO_SESSION}"),
-        ("sessions", "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
+        ("histories", f"SELECT DISTINCT segment FROM history {OF_NO_SESSION}"),
+        ("sessions", "SELECT id FROM segment NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
         ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
     ):
         for (number,) in rows(db, select):
@@ -126,7 +126,7 @@ def _strays(db: apsw.Connection) -> Iterator[Finding]:
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
     select = "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ?"
-    first = "SELECT process, id FROM page WHERE content = ?1 OR extra = ?1 ORDER BY process, abs(id) LIMIT 1"
+    first = "SELECT segment, id FROM page WHERE content = ?1 OR extra = ?1 ORDER BY segment, abs(id) LIMIT 1"
     for number, digest, size, codec, data in rows_of_each(db, select, [(tenant,)]):
         try:
             unpack(*thawed(db, codec, data, digest), size, digest, Wholes(db).text)
@@ -140,7 +140,7 @@ def _pages(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: Segmen
     select = (
         "SELECT page.id, CAST(text.digest AS BLOB), CAST(extra.digest AS BLOB) FROM page"
         " LEFT JOIN content AS text ON text.id = page.content AND text.tenant = ?1"
-        " LEFT JOIN content AS extra ON extra.id = page.extra AND extra.tenant = ?1 WHERE page.process = ?2"
+        " LEFT JOIN content AS extra ON extra.id = page.extra AND extra.tenant = ?1 WHERE page.segment = ?2"
     )
     contents = {number: (text, extra) for number, text, extra in rows(db, select, tenant, segment.number)}
     yield from wrong_pages(segment, sealed.each_page(segment), contents, lambda digest: _content(db, tenant, digest) is not None)
@@ -151,21 +151,21 @@ def _ledger(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Ite
 
 
 def _events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, bytes, bytes, object]]:
-    select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? ORDER BY number"
+    select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE segment = ? ORDER BY number"
     return [(number, act, body, seal) for number, act, body, seal in rows(db, select, segment.number)]
 
 
 def _is_fork(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
     """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
-    first = row(db, "SELECT min(id) FROM page WHERE process = ? AND id > 0", segment.number) if number == 1 else None
+    first = row(db, "SELECT min(id) FROM page WHERE segment = ? AND id > 0", segment.number) if number == 1 else None
     return first is not None and (first[0] or 0) > 1
 
 
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
     owners = {one.number for one in segments}
-    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED")}
+    known = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED")}
     words = IndexedWords(index.stems)
-    select = "SELECT process, id, first, last FROM page WHERE process = ? AND first IS NOT NULL"
+    select = "SELECT segment, id, first_passage, last_passage FROM page WHERE segment = ? AND first_passage IS NOT NULL"
     for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
@@ -177,9 +177,9 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[
         yield Finding(kind="index", what="the text index has lost its settings", derived=True)
     there = [entry for (entry,) in rows(db, "SELECT id FROM passage")]
     yield from words.wrong_entries([entry for entry in there if entry >> 32 in owners or entry >> 32 not in known], owners)
-    aside = {number for (number,) in rows(db, "SELECT id FROM process WHERE tenant = ? AND aside", tenant)}
+    quarantined = {number for (number,) in rows(db, "SELECT id FROM segment WHERE tenant = ? AND quarantined", tenant)}
     # A tenant that a read-only file does not have has no index either.
-    yield from words.wrong_words(index.postings() if tenant else (), aside)
+    yield from words.wrong_words(index.postings() if tenant else (), quarantined)
 
 
 def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
@@ -187,11 +187,11 @@ def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: l
     segments = [one for one in segments if not one.damaged]
     wanted = cited_by((one, sealed.each_page(one)) for one in segments)
     names = {one.number for one in segments}
-    there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE by_process = ?", number)}
-    known = {number for (number,) in rows(db, "SELECT id FROM process NOT INDEXED WHERE tenant = ?", tenant)}
+    there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE citing_segment = ?", number)}
+    known = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED WHERE tenant = ?", tenant)}
 
     def content(segment: int, page: int) -> tuple[object] | None:
-        found = row(db, "SELECT content FROM page WHERE process = ? AND id = ?", segment, page) if segment in known else None
+        found = row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, page) if segment in known else None
         return (found[0],) if found is not None else None
 
     yield from wrong_citations(wanted, there, known - names, content)
@@ -201,21 +201,20 @@ def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> I
     """Compares the index of mentions, and that of calls, with ledger and pages."""
     wanted, unread = mentions.mentions_in(db, segment.number)
     yield from wrong_mentions(segment, wanted ^ set(rows(db, mentions.SELECT, segment.number)), unread)
-    calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE process = ?", segment.number))
+    calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE segment = ?", segment.number))
     yield from wrong_calls(segment, sealed.each_page(segment), calls)
 
 
 def _replies(db: apsw.Connection, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
-    """Compares the rows of replies with the ledger. A file that is opened for reading may be older than they are."""
-    if row(db, "SELECT 1 FROM main.sqlite_schema WHERE name = 'history'") is None:
-        return
+    """Compares the rows of replies with the ledger."""
     noted, unread = histories.replies_in(db, segment.number)
-    there = set(rows(db, "SELECT at, digest, tenant, last, page FROM history WHERE process = ? AND at <= 0", segment.number))
+    select = "SELECT message, digest, tenant, is_last, last_page FROM history WHERE segment = ? AND message <= 0"
+    there = set(rows(db, select, segment.number))
     yield from wrong_replies(segment, {(at, key, tenant, 0, 0) for at, key in noted} ^ there, unread)
 
 
 def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
-    select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ?"
+    select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE segment = ?"
     yield from wrong_checkpoints(segment, rows(db, select, segment.number))
 
 
@@ -236,12 +235,12 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     index.drop()
     index.create()
     # No session has these; those of a session are made again below.
-    db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM process NOT INDEXED)")
+    db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM segment NOT INDEXED)")
     named: set[str] | None = set()
-    db.execute("DELETE FROM checkpoint WHERE process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)", (tenant,))
+    db.execute("DELETE FROM checkpoint WHERE segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)", (tenant,))
     # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says: see below.
     db.execute(f"DELETE FROM history {OF_NO_SESSION}")
-    said = "DELETE FROM history WHERE at > 0 AND process IN (SELECT id FROM process NOT INDEXED WHERE tenant = ?)"
+    said = "DELETE FROM history WHERE message > 0 AND segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)"
     db.execute(said, (tenant,))
     for segment in sealed.segments(tenant):
         named = _relink(db, sealed, tenant, segment, named)
@@ -254,20 +253,20 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
         made, characters = _rebuild_segment(db, index, segment)
         _recount(db, sealed, segment, made, characters)
     segments = [one for one in sealed.segments(tenant) if not one.damaged]
-    db.executemany("DELETE FROM citation WHERE by_process = ?", [(one.number,) for one in segments])
+    db.executemany("DELETE FROM citation WHERE citing_segment = ?", [(one.number,) for one in segments])
     citations.add(db, cited_by((one, sealed.each_page(one)) for one in segments))
     mentions.fill(db, [one.number for one in segments])
     for one in segments:
         histories.fill_replies(db, tenant, one.number)
         calls = [(call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
-        db.executemany("UPDATE page SET call = ?1 WHERE process = ?2 AND id = ?3 AND call IS NOT ?1", calls)
+        db.executemany("UPDATE page SET call = ?1 WHERE segment = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
     # If a page cannot be read, its text is not known either.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
     db.execute(
-        "UPDATE tenant SET sessions = (SELECT count(*) FROM process NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
+        "UPDATE tenant SET sessions = (SELECT count(*) FROM segment NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
     )
 
 
@@ -297,7 +296,7 @@ def _relink(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: Segme
             named = None
             continue
         db.execute(
-            "UPDATE page SET content = ?1, extra = ?2 WHERE process = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
+            "UPDATE page SET content = ?1, extra = ?2 WHERE segment = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
             (_content(db, tenant, page.digest), _content(db, tenant, page.extra), segment.number, number),
         )
         if named is not None:
@@ -308,7 +307,7 @@ def _relink(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: Segme
 def _quarantine(db: apsw.Connection, segment: int, kind: str, number: int, record: object) -> None:
     stored = record if isinstance(record, bytes) else repr(record).encode()
     db.execute(
-        "INSERT INTO quarantine(process, kind, number, record) VALUES(?, ?, ?, ?)",
+        "INSERT INTO quarantine(segment, kind, number, record) VALUES(?, ?, ?, ?)",
         (segment, kind, number if isinstance(number, int) else 0, stored),
     )
 
@@ -319,15 +318,15 @@ def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: Segment
     for number, _, body, _ in _events(db, segment):
         if not isinstance(number, int) or number > segment.head:
             _quarantine(db, segment.number, "event", number, body)
-            db.execute("DELETE FROM event WHERE process = ? AND number IS ?", (segment.number, number))
+            db.execute("DELETE FROM event WHERE segment = ? AND number IS ?", (segment.number, number))
     read = list(sealed.each_page(segment))
     strays = [number for number, page, _ in read if isinstance(page, str)]
     if len(read) - len(strays) != segment.pages:
         return
     for number in strays:
-        ((meta,),) = rows(db, "SELECT meta FROM page WHERE process = ? AND id IS ?", segment.number, number)
-        _quarantine(db, segment.number, "page", number, meta)
-        db.execute("DELETE FROM page WHERE process = ? AND id IS ?", (segment.number, number))
+        ((record,),) = rows(db, "SELECT record FROM page WHERE segment = ? AND id IS ?", segment.number, number)
+        _quarantine(db, segment.number, "page", number, record)
+        db.execute("DELETE FROM page WHERE segment = ? AND id IS ?", (segment.number, number))
 
 
 def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
@@ -342,7 +341,7 @@ def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: S
             note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": act_name(act)})
             *_, stands, again, sealing = sealed_event(segment.number, note)
             db.execute(
-                "UPDATE event SET act = ?, body = ?, seal = ? WHERE process = ? AND number = ?",
+                "UPDATE event SET act = ?, body = ?, seal = ? WHERE segment = ? AND number = ?",
                 (stands, again, sealing, segment.number, number),
             )
 
@@ -351,7 +350,7 @@ def _restate(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> No
     """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
     fsck`)."""
     wrong = [number for number, page, state in sealed.each_page(segment) if isinstance(page, Page) and isinstance(state, str)]
-    set_stands(db, segment.number, dict.fromkeys(wrong, State()))
+    set_states(db, segment.number, dict.fromkeys(wrong, State()))
 
 
 def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) -> tuple[int, int]:
@@ -363,7 +362,8 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) 
     """
     segment = stored.number
     select = (
-        "SELECT id, first, last FROM page WHERE process = ? AND first IS NOT NULL AND content IS NOT NULL ORDER BY first DESC"
+        "SELECT id, first_passage, last_passage FROM page"
+        " WHERE segment = ? AND first_passage IS NOT NULL AND content IS NOT NULL ORDER BY first_passage DESC"
     )
     kept: list[tuple[int, int, int, int]] = []
     words: list[tuple[int, str]] = []
@@ -387,9 +387,9 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) 
     db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (segment << 32, (segment + 1 << 32) - 1))
     db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", kept)
     whole = {page for _, page, _, _ in kept}
-    for (page,) in rows(db, "SELECT id FROM page WHERE process = ? AND first IS NOT NULL", segment):
+    for (page,) in rows(db, "SELECT id FROM page WHERE segment = ? AND first_passage IS NOT NULL", segment):
         if page not in whole:
-            db.execute("UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?", (segment, page))
+            db.execute("UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?", (segment, page))
     index.put(words)
     made = max([stored.passages, *(number_of(entry) + 1 for entry, *_ in kept)])
     characters = stored.characters or sum(stop - start for *_, start, stop in kept)
@@ -400,7 +400,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) 
 def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entries: int, characters: int) -> None:
     """Count a session again: all counters if they were altered, else only those of the index, which are given."""
     ((used, head, pages, tokens, _, _, created),) = rows(
-        db, f"SELECT {', '.join(TALLY)}, created FROM process WHERE id = ?", segment.number
+        db, f"SELECT {', '.join(COUNTERS)}, created FROM segment WHERE id = ?", segment.number
     )
     if "counters" in segment.damaged:
         read = [page for _, page, _ in sealed.each_page(segment) if isinstance(page, Page)]
@@ -409,7 +409,7 @@ def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entri
         used = max([created, *(event.time for event in events if isinstance(event, Event))])
     elif segment.damaged:
         return
-    set_tally(db, segment.number, (used, head, pages, tokens, entries, characters))
+    set_counters(db, segment.number, (used, head, pages, tokens, entries, characters))
 
 
 def erase_session(db: apsw.Connection, segment: int) -> None:
@@ -418,19 +418,19 @@ def erase_session(db: apsw.Connection, segment: int) -> None:
     Raises:
         StoreStale: a page of another segment cites one of it.
     """
-    select = "SELECT by_process, by_page FROM citation WHERE process = ?1 AND by_process <> ?1 LIMIT 1"
+    select = "SELECT citing_segment, citing_page FROM citation WHERE segment = ?1 AND citing_segment <> ?1 LIMIT 1"
     citer = row(db, select, segment)
     if citer is not None:
         what = f"segment {segment} is cited by {shown(citer[1])} of segment {citer[0]}"
         raise StoreStale(what, advice="forget what cites it first, then do it again")
-    texts = "SELECT content FROM page WHERE process = ?1 UNION SELECT extra FROM page WHERE process = ?1"
+    texts = "SELECT content FROM page WHERE segment = ?1 UNION SELECT extra FROM page WHERE segment = ?1"
     contents = [number for (number,) in rows(db, texts, segment) if number is not None]
     for statement in (
         *LEFT,
         "DELETE FROM passage WHERE id >> 32 = ?",
         "DELETE FROM vector WHERE entry >> 32 = ?",
-        "DELETE FROM citation WHERE by_process = ?",
-        "DELETE FROM process WHERE id = ?",
+        "DELETE FROM citation WHERE citing_segment = ?",
+        "DELETE FROM segment WHERE id = ?",
     ):
         db.execute(statement, (segment,))
     remove_unused(db, contents)
@@ -444,7 +444,7 @@ def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
         StoreError: it has pages that are not forgotten.
     """
     segment = stored.number
-    left = row(db, "SELECT count(*) FROM page WHERE process = ? AND at != ?", segment, Place.DROPPED)
+    left = row(db, "SELECT count(*) FROM page WHERE segment = ? AND place != ?", segment, Place.DROPPED)
     if left is None or left[0]:
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
     for statement in LEFT:
@@ -453,28 +453,31 @@ def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
     name, kind = f"@forgotten/{segment}", SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name.encode(), 0.0, 0, kind.encode(), b"")
     db.execute(
-        "UPDATE process SET name = ?, created = 0.0, kind = ?, user = '', seal = ? WHERE id = ?", (name, kind, seal, segment)
+        "UPDATE segment SET name = ?, created = 0.0, kind = ?, owner = '', seal = ? WHERE id = ?", (name, kind, seal, segment)
     )
-    set_tally(db, segment, (0.0, 0, 0, 0, 0, 0))
+    set_counters(db, segment, (0.0, 0, 0, 0, 0, 0))
 
 
 def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
     """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
-    select = "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(user AS BLOB) FROM process WHERE id = ? AND tenant = ?"
+    select = (
+        "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(owner AS BLOB) FROM segment WHERE id = ? AND tenant = ?"
+    )
     found = row(db, select, segment, tenant)
     if found is None:
         raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
-    before, created, kind, user = found
+    before, created, kind, owner = found
     before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {segment}"
     created = created if isinstance(created, float) else 0.0
-    name = f"{before} (quarantined, {segment})"
+    suffix = f" (quarantined, {segment})"
+    name = before[: LONGEST_NAME - len(suffix)] + suffix
     kind = kind if kind in KINDS else b"session"
-    user = user if isinstance(user, bytes) else b""
-    seal = seal_of_segment(segment, tenant, name.encode(), created, 1, kind, user)
+    owner = owner if isinstance(owner, bytes) else b""
+    seal = seal_of_segment(segment, tenant, name.encode(), created, 1, kind, owner)
     db.execute(
-        "UPDATE process SET name = ?, created = ?, aside = 1, kind = ?, user = ?, seal = ? WHERE id = ?",
-        (name, created, kind.decode(), user.decode("utf-8", "replace"), seal, segment),
+        "UPDATE segment SET name = ?, created = ?, quarantined = 1, kind = ?, owner = ?, seal = ? WHERE id = ?",
+        (name, created, kind.decode(), owner.decode("utf-8", "replace"), seal, segment),
     )
-    ((*tally,),) = rows(db, f"SELECT {', '.join(TALLY)} FROM process WHERE id = ?", segment)
-    db.execute("UPDATE process SET tally = ? WHERE id = ?", (seal_of("tally", segment, *tally), segment))
+    ((*counters,),) = rows(db, f"SELECT {', '.join(COUNTERS)} FROM segment WHERE id = ?", segment)
+    db.execute("UPDATE segment SET counters_seal = ? WHERE id = ?", (seal_of("counters", segment, *counters), segment))
     return name

@@ -19,9 +19,9 @@ from kilburn.backends.records import UNREADABLE, event_of, page_of
 from kilburn.event import Act, Event
 from kilburn.page import Page, stretches
 
-SELECT = "SELECT node, event FROM mention WHERE process = ?"
+SELECT = "SELECT node, event FROM mention WHERE segment = ?"
 
-INSERT = "INSERT INTO mention(process, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING"
+INSERT = "INSERT INTO mention(segment, node, event) VALUES(?, ?, ?) ON CONFLICT DO NOTHING"
 
 LEAF = 6
 """Bits of the ids in a block of the first level."""
@@ -72,7 +72,7 @@ def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]]
     """What a segment's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
     knows."""
     found, unread = set[tuple[int, int]](), set[int]()
-    for number, body in rows(db, "SELECT number, body FROM event WHERE process = ?", segment):
+    for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ?", segment):
         try:
             event = event_of(body)
             pages = _admitted(db, segment, event) if event.act is Act.ADMIT else {}
@@ -84,22 +84,21 @@ def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]]
 
 
 def _admitted(db: apsw.Connection, segment: int, event: Event) -> dict[int, Page]:
-    select = "SELECT meta FROM page WHERE process = ? AND id = ?"
-    made = [page_of(meta) for (meta,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
+    select = "SELECT record FROM page WHERE segment = ? AND id = ?"
+    made = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
     return {page.id: page for page in made}
 
 
-def fill(db: apsw.Connection, segments: Iterable[int] | None = None) -> None:
-    """Make the index of these segments again, or of all."""
-    wanted = [one for (one,) in rows(db, "SELECT DISTINCT process FROM event")] if segments is None else list(segments)
-    for segment in wanted:
-        db.execute("DELETE FROM mention WHERE process = ?", (segment,))
+def fill(db: apsw.Connection, segments: Iterable[int]) -> None:
+    """Make the index of these segments again."""
+    for segment in segments:
+        db.execute("DELETE FROM mention WHERE segment = ?", (segment,))
         db.executemany(INSERT, [(segment, *one) for one in sorted(mentions_in(db, segment)[0])])
 
 
 def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:
     """The numbers of the events that may name any of these pages, in order."""
-    select = "SELECT event FROM mention WHERE process = ? AND node = ?"
+    select = "SELECT event FROM mention WHERE segment = ? AND node = ?"
     return sorted({event for (event,) in rows_of_each(db, select, [(segment, node) for node in nodes_of(pages)])})
 
 

@@ -1,6 +1,6 @@
 """What ranks the passages of a tenant by the words of a query, wherever the words of its passages are kept.
 
-An entry's number is process << 32 | place << 4 | length class, so that one process is a range of
+An entry's number is segment << 32 | place << 4 | length class, so that one segment is a range of
 numbers and ranking knows a passage's length without another look-up. Places count down, because the
 newest passages are looked at first.
 

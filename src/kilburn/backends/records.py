@@ -1,7 +1,7 @@
 """How pages and events are stored: as msgpack, with long lists of page ids as stretches, and under a seal.
 
 A fold that is remade every few steps cites the whole session each time. With single numbers, the file would grow with
-the square of the session's length. Old records, which have single numbers, can still be read.
+the square of the session's length.
 
 A seal is a checksum of a row together with its place, so a row that was altered, swapped or moved is detected when it
 is read. It guards against damage, not against an attacker, who can compute it too. A record that could not be read

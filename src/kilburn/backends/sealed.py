@@ -25,27 +25,24 @@ TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole a
 QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
 """What `damaged` says for a session that was quarantined by a person."""
 
-TALLY = ("used", "head", "pages", "tokens", "passages", "characters")
-"""The counters of a session: columns of its row, under a separate seal."""
+COUNTERS = ("used", "head", "pages", "tokens", "passages", "characters")
+"""The counters of a segment: columns of its row, under a separate seal."""
 
 _SESSION = (
-    "SELECT id, tenant, CAST(name AS BLOB), created, aside, CAST(kind AS BLOB), CAST(user AS BLOB), seal,"
-    f" {', '.join(TALLY)}, tally"
+    "SELECT id, tenant, CAST(name AS BLOB), created, quarantined, CAST(kind AS BLOB), CAST(owner AS BLOB), seal,"
+    f" {', '.join(COUNTERS)}, counters_seal"
 )
-_SESSIONS = f"{_SESSION} FROM process"
+_SESSIONS = f"{_SESSION} FROM segment"
 
 
-def seal_of_segment(
-    number: int, tenant: int, name: bytes, created: float, aside: int, kind: bytes = b"session", user: bytes = b""
-) -> bytes:
-    """The checksum of what stays of a segment's row. Kind and user are in it if they are not those of older formats."""
-    owned = () if (kind, user) == (b"session", b"") else (kind, user)
-    return seal_of("process", number, tenant, name, created, aside, *owned)
+def seal_of_segment(number: int, tenant: int, name: bytes, created: float, quarantined: int, kind: bytes, owner: bytes) -> bytes:
+    """Return the checksum of the columns of a segment's row that never change."""
+    return seal_of("segment", number, tenant, name, created, quarantined, kind, owner)
 
 
-def seal_of_state(segment: int, page: int, at: bytes, pinned: int, mark: float, until: float | None) -> bytes:
-    """The checksum of a page's state. The end of its validity is in it if it has one."""
-    return seal_of("stand", segment, page, at, pinned, mark, *(() if until is None else (until,)))
+def seal_of_state(segment: int, page: int, place: bytes, pinned: int, importance: float, until: float | None) -> bytes:
+    """Return the checksum of a page's state."""
+    return seal_of("state", segment, page, place, pinned, importance, until)
 
 
 REMEMBERED = 100_000
@@ -53,21 +50,21 @@ REMEMBERED = 100_000
 
 _PLACES = {place.value.encode(): place for place in Place}
 
-_PAGE = "page.id, meta, seal, CAST(at AS BLOB), pinned, mark, until, stand"
+_PAGE = "page.id, record, seal, CAST(place AS BLOB), pinned, importance, valid_until, state_seal"
 
-_OF_PAGES = "FROM json_each(?) CROSS JOIN page ON process = ? AND page.id = value"
-_PAGES = f"SELECT process, {_PAGE} {_OF_PAGES}"
-_SKIMMED = f"SELECT process, page.id, meta, CAST(at AS BLOB), pinned, mark, until {_OF_PAGES}"
+_OF_PAGES = "FROM json_each(?) CROSS JOIN page ON segment = ? AND page.id = value"
+_PAGES = f"SELECT segment, {_PAGE} {_OF_PAGES}"
+_SKIMMED = f"SELECT segment, page.id, record, CAST(place AS BLOB), pinned, importance, valid_until {_OF_PAGES}"
 
 
 @lru_cache
-def state_of(at: bytes, pinned: int, mark: float, until: float | None) -> State:
-    """The state of a row. Most pages have one of a few."""
-    return State(_PLACES[at], bool(pinned), mark, until)
+def state_of(place: bytes, pinned: int, importance: float, until: float | None) -> State:
+    """Return the state of a row. Most pages have one of a few."""
+    return State(_PLACES[place], bool(pinned), importance, until)
 
 
 class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
-    """One row of `process`. In a damaged row (`damaged` says why) only number and name are meaningful.
+    """One row of `segment`. In a damaged row (`damaged` says why) only number and name are meaningful.
 
     Args:
         passages: entries that it ever made in the text index; `characters`: their total length.
@@ -112,67 +109,55 @@ def shown(page: object) -> str:
 
 
 class Seals:
-    """What a row says, if it is as it was written; the same for every backend.
-
-    Args:
-        seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
-            decoding fails.
-    """
-
-    def __init__(self, *, seals: bool = True) -> None:
-        self.seals = seals
-
-    def intact(self, seal: object, *values: object) -> bool:
-        """Whether a row's values are those that were sealed."""
-        return seal == seal_of(*values) if self.seals else True
+    """Verifies rows and decodes them; the same for every backend."""
 
     def segment_of(self, found: Row) -> SegmentRow:
         """The segment of a row, which says so if it is damaged."""
-        number, tenant, stored, created, aside, kind, user, seal, *counters, tally = found
+        number, tenant, stored, created, quarantined, kind, owner, seal, *counters, counters_seal = found
         name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
         damaged = ""
-        if self.seals and seal != seal_of_segment(number, tenant, stored, created, aside, kind, user):
-            damaged, aside = "its row is not what was written", False
-        elif self.seals and tally != seal_of("tally", number, *counters):
-            damaged, aside = "its counters are not what was written", False
-        elif aside:
+        if seal != seal_of_segment(number, tenant, stored, created, quarantined, kind, owner):
+            damaged, quarantined = "its row is not what was written", False
+        elif counters_seal != seal_of("counters", number, *counters):
+            damaged, quarantined = "its counters are not what was written", False
+        elif quarantined:
             damaged = QUARANTINED
         if damaged:
-            return SegmentRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(aside))
-        owned = {"kind": SegmentKind(kind.decode()), "user": user.decode()}
-        return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(TALLY, counters, strict=True)))
+            return SegmentRow(number=number, name=name, created=0.0, damaged=damaged, quarantined=bool(quarantined))
+        owned = {"kind": SegmentKind(kind.decode()), "user": owner.decode()}
+        return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(COUNTERS, counters, strict=True)))
 
-    def page(self, segment: int, number: int, meta: bytes, seal: object) -> Page:
+    def page(self, segment: int, number: int, record: bytes, seal: object) -> Page:
         """One page.
 
         Raises:
             StoreCorrupt: it is not what was written.
         """
-        page = self.page_of(segment, number, meta, seal)
+        page = self.page_of(segment, number, record, seal)
         if isinstance(page, str):
             raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
         return page
 
     # The next two are called for each page that a search finds, so they call little themselves.
 
-    def page_of(self, segment: int, number: int, meta: bytes, seal: object) -> Page | str:
+    def page_of(self, segment: int, number: int, record: bytes, seal: object) -> Page | str:
         """The page of a row, or what is wrong with it."""
-        if self.seals and seal != seal_of("page", segment, number, meta):
+        if seal != seal_of("page", segment, number, record):
             return "its record is not what was written"
         try:
-            page = page_of(meta)
+            page = page_of(record)
         except UNREADABLE as error:
             return f"its record cannot be read: {error}"
         return page if page.id == number else f"its record is that of {address_of(page.id)}"
 
     def state_of(
-        self, segment: int, number: int, at: bytes, pinned: int, mark: float, until: float | None, stand: object
+        self, segment: int, number: int, place: bytes, pinned: int, importance: float, until: float | None, seal: object
     ) -> State | str:
         """The state of a row, or what is wrong with it."""
-        if self.seals and stand != seal_of_state(segment, number, at, pinned, mark, until):
+        if seal != seal_of_state(segment, number, place, pinned, importance, until):
             return "its state is not what was written"
         try:
-            return state_of(at, pinned, mark, until)
+            return state_of(place, pinned, importance, until)
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 
@@ -209,7 +194,7 @@ class Seals:
 
     def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """One event, or what is wrong with it."""
-        if self.seals and seal != seal_of("event", segment, number, act, body):
+        if seal != seal_of("event", segment, number, act, body):
             return "it is not what was written"
         try:
             event = event_of(body)
@@ -219,40 +204,32 @@ class Seals:
 
 
 class SealedRows(Seals):
-    """The rows of one file.
+    """The rows of one file."""
 
-    Args:
-        seals: False for a file of format 1 that is opened for reading. It has no seals, so damage is only detected if
-            decoding fails.
-        indexed: False for a file of format 4 or older that is opened for reading: it has no index of mentions.
-    """
-
-    def __init__(self, db: apsw.Connection, *, seals: bool, indexed: bool = True) -> None:
-        super().__init__(seals=seals)
+    def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self.indexed = indexed
         # What was last read of each session, and the hash of its row, which says as much as a seal: a row that is still the same
         # is not verified again.
         self._read_before: dict[int, tuple[int, SegmentRow]] = {}
 
-    def tenant(self, name: str) -> tuple[int, int | None] | None:
-        """A tenant's number, and how many sessions it must have; None if there is no such tenant.
+    def tenant(self, name: str) -> int | None:
+        """Return a tenant's number, or None if there is no such tenant.
 
         Raises:
             StoreCorrupt: its row is damaged, or a row is damaged that might be its row.
         """
-        found = row(self._db, "SELECT id, CAST(name AS BLOB), sessions, seal FROM tenant WHERE name = ?", name)
+        found = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
         if found is not None:
-            number, stored, sessions, seal = found
-            if stored != name.encode() or not self.intact(seal, "tenant", number, stored):
+            number, stored, seal = found
+            if stored != name.encode() or seal != seal_of("tenant", number, stored):
                 raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
-            return number, sessions
+            return int(number)
         for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            if stored == name.encode() or not self.intact(seal, "tenant", number, stored):
+            if stored == name.encode() or seal != seal_of("tenant", number, stored):
                 raise StoreCorrupt(
                     f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
                 )
-        lost = row(self._db, "SELECT id FROM process NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)")
+        lost = row(self._db, "SELECT id FROM segment NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)")
         if lost is not None:
             raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=TENANT_ADVICE)
         return None
@@ -290,7 +267,7 @@ class SealedRows(Seals):
 
     def to_write(self, tenant: int, number: int) -> tuple[SegmentRow | None, bool]:
         """The session of that number, and whether erased bytes may lie in the file: what whoever writes has to know."""
-        select = f"{_SESSION}, EXISTS(SELECT 1 FROM erasure) FROM process WHERE id = ? AND tenant = ?"
+        select = f"{_SESSION}, EXISTS(SELECT 1 FROM erasure) FROM segment WHERE id = ? AND tenant = ?"
         found = row(self._db, select, number, tenant)
         return (self._segment(found[:-1]), bool(found[-1])) if found else (None, False)
 
@@ -315,9 +292,9 @@ class SealedRows(Seals):
 
     def each_page(self, segment: SegmentRow) -> Iterator[tuple[int, Page | str, State | str]]:
         """Every row of a session's pages: its number, and page and state or what is wrong with them."""
-        select = f"SELECT {_PAGE} FROM page WHERE process = ? ORDER BY id"
-        for number, meta, seal, *state in rows(self._db, select, segment.number):
-            yield number, self.page_of(segment.number, number, meta, seal), self.state_of(segment.number, number, *state)
+        select = f"SELECT {_PAGE} FROM page WHERE segment = ? ORDER BY id"
+        for number, record, seal, *state in rows(self._db, select, segment.number):
+            yield number, self.page_of(segment.number, number, record, seal), self.state_of(segment.number, number, *state)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
         """Single pages with their states, by segment and page; those that do not exist are left out.
@@ -325,8 +302,8 @@ class SealedRows(Seals):
         Raises:
             StoreCorrupt: one is not what was written.
         """
-        for segment, number, meta, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
-            page, state = self.page_of(segment, number, meta, seal), self.state_of(segment, number, *values)
+        for segment, number, record, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
+            page, state = self.page_of(segment, number, record, seal), self.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
@@ -340,8 +317,8 @@ class SealedRows(Seals):
         """
         try:
             return {
-                (segment, number): (page_of(meta), state_of(at, pinned, mark, until))
-                for segment, number, meta, at, pinned, mark, until in rows_of_each(self._db, _SKIMMED, by_segment(keys))
+                (segment, number): (page_of(record), state_of(*state))
+                for segment, number, record, *state in rows_of_each(self._db, _SKIMMED, by_segment(keys))
             }
         except UNREADABLE as error:
             raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
@@ -354,7 +331,7 @@ class SealedRows(Seals):
         """
         select = (
             "SELECT number, CAST(act AS BLOB), body, seal FROM event"
-            " WHERE process = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
+            " WHERE segment = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
         )
         found = rows(self._db, select, segment.number, after, segment.head, limit)
         for number, act, body, seal in found:
@@ -371,7 +348,7 @@ class SealedRows(Seals):
         Raises:
             StoreCorrupt: one is missing, or not what was written.
         """
-        select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE process = ? AND number = ?"
+        select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE segment = ? AND number = ?"
         wanted = [(segment.number, number) for number in numbers if number <= segment.head]
         there = 0
         for number, act, body, seal in rows_of_each(self._db, select, wanted):
@@ -383,7 +360,7 @@ class SealedRows(Seals):
     def checkpoint(self, segment: SegmentRow, until: int) -> tuple[int, bytes] | None:
         """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
         is not what was written: it is derived from the ledger."""
-        select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE process = ? AND head <= ? ORDER BY head DESC LIMIT 1"
+        select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE segment = ? AND head <= ? ORDER BY head DESC LIMIT 1"
         found = row(self._db, select, segment.number, until)
         if found is None or found[-1] != seal_of("checkpoint", segment.number, *found[:-1]):
             return None

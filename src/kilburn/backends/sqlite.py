@@ -44,7 +44,7 @@ from kilburn.backends.directory import Directory
 from kilburn.backends.findings import Finding
 from kilburn.backends.inspection import erase_segment, erase_session, inspect, quarantine_session, rebuild
 from kilburn.backends.records import UNREADABLE, seal_of
-from kilburn.backends.schema import INDEXED, SEALED, admit, as_current, check_identity, check_library, migrate
+from kilburn.backends.schema import check_library, prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.slack import log_size, wipe
 from kilburn.backends.textindex import TextIndex
@@ -104,7 +104,7 @@ class Sqlite:
         restore: make the tenant's own row good where it is damaged, instead of refusing the file.
 
     Raises:
-        StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn.
+        StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn or of a development version.
         StoreCorrupt: not a Kilburn file.
         StoreReadOnly: the folder or file may not be written.
         StoreError: `readonly` and no such file.
@@ -234,8 +234,7 @@ class Sqlite:
             return
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
-        admit(db)
-        check_identity(db, self.path)
+        schema_number(db, self.path)
         # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
         # told at once that it is busy.
         self._retry(lambda: db.pragma("journal_mode", "WAL"))
@@ -284,32 +283,30 @@ class Sqlite:
     def _register(self, *, restore: bool) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
         if self.readonly:
-            version = check_identity(self._db, self.path)
-            if version == 0:
+            if schema_number(self._db, self.path) == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
-            as_current(self._db, version)
-            self._sealed = SealedRows(self._db, seals=version >= SEALED, indexed=version >= INDEXED)
         else:
-            migrate(self._db, self.path)
-            self._sealed = SealedRows(self._db, seals=True)
+            prepare_schema(self._db, self.path)
+        self._sealed = SealedRows(self._db)
         if restore:
             with write_transaction(self._db):
                 restored = self._sealed.restore_tenant(self.tenant)
             if restored:
                 log.warning("%s: the row of tenant %r was damaged and is restored", self.path, self.tenant)
-        found = self._sealed.tenant(self.tenant)
-        if found is None and not self.readonly:
+        number = self._sealed.tenant(self.tenant)
+        if self.readonly:
+            return number or 0
+        if number is None:
             with write_transaction(self._db):
-                found = self._sealed.tenant(self.tenant)
-                if found is None:
+                number = self._sealed.tenant(self.tenant)
+                if number is None:
                     self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
-                    found = (self._db.last_insert_rowid(), 0)
-                    seal = seal_of("tenant", found[0], self.tenant.encode())
-                    self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, found[0]))
-                    TextIndex(self._db, found[0]).create()
-        if found is not None and not self.readonly:
-            self._set_index(found[0])
-        return found[0] if found else 0
+                    number = self._db.last_insert_rowid()
+                    seal = seal_of("tenant", number, self.tenant.encode())
+                    self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, number))
+                    TextIndex(self._db, number).create()
+        self._set_index(number)
+        return number
 
     def _set_index(self, number: int) -> None:
         """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
@@ -433,7 +430,7 @@ class Sqlite:
         """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
 
         Raises:
-            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
+            StoreStale: the name is taken by now. What `segment` raises when it creates, and what `commit` raises.
         """
         if user:
             check_name(user, "user")
@@ -452,12 +449,12 @@ class Sqlite:
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
         """Add the row of a segment, in a transaction; returns its number."""
         self._survey(name)
-        insert = "INSERT INTO process(tenant, name, created, used, kind, user) VALUES(?, ?, ?, ?, ?, ?)"
+        insert = "INSERT INTO segment(tenant, name, created, used, kind, owner) VALUES(?, ?, ?, ?, ?, ?)"
         self._db.execute(insert, (self._number, name, time, time, kind.value, user))
         number = self._db.last_insert_rowid()
         seal = seal_of_segment(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
-        tally = seal_of("tally", number, float(time), 0, 0, 0, 0, 0)
-        self._db.execute("UPDATE process SET seal = ?, tally = ? WHERE id = ?", (seal, tally, number))
+        counters_seal = seal_of("counters", number, float(time), 0, 0, 0, 0, 0)
+        self._db.execute("UPDATE segment SET seal = ?, counters_seal = ? WHERE id = ?", (seal, counters_seal, number))
         self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
         return number
 
@@ -486,7 +483,7 @@ class Sqlite:
     def _count_sessions(self, name: str, after: int) -> tuple[int, int, int]:
         """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
         the last."""
-        count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM process NOT INDEXED WHERE tenant = ?1 AND id > ?3"
+        count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM segment NOT INDEXED WHERE tenant = ?1 AND id > ?3"
         ((there, same, last),) = rows(self._db, count, self._number, name, after)
         return there, same, last
 
@@ -598,17 +595,14 @@ class Sqlite:
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
         """The other pages of a session that have any of these among their sources."""
-        if self._sealed.indexed:
-            events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
-            made = {page for event in events for page in _made_by(event)} - pages
-            read = (page for _, (page, _) in self._sealed.read([(segment.number, page) for page in sorted(made)]))
-        else:
-            read = (page for page, _ in self._sealed.pages(segment) if page.id not in pages)
-        return (page.id for page in read if page.digest and not pages.isdisjoint(page.sources))
+        events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
+        made = {page for event in events for page in _made_by(event)} - pages
+        read = self._sealed.read([(segment.number, page) for page in sorted(made)])
+        return (page.id for _, (page, _) in read if page.digest and not pages.isdisjoint(page.sources))
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
         """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
-        select = "SELECT call, id FROM page WHERE process = ? AND call "
+        select = "SELECT call, id FROM page WHERE segment = ? AND call "
         with self._reading("reading"):
             if among is None:
                 return dict(rows(self._db, f"{select} IS NOT NULL ORDER BY id", segment)) if self._owns(segment) else {}
@@ -617,14 +611,14 @@ class Sqlite:
             wanted = list(among)
             plain = msgspec.json.encode([call for call in wanted if "\0" not in call]).decode()
             # One question for thousands. SQLite ends a text of JSON at NUL.
-            inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON process = ?1 AND call = value"
+            inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON segment = ?1 AND call = value"
             found: dict[str, int] = dict(rows(self._db, inside, segment, plain))
             odd = [(segment, call) for call in wanted if "\0" in call]
             return found | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else found
 
     def forgotten(self, segment: int) -> list[int]:
         """The ids of the pages of a segment that are forgotten, in order."""
-        select = "SELECT id FROM page WHERE process = ? AND content IS NULL ORDER BY id"
+        select = "SELECT id FROM page WHERE segment = ? AND content IS NULL ORDER BY id"
         with self._reading("reading"):
             return [page for (page,) in rows(self._db, select, segment)] if self._owns(segment) else []
 
@@ -664,16 +658,13 @@ class Sqlite:
             stored = self._segment(segment)
             if stored is None:
                 return []
-            if self._sealed.indexed:
-                found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, wanted))
-            else:
-                found = self._sealed.events(stored, 0, stored.head)
+            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, wanted))
             return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
         """The numbers of at most so many events of one act; of notes they are in an index."""
-        notes = "SELECT number FROM event WHERE process = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
-        others = "SELECT number FROM event WHERE process = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
+        notes = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
+        others = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
         if act is Act.NOTE:
             return [number for (number,) in rows(self._db, notes, segment, after, limit)]
         return [number for (number,) in rows(self._db, others, segment, after, act.value, limit)]

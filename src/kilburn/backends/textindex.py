@@ -267,9 +267,10 @@ class TextIndex(RankedIndex):
     def of_pages(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
         """The entries of pages with their spans, of each page in reading order."""
         select = (
-            "SELECT process, page.id, passage.id, start, stop FROM json_each(?)"
-            " CROSS JOIN page ON process = ? AND page.id = value"
-            " CROSS JOIN passage ON passage.id BETWEEN first AND last WHERE passage.page = page.id ORDER BY key, passage.id DESC"
+            "SELECT segment, page.id, passage.id, start, stop FROM json_each(?)"
+            " CROSS JOIN page ON segment = ? AND page.id = value"
+            " CROSS JOIN passage ON passage.id BETWEEN first_passage AND last_passage"
+            " WHERE passage.page = page.id ORDER BY key, passage.id DESC"
         )
         for segment, page, number, start, stop in rows_of_each(self._db, select, by_segment(keys)):
             if _is_span(start, stop):

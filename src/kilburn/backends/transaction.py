@@ -148,7 +148,7 @@ class Transaction:
             self._remove_entries({*batch.unindex, *batch.erase})
         if moved := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, moved)
-        insert(self._db, "INSERT INTO event(process, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
+        insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
         insert(self._db, mentions.INSERT, made.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
@@ -162,7 +162,7 @@ class Transaction:
             histories.add(self._db, self._tenant, segment, batch.said, min(new), max(new))
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
-        tally = (
+        counters = (
             float(max([known.used, *(event.time for event in batch.events)])),
             known.head + len(batch.events),
             known.pages + len(batch.pages),
@@ -170,7 +170,7 @@ class Transaction:
             known.passages + len(entries),
             known.characters + sum(one.stop - one.start for one in entries),
         )
-        set_tally(self._db, segment, tally)
+        set_counters(self._db, segment, counters)
         return unwiped or bool(batch.erase or batch.inherited)
 
     def _add_pages(
@@ -188,7 +188,8 @@ class Transaction:
         try:
             insert(
                 self._db,
-                "INSERT INTO page(process, id, content, extra, first, last, call, at, pinned, mark, until, stand, meta, seal)"
+                "INSERT INTO page(segment, id, content, extra, first_passage, last_passage,"
+                " call, place, pinned, importance, valid_until, state_seal, record, seal)"
                 " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 new,
             )
@@ -201,7 +202,7 @@ class Transaction:
         """Index pages whose texts did not come with the batch."""
         found: list[tuple[int, list[PassageWords]]] = []
         for number in pages:
-            select = "SELECT first FROM page WHERE process = ? AND id = ? AND content IS NOT NULL"
+            select = "SELECT first_passage FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL"
             known = row(self._db, select, self._segment, number)
             if known is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
@@ -210,7 +211,7 @@ class Transaction:
         return index_pages(self._db, self._index, self._segment, used, found)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
-        select = "SELECT first, last, id FROM page WHERE process = ? AND id = ?"
+        select = "SELECT first_passage, last_passage, id FROM page WHERE segment = ? AND id = ?"
         wanted = [(self._segment, page) for page in pages]
         known = list(rows_of_each(self._db, select, wanted))
         if missing := {page for _, page in wanted} - {page for *_, page in known}:
@@ -221,13 +222,13 @@ class Transaction:
         self._index.remove((first, last, content_of(self._db, self._segment, page)) for first, last, page in ranges)
         self._vectors.remove((first, last) for first, last, _ in ranges)
         self._db.executemany(
-            "UPDATE page SET first = NULL, last = NULL WHERE process = ? AND id = ?",
+            "UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?",
             [(self._segment, page) for *_, page in ranges],
         )
 
     def _set_states(self, batch: Batch, pages: Set[int]) -> None:
         before = self._db.total_changes()
-        set_stands(self._db, self._segment, {page: batch.states[page] for page in sorted(pages)})
+        set_states(self._db, self._segment, {page: batch.states[page] for page in sorted(pages)})
         if self._db.total_changes() - before != len(pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
@@ -237,7 +238,7 @@ class Transaction:
         before = self._db.total_changes()
         made = [sealed_event(self._segment, event) for event in batch.again]
         self._db.executemany(
-            "UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ? AND act = ?",
+            "UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ? AND act = ?",
             [(body, seal, segment, number, act) for segment, number, act, body, seal in made],
         )
         if self._db.total_changes() - before != len(made):
@@ -246,17 +247,17 @@ class Transaction:
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""
         keep = (
-            "UPDATE checkpoint SET kept = 1 WHERE process = ?1 AND head ="
-            " (SELECT max(head) FROM checkpoint WHERE process = ?1 AND head <= ?2)"
+            "UPDATE checkpoint SET forked = 1 WHERE segment = ?1 AND head ="
+            " (SELECT max(head) FROM checkpoint WHERE segment = ?1 AND head <= ?2)"
         )
         self._db.execute(keep, above)
 
     def _keep_checkpoint(self, batch: Batch, size: int, codec: int, data: bytes) -> None:
         head = batch.head + len(batch.events)
         seal = seal_of("checkpoint", self._segment, head, size, codec, data)
-        self._db.execute("DELETE FROM checkpoint WHERE process = ? AND (NOT kept OR head = ?)", (self._segment, head))
+        self._db.execute("DELETE FROM checkpoint WHERE segment = ? AND (NOT forked OR head = ?)", (self._segment, head))
         self._db.execute(
-            "INSERT INTO checkpoint(process, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
+            "INSERT INTO checkpoint(segment, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
             (self._segment, head, size, codec, data, seal),
         )
 
@@ -266,21 +267,22 @@ class Transaction:
         cited: set[citations.Citation] = set()
         blank = []
         # `_remove_entries` has checked that all of them exist.
-        select = "SELECT id, content, extra, meta, seal FROM page WHERE process = ? AND id = ?"
-        for number, content, extra, meta, seal in rows_of_each(self._db, select, [(self._segment, page) for page in batch.erase]):
-            page = self._sealed.page(self._segment, number, meta, seal)
+        select = "SELECT id, content, extra, record, seal FROM page WHERE segment = ? AND id = ?"
+        for number, content, extra, record, seal in rows_of_each(
+            self._db, select, [(self._segment, page) for page in batch.erase]
+        ):
+            page = self._sealed.page(self._segment, number, record, seal)
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
             cited.update(citations.citations_of(self._segment, segment.kind, page))
             cited.add(citations.mark_of(self._segment, number))
-            stand, record = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
-            blank.append((*stand, record, seal_of("page", self._segment, number, record), self._segment, number))
+            state, tombstone = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
+            blank.append((*state, tombstone, seal_of("page", self._segment, number, tombstone), self._segment, number))
         citations.remove(self._db, cited)
         replies = histories.replies(self._db, self._segment)
         self._db.executemany(
-            "UPDATE page SET content = NULL, extra = NULL, call = NULL, at = ?, pinned = ?, mark = ?, until = ?, stand = ?,"
-            " meta = ?, seal = ?"
-            " WHERE process = ? AND id = ?",
+            "UPDATE page SET content = NULL, extra = NULL, call = NULL, place = ?, pinned = ?, importance = ?, valid_until = ?,"
+            " state_seal = ?, record = ?, seal = ? WHERE segment = ? AND id = ?",
             blank,
         )
         # The file's trigger takes all that the session has said, and no reply says anything.
@@ -292,11 +294,11 @@ class Transaction:
             if concerns(event, erased):
                 *_, body, seal = sealed_event(self._segment, scrub(event, words))
                 blanked.append((body, seal, self._segment, event.number))
-        self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE process = ? AND number = ?", blanked)
+        self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
-        self._db.execute("DELETE FROM quarantine WHERE process = ?", (self._segment,))
+        self._db.execute("DELETE FROM quarantine WHERE segment = ?", (self._segment,))
         # So may an object that is just being written to the cold place: whoever writes it finds this out.
-        self._db.execute("UPDATE stray SET going = 1 WHERE tenant = ?", (self._tenant,))
+        self._db.execute("UPDATE cold_object SET deleting = 1 WHERE tenant = ?", (self._tenant,))
         self._db.execute(FLAG)
 
 
@@ -307,7 +309,7 @@ def index_pages(
     entries, ranges = entries_of(segment, used, pages)
     index.add(entries)
     db.executemany(
-        "UPDATE page SET first = ?, last = ? WHERE process = ? AND id = ?",
+        "UPDATE page SET first_passage = ?, last_passage = ? WHERE segment = ? AND id = ?",
         [(*some, segment, page) for page, some in ranges.items()],
     )
     return entries
@@ -315,15 +317,15 @@ def index_pages(
 
 def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
     """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
-    pinned, mark = int(state.pinned), float(state.importance) + 0.0
+    pinned, importance = int(state.pinned), float(state.importance) + 0.0
     until = None if state.until is None else float(state.until) + 0.0
-    return state.at, pinned, mark, until, seal_of_state(segment, page, state.at.encode(), pinned, mark, until)
+    return state.at, pinned, importance, until, seal_of_state(segment, page, state.at.encode(), pinned, importance, until)
 
 
-def set_stands(db: apsw.Connection, segment: int, states: Mapping[int, State]) -> None:
+def set_states(db: apsw.Connection, segment: int, states: Mapping[int, State]) -> None:
     """Write the states of pages."""
     db.executemany(
-        "UPDATE page SET at = ?, pinned = ?, mark = ?, until = ?, stand = ? WHERE process = ? AND id = ?",
+        "UPDATE page SET place = ?, pinned = ?, importance = ?, valid_until = ?, state_seal = ? WHERE segment = ? AND id = ?",
         [(*stand_of(segment, page, state), segment, page) for page, state in states.items()],
     )
 
@@ -334,10 +336,11 @@ def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 
 
-def set_tally(db: apsw.Connection, segment: int, tally: tuple[float, int, int, int, int, int]) -> None:
+def set_counters(db: apsw.Connection, segment: int, counters: tuple[float, int, int, int, int, int]) -> None:
     """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
-    seal = seal_of("tally", segment, *tally)
+    seal = seal_of("counters", segment, *counters)
     db.execute(
-        "UPDATE process SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, tally = ? WHERE id = ?",
-        (*tally, seal, segment),
+        "UPDATE segment SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, counters_seal = ?"
+        " WHERE id = ?",
+        (*counters, seal, segment),
     )

@@ -43,11 +43,11 @@ class VectorTable:
             among: the segments in which one may wait; None for all.
         """
         embedder = self.embedder(name)
-        joined = "LEFT JOIN embedded ON embedded.process = process.id AND embedder = ?1"
-        where = "tenant = ?2 AND NOT aside AND passages > coalesce(done, 0) ORDER BY process.id DESC"
-        select = "SELECT process.id, coalesce(done, 0) FROM"
-        some = f"{select} json_each(?3) CROSS JOIN process ON process.id = value {joined} WHERE {where}"
-        every = f"{select} process NOT INDEXED {joined} WHERE {where}"
+        joined = "LEFT JOIN embedded ON embedded.segment = segment.id AND embedder = ?1"
+        where = "tenant = ?2 AND NOT quarantined AND passages > coalesce(passages_done, 0) ORDER BY segment.id DESC"
+        select = "SELECT segment.id, coalesce(passages_done, 0) FROM"
+        some = f"{select} json_each(?3) CROSS JOIN segment ON segment.id = value {joined} WHERE {where}"
+        every = f"{select} segment NOT INDEXED {joined} WHERE {where}"
         found: list[tuple[int, int, int, int]] = []
         sql, more = (every, ()) if among is None else (some, (listed(among),))
         # Read as far as need be: there may be very many.
@@ -83,7 +83,7 @@ class VectorTable:
             what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
             raise StoreError(what, advice="give another model another name")
         named = listed({entry >> 32 for entry, _ in vectors})
-        select = "SELECT process.id FROM json_each(?) CROSS JOIN process ON process.id = value WHERE tenant = ?"
+        select = "SELECT segment.id FROM json_each(?) CROSS JOIN segment ON segment.id = value WHERE tenant = ?"
         owned = {number for (number,) in rows(self._db, select, named, self._tenant)}
         # Numbers are given upwards, also to a vector that replaces another.
         insert = (
@@ -97,14 +97,17 @@ class VectorTable:
 
     def _advance(self, embedder: int, segment: int) -> None:
         """Note how many of a segment's first passages do not wait any more."""
-        before = row(self._db, "SELECT done FROM embedded WHERE embedder = ? AND process = ?", embedder, segment)
+        before = row(self._db, "SELECT passages_done FROM embedded WHERE embedder = ? AND segment = ?", embedder, segment)
         done = before[0] if before else 0
         waiting = self._without(embedder, segment, done, 1)
         if waiting:
             done = number_of(waiting[0][0])
         else:
-            ((done,),) = rows(self._db, "SELECT passages FROM process WHERE id = ?", segment)
-        insert = "INSERT INTO embedded(embedder, process, done) VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET done = excluded.done"
+            ((done,),) = rows(self._db, "SELECT passages FROM segment WHERE id = ?", segment)
+        insert = (
+            "INSERT INTO embedded(embedder, segment, passages_done) VALUES(?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET passages_done = excluded.passages_done"
+        )
         self._db.execute(insert, (embedder, segment, done))
 
     def read(self, name: str, after: int, limit: int) -> tuple[list[Vector], int]:
@@ -137,7 +140,10 @@ class VectorTable:
 
     def mistaken(self) -> Iterator[tuple[int, str]]:
         """Segments and embedders of which a passage waits for a vector, and the table says that none does."""
-        select = "SELECT embedder.id, name, process, done FROM embedded JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        select = (
+            "SELECT embedder.id, name, segment, passages_done FROM embedded"
+            " JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
+        )
         for embedder, name, segment, done in rows(self._db, select, self._tenant):
             waiting = self._without(embedder, segment, 0, 1)
             if waiting and number_of(waiting[0][0]) < done:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from functools import wraps
+from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +21,19 @@ from kilburn.backends.places import is_url, open_backend
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Db, Json, Tenant
-from kilburn.errors import KilburnError, SpecError
+from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
+from kilburn.models.detection import detect
 from kilburn.models.download import Progress
 from kilburn.models.weights import catalogue, pull
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
+
+CONNECT = "set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama, llama.cpp or vLLM on this machine, or give --model SPEC"
+"""How a person connects a language model."""
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""
@@ -212,6 +217,15 @@ def conversing(db: str | None, tenant: str | None, model: Any, *, window: int, p
     )
 
 
+def detected() -> str | None:
+    """The spec of a model that answers without being named, which is said on standard error; None if there is none."""
+    model = detect()
+    if model is None:
+        return None
+    say(line(f"{model.name} answers, because {model.reason}; choose another model with --model"))
+    return model.spec
+
+
 def fetched(spec: str) -> Any:
     """The model of a spec, as `model_of` gives it; a file that is missing is downloaded first, with its progress shown."""
     with progress(spec, unit="bytes") as done:
@@ -232,6 +246,9 @@ def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
     known = {item.name for item in catalogue() if item.form == "GGUF"}
     if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in known):
         return resolve("models", spec)
+    if find_spec("xllamacpp") is None:
+        # Before the download, which would be in vain.
+        raise MissingExtra("xllamacpp", "local")
     if fetch is not None:
         pull(spec, progress=fetch)
     return resolve("models", f"local({spec!r})")

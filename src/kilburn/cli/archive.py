@@ -362,5 +362,5 @@ def _restore(kernel: Kernel, state: _State) -> None:
         kernel.carry(Retire(pages=tuple(retired)))
     for address in state.pinned:
         kernel.mark(Act.PIN, kernel.resolve(address))
-    for address, mark in state.marks.items():
-        kernel.mark(Act.REMEMBER, kernel.resolve(address), mark=mark)
+    for address, importance in state.marks.items():
+        kernel.mark(Act.RATE, kernel.resolve(address), importance=importance)

@@ -15,11 +15,12 @@ from typer import Argument, Option
 import kilburn
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, closed_after, conversing, model_of
+from kilburn.cli.access import CONNECT, WIDE, closed_after, conversing, detected, model_of
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
 from kilburn.kernel.store import Store
+from kilburn.models.weights import catalogue
 from kilburn.prices import prices_of
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
@@ -29,6 +30,9 @@ from kilburn.terminal import line, say, tell
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
 """Outcomes without an answer: exit status 1."""
 
+MIN_PARAMETERS = 400_000_000
+"""The smallest model that may write the code. SmolLM2 with 135 million gave no answer in 250 seconds."""
+
 STDIN = Path("-")
 MOST = 1 << 28
 """Bytes that are read from standard input, at most, because it may have no end: three times as many tokens as a run may spend."""
@@ -37,33 +41,115 @@ MOST = 1 << 28
 @app.command()
 def ask(
     files: Annotated[list[Path] | None, Argument(metavar="FILE", help="Files and folders to read; - for standard input.")] = None,
-    question: Annotated[str, Option(metavar="TEXT", help="What you want to know.")] = "",
-    model: Annotated[str, Option(metavar="SPEC", help="The root: it writes the code.")] = "",
-    sub_model: Annotated[str, Option(metavar="SPEC", help="Answers the code's questions; the root's model by default.")] = "",
-    depth: Annotated[int, Option(min=0, help="0: no sub-calls; 1: to a model; 2: also to runs of their own.")] = 1,
+    question: Annotated[str, Option(metavar="TEXT", help="Ask this question.")] = "",
+    model: Annotated[
+        str,
+        Option(
+            metavar="SPEC",
+            help="Let this model write the code, such as \"chat('gpt-5.5')\"; by default, the first that can be used.",
+            show_default=False,
+        ),
+    ] = "",
+    sub_model: Annotated[
+        str,
+        Option(
+            metavar="SPEC",
+            help="Let this model answer the questions that the code asks; by default the same.",
+            show_default=False,
+        ),
+    ] = "",
     past: Annotated[bool, Option("--past", help="Let the code read the sessions of the store.")] = False,
-    session: Annotated[str, Option(metavar="NAME", help="Where the run stands.")] = "ask",
-    recorded: Annotated[bool, Option("--replay", help="Run the session's last question again, without a model.")] = False,
-    goes_on: Annotated[bool, Option("--resume", help="Go on with the session's last question, where it was cut off.")] = False,
-    window: Annotated[int, Option(help="Tokens of the root's window; the model's own where that is smaller.")] = 8000,
-    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
-    steps: Annotated[int | None, Option(min=0, help="The root's replies, at most.", show_default="30")] = None,
-    calls: Annotated[int | None, Option(min=0, help="Replies of all models, at most.", show_default=f"{CALLS:,}")] = None,
-    tokens: Annotated[int | None, Option(min=0, help="Of all prompts and replies, at most.", show_default=f"{TOKENS:,}")] = None,
-    seconds: Annotated[float | None, Option(min=0, help="Of the whole run, at most.", show_default=f"{SECONDS:,.0f}")] = None,
-    money: Annotated[
-        float | None,
-        Option(min=0, help="At most; see --prices.", show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted"),
+    session: Annotated[str, Option(metavar="NAME", help="Record the run in this session.")] = "ask",
+    goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False,
+    tokens: Annotated[
+        int | None,
+        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{TOKENS:,}"),
     ] = None,
-    no_limits: Annotated[bool, Option("--no-limits", help="Only the limits that are given hold.")] = False,
-    prices: Annotated[str | None, Option(metavar="NAME", help="hosted, automatic or local.", show_default="hosted")] = None,
-    reply: Annotated[int | None, Option(min=1, help="Tokens of one reply, at most.", show_default="1024")] = None,
-    parallel: Annotated[int, Option(min=1, help="Models that are asked at the same time.")] = 4,
-    sandbox: Annotated[str, Option(metavar="NAME", help="Where the code runs: auto, cpython or monty.")] = "auto",
-    tools: Annotated[bool, Option("--tools/--no-tools", help="Offer the root tools; without, it writes code in fences.")] = True,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
+    recorded: Annotated[
+        bool,
+        Option("--replay", help="Run the session's last question again, without a model.", rich_help_panel="Advanced"),
+    ] = False,
+    depth: Annotated[
+        int,
+        Option(
+            min=0,
+            help="Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0).",
+            rich_help_panel="Advanced",
+        ),
+    ] = 1,
+    steps: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Stop after this many replies of the model that writes the code.",
+            show_default="30",
+            rich_help_panel="Advanced",
+        ),
+    ] = None,
+    calls: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Stop after this many replies of all models together.",
+            show_default=f"{CALLS:,}",
+            rich_help_panel="Advanced",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        Option(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}", rich_help_panel="Advanced"),
+    ] = None,
+    money: Annotated[
+        float | None,
+        Option(
+            min=0,
+            help="Stop after this much money, by --prices.",
+            show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted",
+            rich_help_panel="Advanced",
+        ),
+    ] = None,
+    no_limits: Annotated[
+        bool,
+        Option("--no-limits", help="Apply no limits but those that are given.", rich_help_panel="Advanced"),
+    ] = False,
+    prices: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Count money by this price list: hosted, automatic or local.",
+            show_default="hosted",
+            rich_help_panel="Advanced",
+        ),
+    ] = None,
+    window: Annotated[
+        int,
+        Option(
+            help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.",
+            rich_help_panel="Advanced",
+        ),
+    ] = 8000,
+    policy: Annotated[
+        str, Option(metavar="SPEC", help="Let this policy choose what leaves the window.", rich_help_panel="Advanced")
+    ] = "hybrid",
+    reply: Annotated[
+        int | None,
+        Option(min=1, help="Cut a reply after this many tokens.", show_default="1024", rich_help_panel="Advanced"),
+    ] = None,
+    parallel: Annotated[int, Option(min=1, help="Ask this many models at the same time.", rich_help_panel="Advanced")] = 4,
+    sandbox: Annotated[
+        str, Option(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.", rich_help_panel="Advanced")
+    ] = "auto",
+    no_tools: Annotated[
+        bool,
+        Option(
+            "--no-tools",
+            help="Offer no tools even to a model that takes them: it writes its code in fenced blocks.",
+            rich_help_panel="Advanced",
+        ),
+    ] = False,
 ) -> None:
     """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
 
@@ -72,23 +158,27 @@ def ask(
     cut off goes on with --resume, and asks nothing twice; its limits hold on, but for those that are given anew. So does a run
     that a limit ended without an answer, if this limit is given anew and is higher.
 
-    Exit status 1: there is no answer.
+    Without --model, the first of these writes the code, and a line says which: OpenAI if OPENAI_API_KEY is set; Anthropic if
+    ANTHROPIC_API_KEY is set; a model server on this machine, at the default port of Ollama, llama.cpp or vLLM (or one of the
+    base URLs in KILBURN_MODEL_SERVERS, separated by commas). A model that takes no tools writes its code in fenced blocks.
+
+    The exit status is 1 if there is no answer.
 
     Examples:
 
-        kilburn ask report.txt notes/ --question "Which suppliers were late twice?" --model "chat('gpt-5')" --sub-model qwen
+        kilburn ask report.txt notes/ --question "Which suppliers were late twice?"
 
-        echo "Besra came late on Monday and on Friday." | kilburn ask - --question "Who was late twice?" --model "chat('gpt-5')"
+        echo "Besra came late on Monday and on Friday." | kilburn ask - --question "Who was late twice?" --model "chat('gpt-5.5')"
 
-        kilburn ask --past --question "What did I decide about the parser?" --model "chat('gpt-5')"
+        kilburn ask --past --question "What did I decide about the parser?" --model "chat('gpt-5.5')" --sub-model qwen
     """
     if not files and not past:
         raise SpecError("nothing to ask about", advice="give files or folders, or --past")
     if recorded and goes_on:
         raise SpecError("--replay and --resume", advice="use one of them")
-    needed = {} if recorded else {"--question": question or goes_on, "--model": model}
-    if wanting := [name for name, given in needed.items() if not given]:
-        raise SpecError(f"a question needs {' and '.join(wanting)}", advice="see kilburn ask --help")
+    if not (question or recorded or goes_on):
+        raise SpecError("there is no question", advice="give --question TEXT")
+    spec = None if recorded else _coder(model)
     source = _source(files or [])
     asked = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply}
     given: dict[str, Any] = {name: most for name, most in asked.items() if most is not None}
@@ -97,7 +187,9 @@ def ask(
     if prices or not goes_on:
         given["prices"] = prices_of(prices or "hosted")
     with ExitStack() as open_until:
-        root = open_until.enter_context(closed_after(None if recorded else model_of(model)))
+        root = open_until.enter_context(closed_after(model_of(spec)))
+        if spec is not None:
+            _check_size(root.name, getattr(root, "parameters", 0))
         sub = open_until.enter_context(closed_after(model_of(sub_model) if sub_model and not recorded else None))
         opened = conversing(db, tenant, root, window=window, policy=policy, reply=reply or 1024)
         store = open_until.enter_context(opened)
@@ -106,7 +198,7 @@ def ask(
         done = open_until.enter_context(progress("sub-calls"))
         if recorded or goes_on:
             _check_is_there(store, session)
-        options: dict[str, Any] = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": tools}
+        options: dict[str, Any] = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": not no_tools}
         watch = partial(_tell, done=done)
         if recorded:
             result = _again(store, session, source, before, sandbox)
@@ -125,6 +217,29 @@ def ask(
     _print(result, session, json)
     if result.outcome in WRONG:
         raise typer.Exit(1)
+
+
+def _coder(model: str) -> str:
+    """The spec of the model that writes the code.
+
+    Raises:
+        SpecError: none is named and none is detected, or it is too small.
+    """
+    spec = model or detected()
+    if spec in (None, "none"):
+        raise SpecError("there is no model that writes the code", advice=f"{CONNECT}, such as --model qwen")
+    for weights in catalogue():
+        if weights.name == spec:
+            # Before it is downloaded and loaded.
+            _check_size(spec, weights.parameters)
+    return spec
+
+
+def _check_size(name: str, parameters: int) -> None:
+    """Raise `SpecError` if a model of so many parameters, 0 for an unknown number, is too small to write code."""
+    if 0 < parameters < MIN_PARAMETERS:
+        what = f"{name} has {parameters // 10**6} million parameters, too few to write code"
+        raise SpecError(what, advice=f"{CONNECT}, such as --model qwen")
 
 
 def _source(files: list[Path]) -> Source | None:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import closed_after, conversing, fetched
+from kilburn.cli.access import CONNECT, closed_after, conversing, detected, fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -40,31 +40,56 @@ HELP = """\
 def chat(
     name: Annotated[str, Argument(metavar="SESSION", help="The session, made or gone on with.")] = "chat",
     model: Annotated[
-        str, Option(metavar="SPEC", help='Who answers: "smollm2", "qwen", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
-    ] = "smollm2",
-    window: Annotated[int, Option(help="Tokens of the window; the model's own where that is smaller.")] = 8000,
-    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "hybrid",
-    reply: Annotated[int, Option(min=1, help="Tokens of one reply, at most.")] = 512,
-    system: Annotated[str, Option(metavar="TEXT", help="The system prompt of a new session.")] = "",
-    memory: Annotated[
-        bool, Option("--memory/--no-memory", help="Offer the model the memory tools; search for one that takes none.")
-    ] = True,
+        str | None,
+        Option(
+            metavar="SPEC",
+            help="Talk with this model, such as \"chat('gpt-5.5')\", qwen or smollm2; by default, the first that can be used.",
+            show_default=False,
+        ),
+    ] = None,
+    system: Annotated[str, Option(metavar="TEXT", help="Begin a new session with this system prompt.")] = "",
     notes: Annotated[
-        list[str] | None, Option("--notes", metavar="NAME", help="A note that stands beside each prompt; may be given again.")
+        list[str] | None,
+        Option("--notes", metavar="NAME", help="Show the model this note with each prompt; may be given several times."),
     ] = None,
-    recall: Annotated[
-        int | None,
-        Option(min=0, metavar="TOKENS", help="For notes and what is known, beside each prompt: else 300, with notes 1,000."),
-    ] = None,
-    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn from what you say.")] = True,
+    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn facts from what you say.")] = True,
+    window: Annotated[
+        int, Option(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
+    ] = 8000,
     db: Db = None,
     tenant: Tenant = None,
+    policy: Annotated[
+        str, Option(metavar="SPEC", help="Let this policy choose what leaves the window.", rich_help_panel="Advanced")
+    ] = "hybrid",
+    reply: Annotated[int, Option(min=1, help="Cut a reply after this many tokens.", rich_help_panel="Advanced")] = 512,
+    memory: Annotated[
+        bool,
+        Option(
+            "--memory/--no-memory",
+            help="Offer the model tools to search and recall; for a model that takes no tools, search automatically.",
+            rich_help_panel="Advanced",
+        ),
+    ] = True,
+    recall: Annotated[
+        int | None,
+        Option(
+            min=0,
+            metavar="TOKENS",
+            help="Add at most this many tokens of notes and known facts to each prompt; 300 by default, with --notes 1,000.",
+            show_default=False,
+            rich_help_panel="Advanced",
+        ),
+    ] = None,
 ) -> None:
     """Talk with a model; its replies stream, and it can recall whatever left its window.
 
-    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe. The model's file
-    is fetched once, 98 MB for smollm2. For a model that takes no tools, such as smollm2, what has left the window is searched
-    for the words of each line.
+    Without --model, the first of these answers, and a line says which: OpenAI if OPENAI_API_KEY is set; Anthropic if
+    ANTHROPIC_API_KEY is set; a model server on this machine, at the default port of Ollama, llama.cpp or vLLM (or one of the
+    base URLs in KILBURN_MODEL_SERVERS, separated by commas). Otherwise smollm2 answers, which is downloaded once, 98 MB. It is
+    too small to follow a conversation, but shows how Kilburn works.
+
+    Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe. For a model that
+    takes no tools, such as smollm2, what has left the window is searched for the words of each line.
 
     What you say is learned from after each reply, in the background: by rules, and by a model that answers on another machine, in
     at most 8,000 tokens, until your next line. `kilburn memories list` shows what, `kilburn memories state` what failed and why.
@@ -74,13 +99,17 @@ def chat(
 
         kilburn chat
 
-        kilburn chat session-1 --model smollm2
+        kilburn chat session-1 --model "chat('gpt-5.5')"
 
         kilburn chat --notes core/human --recall 1000
 
         echo "What is a drum memory?" | kilburn chat
     """
-    speaker = fetched(model)
+    spec = model or detected()
+    if spec is None:
+        spec = "smollm2"
+        say(f"smollm2 answers, a model of 135 million parameters that cannot follow a conversation. For a better one, {CONNECT}")
+    speaker = fetched(spec)
     if speaker is None:
         raise SpecError("a chat needs a model", advice="give --model smollm2, or kilburn models list")
     if speaker.context and speaker.context < window:

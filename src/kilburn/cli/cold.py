@@ -10,15 +10,14 @@ import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.kernel.ending import Coolness, cool
 from kilburn.terminal import emit, line, say, tell
 
-cold = typer.Typer(help="Texts that nobody has read for long.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cold, name="cold")
+cold = command_group("cold")
 
 
 @cold.command("set")
@@ -34,7 +33,7 @@ def set_place(
     *,
     where: StorePlace,
 ) -> None:
-    """Say where this tenant's cold texts go. The place is tried out. Nothing moves yet.
+    """Set the place for this tenant's cold texts. The place is tried out. Nothing moves yet.
 
     Example:
 
@@ -69,7 +68,7 @@ def move(
     *,
     where: StorePlace,
 ) -> None:
-    """Move texts of sessions and documents that nobody has read for long to the cold place. They are read as before.
+    """Move texts that nobody has read for long to the cold place. They are texts of sessions and documents, and read as before.
 
     What is in the window of a session in use stays, and so do pinned pages, facts and notes. The file does not get smaller by
     this: the room is used again.
@@ -117,7 +116,7 @@ def scrub(
     *,
     where: StorePlace,
 ) -> None:
-    """Read every object of the cold place: that each is what was written, and that nothing which was forgotten is left.
+    """Check every object of the cold place. Each must be what was written, and nothing that was forgotten may be left.
 
     Exit status 1 if something is wrong.
 

@@ -39,7 +39,7 @@ def dashboard(
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
-    """Show in a browser what left each window, why, at which price, and the way back. The store is opened for reading.
+    """Show sessions in a browser: what left each window, why, at which price, and how to get it back. The store is only read.
 
     It listens on this machine alone, and has no keys: whoever may call this machine's ports may read the store, and with --write
     change it.

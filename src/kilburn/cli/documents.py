@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import StorePlace, embed, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
 from kilburn.cli.screen import count, many, progress, table
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
@@ -21,8 +21,7 @@ from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_o
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import age, emit, line, say, tell
 
-documents = typer.Typer(help="Texts to be searched beside the memory.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(documents, name="documents")
+documents = command_group("documents")
 
 Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `documents list` has it.", show_default=False)]
 
@@ -40,7 +39,7 @@ def add(
     *,
     where: StorePlace,
 ) -> None:
-    """Add files and folders to what is searched, or bring them up to date: only what changed is read in again.
+    """Add files and folders to what is searched, or update them. Only what changed is read again.
 
     Texts are told by their content; what is none is passed over, and so are links and hidden files in folders. Text from
     files is data: it has the trust of a tool's output.
@@ -111,7 +110,7 @@ def _row(document: Collection) -> dict[str, Any]:
 @documents.command("show")
 @stored
 def show_document(name: Name, *, where: StorePlace) -> None:
-    """Write the text of a document to standard output, as it was taken in last.
+    """Print the text of a document, as it was last added.
 
     Example:
 
@@ -135,7 +134,7 @@ def remove(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget a document for ever, with all that was made from it; prints a receipt. The file itself is not touched.
+    """Forget a document for ever, with all that was made from it. Prints a receipt. The file itself is not touched.
 
     Example:
 

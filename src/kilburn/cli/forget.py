@@ -63,16 +63,16 @@ def forget(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Forget pages, with their folds, facts and index entries, for ever; prints a receipt for every place.
+    """Forget pages for ever, with their folds, facts and index entries. Prints a receipt for every place.
 
-    Give a session and an address, or one of the options: then everything that was made from it goes too, in every
-    session and memory.
+    Give a session and an address, or one of the options. Everything that was derived from the pages goes too, in every session
+    and memory.
 
     A backup has what was forgotten after it was made. --list writes numbers and times, and no word: keep them elsewhere, newer
     ones over older. When a backup was restored, and before anybody writes to it, --again forgets in it what is in that list.
 
-    In a session that `kilburn fsck --repair` quarantined, pages have no addresses any more. --all erases what is left
-    of it, including texts that no other session has.
+    Pages of a session that `kilburn fsck --repair` quarantined have no addresses. --all erases what remains of such a session,
+    including texts that no other session has.
 
     Examples:
 

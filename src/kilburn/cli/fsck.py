@@ -21,7 +21,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
-from kilburn.errors import KernelError, SpecError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly
+from kilburn.errors import KernelError, SpecError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreVersion
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.replay import rebuild
@@ -87,7 +87,7 @@ def fsck(
             if repair and found and isinstance(backend, Sqlite):
                 left = _repair(backend, found)
             infos = list(backend.segments())
-    except (StoreBusy, StoreFull, StoreReadOnly, SpecError):
+    except (StoreBusy, StoreFull, StoreReadOnly, StoreVersion, SpecError):
         raise
     except StoreError as error:
         if is_url(path) and not isinstance(error, StoreCorrupt):
@@ -206,8 +206,9 @@ def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
 
 
 def _described(state: State) -> str:
+    importance = f", importance {state.importance:g}" if state.importance else ""
     until = f", until {state.until:.0f}" if state.until is not None else ""
-    return f"{state.at}{', pinned' if state.pinned else ''}{f', mark {state.importance:g}' if state.importance else ''}{until}"
+    return f"{state.at}{', pinned' if state.pinned else ''}{importance}{until}"
 
 
 def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Callable[[int], str]) -> Iterator[str]:

@@ -10,17 +10,17 @@ import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.cli.workflows import Owner
 from kilburn.memory.guidelines import Guidelines
 from kilburn.terminal import emit, line, say, tell
 
-guidelines = typer.Typer(help="How to work, learned from feedback.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(guidelines, name="guidelines")
+guidelines = command_group("guidelines")
 
 Screened = Annotated[
     str | None,
@@ -40,7 +40,7 @@ def learn(
     *,
     where: StorePlace,
 ) -> None:
-    """Learn from the feedback in a session that is new. `kilburn notes list guidelines` and `notes list examples` show it.
+    """Learn guidelines from the new feedback in a session. `kilburn notes list guidelines` and `notes list examples` show it.
 
     Example:
 
@@ -81,7 +81,7 @@ def unalign(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget feedback, with its example and all guidelines that only it supports; prints a receipt.
+    """Forget feedback, its example, and guidelines that rest on it alone. Prints a receipt.
 
     Example:
 

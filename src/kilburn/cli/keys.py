@@ -6,17 +6,16 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from kilburn.backends.places import is_url, name_of
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import table
-from kilburn.cli.shell import Json, Tenant, app
+from kilburn.cli.shell import Json, Tenant
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
 from kilburn.terminal import age, emit, line, say, tell
 
-keys = typer.Typer(help="The gateway's keys: who may come in.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(keys, name="keys")
+keys = command_group("keys")
 
 File = Annotated[
     str, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file, or the URL of a database that has them.")
@@ -45,7 +44,7 @@ def add(
     looks: Annotated[bool, Option("--looks", help="It looks at sessions and the dashboard, and changes nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a key, and show it this once. A gateway that runs knows it at once.
+    """Create a key, and show it this once. A running gateway knows it at once.
 
     Example:
 
@@ -73,7 +72,7 @@ def add(
 
 @keys.command("list")
 def list_keys(file: File = FILE, json: Json = False) -> None:
-    """List the keys by their names; the keys themselves are nowhere.
+    """List the keys by their names. The keys themselves are not stored.
 
     Example:
 
@@ -93,7 +92,7 @@ def revoke(
     file: File = FILE,
     json: Json = False,
 ) -> None:
-    """Revoke a key: a gateway that runs refuses it from the next request on, within 2 seconds where keys are in a database.
+    """Revoke a key. A running gateway refuses it from the next request on, within 2 seconds where keys are in a database.
 
     Example:
 

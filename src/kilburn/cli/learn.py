@@ -38,9 +38,9 @@ def learn(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Learn from what was said in a session since the last time: facts, or a note. Nothing is learned from twice.
+    """Learn facts, or a note, from a session's messages since the last time. Nothing is learned from twice.
 
-    What follows an untrusted text (a tool's output) is only proposed: `kilburn memories list --proposed`.
+    Facts that follow an untrusted text (a tool's output) are only proposed: `kilburn memories list --proposed`.
 
     Examples:
 

@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.store import Store
@@ -29,10 +29,7 @@ from kilburn.terminal import emit, line, tell
 Change = Callable[[Collection], object]
 
 
-memories = typer.Typer(
-    help="What is remembered for long: list it, see where it is from, take it back.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(memories, name="memories")
+memories = command_group("memories")
 
 User = Annotated[str, Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
 OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Only this user's.")]
@@ -74,7 +71,7 @@ def remember(
     *,
     where: StorePlace,
 ) -> None:
-    """Remember a fact for long, for one user or for all. It can be found at once.
+    """Remember a fact, for one user or for all. It can be found at once.
 
     Example:
 
@@ -112,7 +109,7 @@ def list_memories(
     *,
     where: StorePlace,
 ) -> None:
-    """List what is remembered: of all users, or of one; now, or as of an earlier time.
+    """List the facts of all users or of one, now or at an earlier time.
 
     Examples:
 
@@ -189,7 +186,7 @@ def marks(row: dict[str, Any]) -> str:
 @memories.command("show")
 @stored
 def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Show facts with their provenance: who said it, where, and what was made from it.
+    """Show facts with their provenance. It says who said a fact, where, and what was made from it.
 
     Example:
 
@@ -231,7 +228,7 @@ def _card(row: dict[str, Any]) -> str:
 @memories.command("state")
 @stored
 def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
-    """Show how far each policy has learned from each session, what waits to be tried again, and why.
+    """Show how far each policy has learned, and what waits for a retry. Each row is a session and a policy.
 
     Example:
 
@@ -259,7 +256,7 @@ def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
 @memories.command("history")
 @stored
 def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Show what a fact superseded and what superseded it, with everything that happened to them.
+    """Show the history of a fact. It has what the fact superseded, what superseded it, and everything that happened to them.
 
     Example:
 
@@ -303,7 +300,7 @@ def update(
     *,
     where: StorePlace,
 ) -> None:
-    """Put a new text in place of a fact. The old one is retired, and stays readable as history.
+    """Replace the text of a fact. The old fact is retired, and stays readable as history.
 
     Example:
 
@@ -325,7 +322,7 @@ def update(
 @memories.command("undo")
 @stored
 def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
-    """Undo what last happened to facts: bring back what was superseded, or retire what superseded it.
+    """Undo the last change of facts. Brings back what was superseded, or retires what superseded it.
 
     Undoing once more leads back.
 
@@ -351,7 +348,7 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 @memories.command("retire")
 @stored
 def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
-    """Retire facts that are not true any more, or reject proposed ones. They stay readable, as history.
+    """Retire facts that are no longer true, or reject proposed facts. They stay readable, as history.
 
     Example:
 
@@ -379,7 +376,7 @@ def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 @memories.command("unpin")
 @stored
 def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Let pinned facts be retired again.
+    """Unpin facts, so that they can be retired again.
 
     Example:
 
@@ -398,7 +395,7 @@ def forget_memory(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget facts for ever, with all that was made from them; prints a receipt. What they were learned from stays.
+    """Forget facts for ever, with all that was made from them. Prints a receipt. What they were learned from stays.
 
     Example:
 
@@ -423,7 +420,7 @@ def sweep_memories(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget the facts whose time has been over for longer than their retention; prints a receipt.
+    """Forget facts that ended longer ago than their retention. Prints a receipt.
 
     Pinned facts stay, and so does what they were made from.
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import typer
-
-from kilburn.cli.shell import app
+from kilburn.cli.commands import command_group
 from kilburn.gateway import board as boards
 from kilburn.terminal import emit, tell
 
-metrics = typer.Typer(
-    help="A board for Grafana, and alerts for Prometheus, of a gateway's /metrics.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(metrics, name="metrics")
+metrics = command_group("metrics")
 
 
 @metrics.command("board")
 def board() -> None:
-    """Print a board, as JSON that Grafana imports: Dashboards, New, Import.
+    """Print a Grafana board as JSON. Grafana imports it under Dashboards, New, Import.
 
     Examples:
 
@@ -27,7 +22,7 @@ def board() -> None:
 
 @metrics.command("alerts")
 def alerts() -> None:
-    """Print rules of alerts, as YAML for the `rule_files` of Prometheus; one is for a hit rate under 60%.
+    """Print alert rules for Prometheus, as YAML for `rule_files`. One is for a hit rate under 60%.
 
     Examples:
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-import typer
 from typer import Argument
 
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import progress, table
-from kilburn.cli.shell import Json, app
+from kilburn.cli.shell import Json
 from kilburn.models import weights
 from kilburn.terminal import emit, tell
 
-models = typer.Typer(help="Model files: which are known, which are here.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(models, name="models")
+models = command_group("models")
 
 
 @models.command("list")
 def list_models(json: Json = False) -> None:
-    """List the models that have a name, and the files that are on this machine.
+    """List the models with a name, and the files on this machine.
 
     Example:
 
@@ -58,7 +57,7 @@ def pull(
     ],
     json: Json = False,
 ) -> None:
-    """Download a model: it is verified by hash and kept in the cache, and an interrupted download continues.
+    """Download a model. It is verified by hash and kept in the cache, and an interrupted download continues.
 
     Example:
 

@@ -12,11 +12,12 @@ from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
-from kilburn.cli.shell import Why, Yes, app
+from kilburn.cli.shell import Why, Yes
 from kilburn.collections.names import LARGEST_NOTE
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
@@ -25,10 +26,7 @@ from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.message import Trust
 from kilburn.terminal import emit, line, say, tell
 
-notes = typer.Typer(
-    help="Texts with names that a user or an agent keeps, with all their versions.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(notes, name="notes")
+notes = command_group("notes")
 
 Owner = Annotated[str, Option("--user", metavar="NAME", help="Whose notes: a user, or an agent; else those of all users.")]
 Name = Annotated[str, Argument(metavar="NAME", help="Such as core/human, as `notes list` has it.", show_default=False)]
@@ -104,7 +102,7 @@ def list_notes(
 @notes.command("read")
 @stored
 def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
-    """Write the text of a note to standard output, or that of an earlier version.
+    """Print the text of a note, or of an earlier version.
 
     Examples:
 
@@ -147,7 +145,7 @@ def write(
     *,
     where: StorePlace,
 ) -> None:
-    """Write a note, new or in place of what it says now. What it said before stays in its history.
+    """Write a note, new or in place of its present text. The former text stays in its history.
 
     Examples:
 
@@ -184,7 +182,7 @@ def rename(
     *,
     where: StorePlace,
 ) -> None:
-    """Give a note another name. Its history goes on under the new one.
+    """Rename a note. Its history goes on under the new name.
 
     Example:
 
@@ -210,7 +208,7 @@ def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, wh
 @notes.command("history")
 @stored
 def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
-    """List the versions of a note, oldest first, with those under another name and those before it was deleted.
+    """List the versions of a note, oldest first. Includes versions under another name and before a deletion.
 
     Example:
 
@@ -273,7 +271,7 @@ def diff(
 @notes.command("forget")
 @stored
 def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
-    """Forget a note for ever: all its versions, with what was made from them; prints a receipt.
+    """Forget a note for ever, with all its versions. What was made from them goes too. Prints a receipt.
 
     Example:
 
@@ -290,7 +288,7 @@ def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, whe
 @notes.command("export")
 @stored
 def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
-    """Write the notes into a folder, a Markdown file each, or bring it up to date. An edited file is not overwritten.
+    """Export the notes to a folder, as Markdown files, or update it. An edited file is not overwritten.
 
     Keep the folder in Git with its hidden list, which says what each file was written from; `import` brings edits back.
 
@@ -317,7 +315,7 @@ def bring(
     *,
     where: StorePlace,
 ) -> None:
-    """Take in what was edited in a folder: each changed file is a new version, each new one a note.
+    """Import what was edited in a folder. Each changed file becomes a new version, and each new file a note.
 
     Where the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
     with --resolved.

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from kilburn.backends.places import is_url
-from kilburn.cli.shell import Json, Tenant, app
+from kilburn.cli.commands import command_group
+from kilburn.cli.shell import Json, Tenant
 from kilburn.errors import SpecError, StoreBusy
 from kilburn.terminal import emit, line, tell
 
-postgres = typer.Typer(help="A PostgreSQL of one's own, for a store.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(postgres, name="postgres")
+postgres = command_group("postgres")
 
 Dir = Annotated[Path, Option("--dir", metavar="DIR", help="Its folder.")]
 
@@ -26,7 +25,7 @@ PATIENCE = 60.0
 
 @postgres.command("start")
 def start(folder: Dir = FOLDER, json: Json = False) -> None:
-    """Start a PostgreSQL in a folder, made where there is none, and print its URL, which --db and KILBURN_DB take.
+    """Start a PostgreSQL server in a folder, and print its URL for --db and KILBURN_DB. The folder is created if needed.
 
     It listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
 
@@ -49,7 +48,7 @@ def stop(
     delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False,
     json: Json = False,
 ) -> None:
-    """Stop the PostgreSQL of a folder.
+    """Stop the PostgreSQL server of a folder.
 
     Example:
 
@@ -75,7 +74,7 @@ def wipe(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Write the tables of a large store anew, so that no byte of what was forgotten stays in the server's files. Others wait.
+    """Rewrite the tables of a large store. No byte of what was forgotten stays in the server's files. Others wait.
 
     Of a small store, forgetting does so by itself.
 
@@ -102,7 +101,7 @@ def tend(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Build the index for search by meaning of a store that has become large, or bring it up to date. Others go on meanwhile.
+    """Build or update a large store's index for search by meaning. Others go on meanwhile.
 
     A gateway does so by itself, in the background.
 

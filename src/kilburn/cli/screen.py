@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kilburn.file import write_file
-from kilburn.terminal import console, line, plain, say, spelled, tell
+from kilburn.terminal import Styled, console, line, plain, say, spelled, tell, tell_lines
 
 
 def count(number: int) -> str:
@@ -32,18 +33,15 @@ def bar(share: float, width: int = 20) -> str:
     return "█" * filled + "░" * (width - filled)
 
 
-def width_of(shown: Any) -> int | None:
-    """Columns that a console of rich has; None where nothing bounds them: in a pipe or a file, unless $COLUMNS says so."""
-    return shown.width if shown.is_terminal or os.environ.get("COLUMNS", "").isdigit() else None
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or None where nothing bounds a line: in a pipe or a file, unless $COLUMNS says so."""
+    bounded = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return shutil.get_terminal_size().columns if bounded else None
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", less: Sequence[str] = ()) -> None:
     """Print a table that fits the terminal; see `grid`."""
-    shown = console()
-    width = width_of(shown)
-    if width is None:
-        shown.width = 10_000
-    shown.print(grid(heads, rows, title=title, width=width, less=less), soft_wrap=True)
+    tell_lines(grid(heads, rows, title=title, width=terminal_width(), less=less))
 
 
 NUMBER = re.compile(r"[+-]?[\d.,]+[kMG%]?|-")
@@ -67,9 +65,9 @@ def grid(
     width: int | None = None,
     height: int | None = None,
     less: Sequence[str] = (),
-) -> Any:
-    """A table as a thing that rich can show: whole numbers with their thousands apart, shares as percentages, a dash for
-    None; columns that hold nothing else stand to the right.
+) -> list[Styled]:
+    """Return the lines of a table: whole numbers with their thousands apart, shares as percentages, a dash for None; columns
+    that hold nothing else stand to the right. The heads are bold, and a note on what is left out is dim.
 
     In a width that does not hold all of it, whole columns are left out, and then texts are shortened: names, in front, in
     their middle. Numbers are never cut, and no line is wrapped.
@@ -78,10 +76,6 @@ def grid(
         height: lines that it may take, its title and what it says of the rest included; at least one row is shown.
         less: heads of columns in the order in which they are left out; then the others, the last first.
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     given = list(rows)
     held = len(given)
     if height is not None and held > (room := height - 1 - bool(title)):
@@ -102,19 +96,29 @@ def grid(
         for _ in range(sum(wide[at] + GAP for at in kept) - GAP - width):
             widest = max(kept, key=lambda at: wide[at] if wide[at] > least[at] else 0)
             wide[widest] -= wide[widest] > least[widest]
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for at in kept:
-        made.add_column(heads[at], justify="left" if words[at] else "right", no_wrap=True, min_width=wide[at])
-    for row in body:
-        made.add_row(*(Text(shortened(row[at], wide[at], middle=at == 0)) for at in kept))
-    left = [many(number, what) for number, what in ((held - len(given), "row"), (len(heads) - len(kept), "column")) if number]
-    parts = [Text(line(title), no_wrap=True, overflow="ellipsis")] if title else []
-    note = f"{' and '.join(left)} more in a larger window, and with --json"
-    return Group(*parts, made, *([Text(note, style="dim", no_wrap=True, overflow="ellipsis")] if left else []))
+
+    def aligned(cells: Sequence[str]) -> str:
+        padded = []
+        for at in kept:
+            text = shortened(cells[at], wide[at], middle=at == 0)
+            blanks = " " * (wide[at] - measured(text))
+            padded.append(text + blanks if words[at] else blanks + text)
+        return (" " * GAP).join(padded).rstrip()
+
+    lines = [(aligned(heads), "bold"), *((aligned(row), "") for row in body)]
+    if title:
+        lines.insert(0, (line(title) if width is None else shortened(line(title), width), ""))
+    counts = ((held - len(given), "row"), (len(heads) - len(kept), "column"))
+    if missing := " and ".join(many(number, what) for number, what in counts if number):
+        note = f"{missing} more in a larger window, and with --json"
+        lines.append((note if width is None else shortened(note, width), "dim"))
+    return lines
 
 
 def measured(text: str) -> int:
     """Columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len
 
     return cell_len(text)
@@ -122,10 +126,10 @@ def measured(text: str) -> int:
 
 def shortened(text: str, width: int, *, middle: bool = False) -> str:
     """A text in at most `width` columns, with an ellipsis for what is left out: its end, or its middle."""
-    from rich.cells import chop_cells
-
     if measured(text) <= width:
         return text
+    from rich.cells import chop_cells
+
     tail = max(0, width - 1) // 3 if middle else 0
     end = chop_cells(text[::-1], tail)[0][::-1] if tail else ""
     begin = chop_cells(text, max(1, width - 1 - measured(end)))[0]
@@ -179,6 +183,9 @@ class Done(Protocol):
         """Show that `done` of `total` is done."""
 
 
+BEFORE_A_BAR = 0.5
+"""Seconds of work before a bar is drawn."""
+
 FIRST, LAST = 2.0, 60.0
 """Seconds before the first line of progress, and between two lines at most; each wait is twice the one before."""
 
@@ -191,7 +198,7 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
 
     Args:
         unit: what is counted, for the lines; "bytes" for a download.
-        first: seconds before the first line, so that short work says nothing; a bar stands at once.
+        first: seconds before the first line, so that short work says nothing; a bar comes after half a second.
     """
     if os.environ.get("KILBURN_QUIET"):
         yield lambda done, total=None, words="": None
@@ -201,17 +208,51 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
         with lines.spoken(first):
             yield lines
         return
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    bar = _Bar(what, total, unit)
+    timer = threading.Timer(BEFORE_A_BAR, bar.show)
+    timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        bar.close()
 
-    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as shown:
-        task = shown.add_task(line(what), total=total)
 
-        def update(done: int, total: int | None = None, words: str = "") -> None:
-            shown.update(task, completed=done, total=total or None, description=line(f"{what} {words}" if words else what))
+class _Bar:
+    """A bar that a timer shows: short work draws nothing, and does not import what draws."""
 
-        yield update
+    def __init__(self, what: str, total: int | None, unit: str) -> None:
+        self._what, self._unit = what, unit
+        self._state: dict[str, Any] = {"completed": 0, "total": total, "description": line(what)}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._shown: Any = None
+
+    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
+        with self._lock:
+            description = line(f"{self._what} {words}" if words else self._what)
+            self._state = {"completed": done, "total": total or self._state["total"], "description": description}
+            if self._shown is not None:
+                self._shown.update(self._shown.task_ids[0], **self._state)
+
+    def show(self) -> None:
+        """Draw the bar from now on."""
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
+        with self._lock:
+            if not self._closed:
+                self._shown = Progress(*columns, console=console(stderr=True), transient=True)
+                self._shown.add_task(**self._state)
+                self._shown.start()
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        with self._lock:
+            self._closed = True
+            if self._shown is not None:
+                self._shown.stop()
 
 
 class _Lines:

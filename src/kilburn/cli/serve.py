@@ -45,91 +45,118 @@ MOST_WORKERS = 64
 """Processes of one gateway."""
 
 BOUNDS = (
-    "rate=600 (requests a minute of a key; none without keys), messages=100000 (of a history), "
-    "held=67108864 (bytes of a tenant's sessions in memory), body=67108864 and "
-    "bodies=1073741824 (bytes of a request, and of all that a worker has), upload=1073741824 (bytes of a file that goes "
-    "through), values=500000 and depth=128 (of a request's JSON), "
-    "per_key=256 (at once), running=512 and connections=2048 (at once, of each worker), headers=100, header_bytes=32768, "
-    "patience=20 (seconds for headers, for a body to begin, and to read on), pace=16384 (bytes a second of a body)"
+    "rate=600 (requests per minute of a key; without keys there is none), messages=100000 (of a history), "
+    "held=67108864 (bytes of a tenant's sessions in memory), body=67108864 and bodies=1073741824 (bytes of a request, and of "
+    "all requests in a worker), upload=1073741824 (bytes of a file that passes through), values=500000 and depth=128 (of a "
+    "request's JSON), per_key=256 (concurrent requests), running=512 and connections=2048 (concurrent, in each worker), "
+    "headers=100, header_bytes=32768, patience=20 (seconds to wait for headers, for a body, and for a reader), pace=16384 "
+    "(bytes per second of a body)"
 )
+
+ADVANCED = "Advanced"
+"""The panel of options that few people need in their first week."""
 
 
 @app.command()
 def serve(
-    host: Annotated[str, Option(help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8000,
     upstream: Annotated[
         str | None,
-        Option(metavar="URL", help='What answers: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
+        Option(metavar="URL", help='The API that answers: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
     ] = None,
     model: Annotated[
-        str | None, Option(metavar="SPEC", help='Or a model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...')
+        str | None,
+        Option(metavar="SPEC", help='The model that answers instead: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...'),
     ] = None,
-    window: Annotated[int, Option(min=1000, help="Tokens of the window; the model's own where that is smaller.")] = 32_000,
-    policy: Annotated[str, Option(metavar="SPEC", help="What decides at the window.")] = "cost",
+    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, metavar="PORT", help="The port to listen at; 0 for any free port.")] = 8000,
+    window: Annotated[
+        int, Option(min=1000, metavar="TOKENS", help="Size of the window in tokens, if the model's own window is not smaller.")
+    ] = 32_000,
+    policy: Annotated[str, Option(metavar="SPEC", help="The policy that manages the window.")] = "cost",
     keys: Annotated[
         str | None,
         Option(
             metavar="FILE",
             envvar="KILBURN_KEYS",
-            help="The keys that clients need, in a file or a database; see `kilburn keys add`.",
+            help="Require a key of clients. The keys are in this file or database; see `kilburn keys add`.",
         ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="A name by which clients may call it; may be repeated."),
     ] = None,
     memory: Annotated[
         int,
         Option(
             min=0,
             metavar="TOKENS",
-            help="Long-term memory put beside a question, and learned; 0 for none. With keys, each key says it.",
+            help="Learn facts, and add up to so many tokens of them to each question; 0 for none. With --keys, each key has its "
+            "own number.",
         ),
     ] = 0,
+    dashboard: Annotated[
+        bool, Option("--dashboard", help="Show the sessions at /dashboard, to people who sign in with a key.")
+    ] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", rich_help_panel=ADVANCED, help="Accept requests for this host name too; may be repeated."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        Option(metavar="ORIGIN", rich_help_panel=ADVANCED, help="Accept requests of web pages of this origin; may be repeated."),
+    ] = None,
     memory_tools: Annotated[
         str,
         Option(
             metavar="auto|on|off",
-            help="Offer the model recall and search_memory; auto: until it refuses tools, then search for the user's words.",
+            rich_help_panel=ADVANCED,
+            help="Offer the model the tools recall and search_memory. auto: until it refuses tools; then the gateway searches "
+            "for the words of the user.",
         ),
     ] = "auto",
     link: Annotated[
         str,
         Option(
             metavar="auto|on|off",
-            help="Link a session to an earlier one that a client compacted; auto: where it is known whose they are.",
+            rich_help_panel=ADVANCED,
+            help="Link a session to the earlier one that a client compacted. auto: if the gateway knows whose sessions they are.",
         ),
     ] = "auto",
-    allow_origin: Annotated[
-        list[str] | None,
-        Option(metavar="ORIGIN", help="A web page's origin that may call it; may be repeated."),
-    ] = None,
     limit: Annotated[
         list[str] | None,
-        Option(metavar="NAME=N", help=f"A bound on what clients take; may be repeated: {BOUNDS}."),
+        Option(
+            metavar="NAME=N", rich_help_panel=ADVANCED, help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}."
+        ),
     ] = None,
     prices: Annotated[
         str | None,
-        Option(metavar="NAME", help="The price table, for what is saved: hosted, automatic or local; else what fits."),
+        Option(
+            metavar="NAME",
+            rich_help_panel=ADVANCED,
+            help="The price table for the savings that are shown: hosted, automatic or local; by default the one that fits.",
+        ),
     ] = None,
-    log: Annotated[str, Option(metavar="FILE", help='A line of JSON for each request goes there; "-" is standard error.')] = "-",
+    log: Annotated[
+        str,
+        Option(
+            metavar="FILE",
+            rich_help_panel=ADVANCED,
+            help='Write a line of JSON for each request to this file; "-" for standard error.',
+        ),
+    ] = "-",
+    contents: Annotated[
+        bool, Option("--log-contents", rich_help_panel=ADVANCED, help="Write the texts of requests to the log, too.")
+    ] = False,
     fail: Annotated[
         str,
         Option(
             metavar="closed|open",
-            help="What the gateway cannot read or keep, on a full disk for example: refuse it, or send it on unread.",
+            rich_help_panel=ADVANCED,
+            help="Refuse a request that the gateway cannot read or store, for example on a full disk, or pass it on unread.",
         ),
     ] = "closed",
-    contents: Annotated[bool, Option("--log-contents", help="The log has what was asked, too.")] = False,
-    dashboard: Annotated[
-        bool, Option("--dashboard", help="Show its sessions at /dashboard to people who sign in with a key.")
-    ] = False,
     background: Annotated[
         bool,
         Option(
             "--background/--no-background",
-            help="Learn, embed and end sessions here, while nobody asks; without, `kilburn worker` does.",
+            rich_help_panel=ADVANCED,
+            help="Learn, embed and expire sessions in this process when it is idle. Otherwise `kilburn worker` does that.",
         ),
     ] = True,
     workers: Annotated[
@@ -137,22 +164,32 @@ def serve(
         Option(
             min=1,
             max=MOST_WORKERS,
-            help="Processes that serve, over one store; SIGHUP replaces them one by one. Of the limits, each has its own "
-            "running, bodies and connections.",
+            metavar="N",
+            rich_help_panel=ADVANCED,
+            help="Number of processes that serve the same store; SIGHUP replaces them one by one. The limits running, bodies and "
+            "connections hold for each of them.",
         ),
     ] = 1,
     drain: Annotated[
-        float, Option(min=0.0, metavar="SECONDS", help="What requests in flight may take when it is told to end.")
+        float,
+        Option(min=0.0, metavar="SECONDS", rich_help_panel=ADVANCED, help="How long running requests may take at the end."),
     ] = 60.0,
     wait: Annotated[
-        float, Option("--wait", min=0.0, metavar="SECONDS", help="How long it waits at its start for a database that is away.")
+        float,
+        Option(
+            "--wait",
+            min=0.0,
+            metavar="SECONDS",
+            rich_help_panel=ADVANCED,
+            help="How long to wait at the start for a database that cannot be reached.",
+        ),
     ] = 60.0,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
-    """Serve OpenAI's and Anthropic's API; what clients say becomes sessions, and prompts stay within the window.
+    """Serve the APIs of OpenAI and Anthropic. Clients' messages become sessions, and prompts stay within the window.
 
-    Without --upstream and --model, the local model smollm2 answers; its file is fetched once, 98 MB.
+    Without --upstream and --model, the local model smollm2 answers. Its file, 98 MB, is downloaded once.
 
     Examples:
 

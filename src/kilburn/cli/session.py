@@ -131,10 +131,10 @@ def ps(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List the sessions of a store: pages, tokens, what is in the window, hit rate, last use. Of those that a scheduler
-    serves also the queue: how their last job stands, the slice, and how long their jobs waited.
+    """List the sessions of a store with their pages, tokens, window, hit rate and last use. Sessions that a scheduler serves have
+    a second table: the state of their last job, their slice, and how long their jobs waited.
 
-    Of a session with many forks (`NAME~2`, ...), those that were used last.
+    If a session has many forks (`NAME~2`, ...), only the newest are listed.
 
     Example:
 
@@ -249,7 +249,7 @@ def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str,
         "trust": Trust(page.trust).name.lower(),
         "at": state.at,
         "pinned": state.pinned,
-        "mark": state.importance,
+        "importance": state.importance,
         "message": page.message,
         "group": address_of(page.group) if page.group else None,
         "call": page.call,
@@ -275,7 +275,7 @@ def _page_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _marks(row: dict[str, Any]) -> str:
-    return ", ".join((["pinned"] if row["pinned"] else []) + ([f"mark {row['mark']:g}"] if row["mark"] else []))
+    return ", ".join((["pinned"] if row["pinned"] else []) + ([f"importance {row['importance']:g}"] if row["importance"] else []))
 
 
 def _card(row: dict[str, Any]) -> str:

@@ -10,15 +10,15 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
-from kilburn.cli.shell import Yes, app
+from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
 from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
 from kilburn.terminal import emit, line, say, tell
 
-sessions = typer.Typer(help="How sessions end.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(sessions, name="sessions")
+sessions = command_group("sessions")
 
 
 @sessions.command("expire")
@@ -96,8 +96,8 @@ def rule(
     *,
     where: StorePlace,
 ) -> None:
-    """Show or set when this tenant's sessions end. `kilburn serve` applies the rule now and then while nobody asks it anything,
-    and `kilburn sessions expire --yes` applies it at once.
+    """Show or set the rule by which this tenant's sessions end. `kilburn serve` applies it now and then while it is idle, and
+    `kilburn sessions expire --yes` applies it at once.
 
     Example:
 
@@ -127,7 +127,7 @@ def rule(
 @sessions.command("receipts")
 @stored
 def receipts(*, where: StorePlace) -> None:
-    """Show the receipts of the sessions that a rule has forgotten, also by `kilburn worker` and `kilburn serve`: the last 200.
+    """Show the last 200 receipts of sessions that ended by a rule. `kilburn worker` and `kilburn serve` apply the rule too.
 
     A session has its number here, as its name is forgotten, too. What a person forgets has a receipt of its own when it is done.
 

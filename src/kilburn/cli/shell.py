@@ -4,13 +4,13 @@
     cannot be used: no such file, session or address, a broken input, an unknown option 130  interrupted
 
 Standard output is for results; standard error is for people. With --json an error is the last line of standard error, as
-one JSON object. A verb is loaded when it is used: its module registers it with `app`. Other packages bring verbs by an entry
-point of the group `kilburn.commands`, whose name is the verb and whose value is a `typer.Typer`.
+one JSON object. `kilburn.cli.commands` has the table of commands.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import os
@@ -19,19 +19,25 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import entry_points
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 import typer.main
 from typer import Option
-from typer.core import TyperGroup
 
 from kilburn import __version__
-from kilburn.errors import Forgotten, KernelError, KilburnError, MemoryRefused, MissingExtra, SpecError, WireError
-from kilburn.kernel.session import HitRateWarning
-from kilburn.search.found import DamageWarning
+from kilburn.cli.commands import Commands
+from kilburn.cli.commands import app as app
+from kilburn.errors import (
+    DamageWarning,
+    Forgotten,
+    HitRateWarning,
+    KernelError,
+    KilburnError,
+    MemoryRefused,
+    SpecError,
+    WireError,
+)
 from kilburn.terminal import say, spelled, tell
 
 USAGE = (WireError, SpecError, KernelError, MemoryRefused)
@@ -56,206 +62,6 @@ NEXT = {
 }
 """What to do about an error of the operating system."""
 
-VERBS = {
-    "ask": "Ask about files that are larger than any window.",
-    "chat": "Talk with a model; it can recall what left its window.",
-    "demo": "An agent reads the Python standard library: watch its window.",
-    "forget": "Forget pages, with what was made from them, for good.",
-    "remember": "Remember a fact for long, for one user or for all.",
-    "fsck": "Check a store, and mend what can be mended.",
-    "ps": "List the sessions of a store.",
-    "stats": "Show the figures of one session.",
-    "show": "Show a session's page table, or all about some pages.",
-    "learn": "Learn facts from what was said in a session.",
-    "mcp": "Serve one user's sessions, memory and documents over MCP.",
-    "policies": "List the policies that ship with Kilburn.",
-    "recall": "Write the exact text at an address.",
-    "search": "Find passages in sessions, facts and documents.",
-    "window": "What a session's prompt holds, what would leave, and undo.",
-    "receipts": "List what each compaction took out, why, by which policy.",
-    "replay": "Stream recorded runs through a window.",
-    "serve": "Serve OpenAI's and Anthropic's API, with one upstream behind.",
-    "top": "Watch the levels live.",
-    "metrics": "A Grafana board, and alerts, for a gateway's /metrics.",
-    "dashboard": "Show in a browser what left each window, and the way back.",
-    "sessions": "How sessions end: archived, then forgotten.",
-    "cold": "Texts that nobody has read for long, in a folder or bucket.",
-    "copy": "Copy everything of a store into another, and compare both.",
-    "export": "Write sessions as JSONL, every message as it was appended.",
-    "import": "Import sessions into a store: all of a file, or nothing.",
-    "memories": "What is remembered for long.",
-    "notes": "Texts with names that a user or an agent keeps.",
-    "workflows": "How tasks were done, learned from successes.",
-    "guidelines": "How to work, learned from feedback.",
-    "documents": "Texts to be searched beside the memory.",
-    "worker": "Do what waits: learn, embed, expire, erase.",
-    "keys": "The gateway's keys: who may come in.",
-    "models": "Model files: which are known, which are here.",
-    "postgres": "A PostgreSQL of one's own, for a store.",
-}
-"""Each verb, and what `--help` says of it before it is loaded."""
-
-ENTRIES = "kilburn.commands"
-"""The group of entry points with verbs of other packages."""
-
-
-LABORATORY = "lab"
-"""The verb of the laboratory, which pages name and not everybody has."""
-
-
-class Verbs(TyperGroup):
-    """The verbs of `kilburn`; each is loaded when it is used."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """All verbs, those of other packages too."""
-        return [*VERBS, *sorted(entry.name for entry in entry_points(group=ENTRIES) if entry.name not in VERBS)]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A verb, loaded; None where there is no such verb."""
-        if cmd_name not in self.commands:
-            if cmd_name in VERBS:
-                _register(cmd_name)
-            else:
-                others = entry_points(group=ENTRIES, name=cmd_name)
-                if not others and cmd_name == LABORATORY:
-                    raise MissingExtra("the laboratory, kilburn-lab,", LABORATORY)
-                for entry in others:
-                    app.add_typer(entry.load(), name=cmd_name)
-            self.commands.update(getattr(typer.main.get_command(app), "commands", {}))
-        return self.commands.get(cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """What each verb does, without loading any."""
-        others = {entry.name: (entry.dist.metadata["Summary"] if entry.dist else "") for entry in entry_points(group=ENTRIES)}
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, VERBS.get(verb) or others[verb]) for verb in self.list_commands(ctx)])
-
-
-def _register(verb: str) -> ModuleType:
-    """Import the module that registers a verb with `app`. The type checker sees each import, and no other verb is loaded."""
-    match verb:
-        case "ask":
-            from kilburn.cli import ask
-
-            return ask
-        case "chat":
-            from kilburn.cli import chat
-
-            return chat
-        case "demo":
-            from kilburn.cli import demo
-
-            return demo
-        case "forget":
-            from kilburn.cli import forget
-
-            return forget
-        case "notes":
-            from kilburn.cli import notes
-
-            return notes
-        case "workflows":
-            from kilburn.cli import workflows
-
-            return workflows
-        case "guidelines":
-            from kilburn.cli import guidelines
-
-            return guidelines
-        case "remember" | "memories":
-            from kilburn.cli import memories
-
-            return memories
-        case "fsck":
-            from kilburn.cli import fsck
-
-            return fsck
-        case "ps" | "stats" | "show":
-            from kilburn.cli import session
-
-            return session
-        case "learn":
-            from kilburn.cli import learn
-
-            return learn
-        case "mcp":
-            from kilburn.cli import mcp
-
-            return mcp
-        case "policies":
-            from kilburn.cli import policies
-
-            return policies
-        case "recall" | "search":
-            from kilburn.cli import recall
-
-            return recall
-        case "window":
-            from kilburn.cli import window
-
-            return window
-        case "receipts":
-            from kilburn.cli import receipts
-
-            return receipts
-        case "replay":
-            from kilburn.cli import replay
-
-            return replay
-        case "serve":
-            from kilburn.cli import serve
-
-            return serve
-        case "top":
-            from kilburn.cli import top
-
-            return top
-        case "metrics":
-            from kilburn.cli import metrics
-
-            return metrics
-        case "dashboard":
-            from kilburn.cli import dashboard
-
-            return dashboard
-        case "sessions":
-            from kilburn.cli import sessions
-
-            return sessions
-        case "cold":
-            from kilburn.cli import cold
-
-            return cold
-        case "copy":
-            from kilburn.cli import copy
-
-            return copy
-        case "export" | "import":
-            from kilburn.cli import transfer
-
-            return transfer
-        case "documents":
-            from kilburn.cli import documents
-
-            return documents
-        case "keys":
-            from kilburn.cli import keys
-
-            return keys
-        case "worker":
-            from kilburn.cli import worker
-
-            return worker
-        case "models":
-            from kilburn.cli import models
-
-            return models
-        case "postgres":
-            from kilburn.cli import postgres
-
-            return postgres
-    raise KeyError(verb)
-
 
 @cache
 def _made(commands: typer.Typer) -> Any:
@@ -263,26 +69,12 @@ def _made(commands: typer.Typer) -> Any:
     return typer.main.get_command(commands)
 
 
-def load() -> Verbs:
+def load() -> Commands:
     """The whole program with every verb loaded, those of other packages too."""
     program = _made(app)
-    assert isinstance(program, Verbs)
-    for verb in program.list_commands(None):
-        program.get_command(None, verb)
+    assert isinstance(program, Commands)
+    program.load(program.list_commands(None))
     return program
-
-
-app = typer.Typer(
-    name="kilburn",
-    cls=Verbs,
-    help="A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost.",
-    epilog="Begin with: kilburn demo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def _inherited(name: str, otherwise: str) -> Any:
@@ -355,6 +147,8 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
         warnings.simplefilter("always", DamageWarning)
         warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
         status = _run(given, commands, name)
+    if arguments is None:
+        gc.freeze()  # the process ends, and the search for cycles at its end takes 40 ms
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -14,14 +14,14 @@ import msgspec
 from typer import Option
 
 from kilburn.cli.access import WIDE, reading
-from kilburn.cli.screen import bar, count, grid, many, progress, width_of
+from kilburn.cli.screen import bar, count, grid, many, progress, terminal_width
 from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
 from kilburn.kernel.store import Store
 from kilburn.page import Place
-from kilburn.terminal import age, console, emit
+from kilburn.terminal import Styled, age, console, emit, tell_lines
 
 LARGEST = 64 << 20
 """Bytes that are read of what a gateway answers."""
@@ -63,8 +63,8 @@ def top(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Watch the levels live: what is in each window and below it, hit rates, faults, folds; and the queues of sessions that a
-    scheduler serves. Ctrl-C ends it.
+    """Watch the windows of all sessions live: what is in each window and below it, hit rates, faults, folds, and the queues of
+    sessions that a scheduler serves. Ctrl-C ends it.
 
     With --url it shows what a running gateway's sessions took since it started: tokens sent, shipped, cached and
     processed again, faults, hit rates and what was saved.
@@ -82,23 +82,27 @@ def top(
         _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), once, every, json)
 
 
-def _watch(rows: Callable[[], list[Any]], shown: Callable[..., Any], once: bool, every: float, json: bool) -> None:
+def _watch(rows: Callable[[], list[Any]], shown: Callable[..., list[Styled]], once: bool, every: float, json: bool) -> None:
     with progress("reading the ledgers"):
         first = rows()
     if json:
         emit({"time": time.time(), "sessions": first})
         return
+    if once or not sys.stdout.isatty():
+        tell_lines(shown(first, terminal_width() or 160))
+        return
     from rich.live import Live
+    from rich.text import Text
 
     screen = console()
-    if once or not sys.stdout.isatty():
-        screen.width = width_of(screen) or 160
-        screen.print(shown(first, screen.width), soft_wrap=True)
-        return
-    with Live(shown(first, screen.width, screen.height), console=screen, screen=True, auto_refresh=False) as live:
+
+    def fitted(rows: list[Any]) -> Text:
+        return Text("\n").join(Text(text, style) for text, style in shown(rows, screen.width, screen.height))
+
+    with Live(fitted(first), console=screen, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every)
-            live.update(shown(rows(), screen.width, screen.height), refresh=True)
+            live.update(fitted(rows()), refresh=True)
 
 
 def sessions_of(url: str) -> list[SessionTotals]:
@@ -131,7 +135,7 @@ def sessions_of(url: str) -> list[SessionTotals]:
         line.close()
 
 
-def traffic(rows: list[SessionTotals], width: int, height: int | None = None) -> Any:
+def traffic(rows: list[SessionTotals], width: int, height: int | None = None) -> list[Styled]:
     """One screenful of a gateway; a hit rate under its alarm has a mark."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
@@ -168,7 +172,7 @@ def short(number: int) -> str:
     return str(number)
 
 
-def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> Any:
+def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> list[Styled]:
     """One screenful: the levels, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
     title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}"
@@ -183,9 +187,7 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
     levels = grid(heads, (_row(row, width) for row in rows), title=title, width=width, height=room, less=LESS)
     if not served:
         return levels
-    from rich.console import Group
-
-    return Group(levels, grid(QUEUES, served, title="queues", width=width, height=below or None, less=LESS_QUEUES))
+    return levels + grid(QUEUES, served, title="queues", width=width, height=below or None, less=LESS_QUEUES)
 
 
 def _row(row: dict[str, Any], width: int) -> list[Any]:

@@ -12,26 +12,21 @@ from contextlib import closing
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from typer import Argument, Option
 
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Why, app
+from kilburn.cli.shell import Why
 from kilburn.effect import Outcome
 from kilburn.kernel.shipments import shipments
 from kilburn.terminal import emit, line, tell
 
-window = typer.Typer(
-    help="What a session's prompt holds, what would leave it, and changing that by hand.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(window, name="window")
+window = command_group("window")
 
 Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
 
@@ -51,7 +46,7 @@ def preview(
     *,
     where: StorePlace,
 ) -> None:
-    """Say what would leave the window now, and at which price. Nothing changes, and no model is asked.
+    """Show what would leave the window now, and at which price. Nothing changes, and no model is asked.
 
     Examples:
 
@@ -90,7 +85,7 @@ def diff(
     *,
     where: StorePlace,
 ) -> None:
-    """Say how two prompts of a session differ: what left, what came, and how much of the beginning is the same.
+    """Show how two prompts of a session differ. Lists what left, what came, and how much of the beginning is the same.
 
     Examples:
 
@@ -119,7 +114,7 @@ def shipped(
     *,
     where: StorePlace,
 ) -> None:
-    """Say which prompts were made for a request, and which pages stood in them.
+    """Show the prompts that were made for a request, and their pages.
 
     The gateway keeps its own id of a request with each prompt (the header x-kilburn-request of the answer), the client's
     (x-client-request-id or x-request-id) and that of the trace (traceparent). `kilburn recall` gives each page back.
@@ -161,7 +156,7 @@ def undo(
     *,
     where: StorePlace,
 ) -> None:
-    """Take the newest compaction back: the pages return exactly, and what stood in their place leaves. Again: the one before.
+    """Undo the newest compaction. The pages return exactly, and what stood in their place leaves. Again: the one before.
 
     A compaction comes because a window is full. Where what it took out does not fit any more, give --window with the size of a
     larger one, in which the agent goes on. The policy may take the same pages out when it makes room the next time;
@@ -214,7 +209,7 @@ def compact(
 @window.command("evict")
 @stored
 def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePlace) -> None:
-    """Let pages go out of the window, with the calls and results that belong to them. Their text stays under their address.
+    """Evict pages from the window, with their calls and results. Their text stays under their address.
 
     Examples:
 
@@ -231,7 +226,7 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
 @window.command("pin")
 @stored
 def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
-    """Keep pages: they come back into the window, and no policy takes them out until they are unpinned.
+    """Pin pages. They return to the window, and no policy evicts them until they are unpinned.
 
     Examples:
 
@@ -249,7 +244,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 @window.command("unpin")
 @stored
 def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
-    """Let a policy take pages out again.
+    """Unpin pages, so that a policy can evict them again.
 
     Examples:
 

@@ -72,7 +72,7 @@ def worker(
     db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; else $KILBURN_DB, else agent.db.")] = None,
     json: Json = False,
 ) -> None:
-    """Do what waits to be done: finish erasing, end sessions by their rule, learn, embed. Any number of workers may run.
+    """Run background work: finish erasing, expire sessions by their rule, learn, embed. Any number of workers may run.
 
     What is to be done is read from the store, so a worker that is killed loses nothing, and the next one goes on. What fails is
     tried again with growing pauses; see --status, whose exit status is 1 if something has failed six times. SIGTERM ends it after

@@ -10,16 +10,15 @@ from typer import Option
 
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
+from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.memory.workflows import Workflows
 from kilburn.message import Trust
 from kilburn.terminal import emit, line, say, tell
 
-workflows = typer.Typer(help="How tasks were done, learned from successes.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(workflows, name="workflows")
+workflows = command_group("workflows")
 
 Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Whose notes; else those of the session's user.")]
 
@@ -77,7 +76,7 @@ def learn(
     *,
     where: StorePlace,
 ) -> None:
-    """Learn from the tasks of a session that are new: count what was shown, and make a workflow of each success.
+    """Learn workflows from the new tasks of a session. Counts what was shown, and makes a workflow of each success.
 
     Examples:
 

@@ -325,7 +325,7 @@ class Collecting:
                 data["retires"] = retires
             self._record(Act.ADMIT, pages, why, **data)
         for importance, pages in worth.items():
-            self._record(Act.REMEMBER, pages, mark=importance)
+            self._record(Act.RATE, pages, importance=importance)
 
     def _resolved(self, move: Retire | Restore) -> Retire | Restore:
         """The move with the page that its `refers` means."""
@@ -380,8 +380,8 @@ class Collecting:
         """Pin or unpin pages, or set their importance."""
         for page in pages:
             before = self._known(page)[1]
-            if act is Act.REMEMBER:
-                self.states[page] = msgspec.structs.replace(before, importance=data["mark"])
+            if act is Act.RATE:
+                self.states[page] = msgspec.structs.replace(before, importance=data["importance"])
             else:
                 self.states[page] = msgspec.structs.replace(before, pinned=act is Act.PIN)
         self._record(act, pages, "", **data)

@@ -361,7 +361,7 @@ DEEDS = {
     Act.DROP: "forgotten",
     Act.PIN: "pinned",
     Act.UNPIN: "unpinned",
-    Act.REMEMBER: "rated",
+    Act.RATE: "rated",
     Act.SEARCH: "found by a search",
 }
 

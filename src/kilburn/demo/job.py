@@ -35,6 +35,9 @@ SYSTEM = "You are an agent that explores a Python library with tools: list, read
 SHORT = 80
 """Characters of an answer that a small model may phrase."""
 
+ENOUGH = 1_200_000
+"""Tokens of tool output that the demo reads by default: 150 windows of 8,000."""
+
 WIDE = 1 << 40
 """Tokens: a window that is large enough for what a rival kept."""
 
@@ -51,7 +54,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
         whole: tests and applications of the library too.
         folds, phrases: how many of each a model makes, if there is one.
         tokenizer: the counter's name.
-        seconds: after which the agent reads no more files once it has seen `enough` tokens of tool output; None for never.
+        enough: tokens of tool output after which the agent opens no more files; None to read them all.
     """
 
     db: str
@@ -64,8 +67,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     folds: int = 3
     phrases: int = 4
-    seconds: float | None = 40.0
-    enough: int = 1_200_000
+    enough: int | None = ENOUGH
 
 
 class Checked(LibraryQuestion, frozen=True, kw_only=True):
@@ -87,7 +89,7 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobResult(msgspec.Struct, kw_only=True):
     """All figures of the report. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped`: the
-    files that were not read when the time was up; `stats` the ledger's figures of the work; `curve` tokens seen and
+    files that were not read to the end; `stats` the ledger's figures of the work; `curve` tokens seen and
     in the window, a pair a prompt; `seconds` by phase."""
 
     library: str
@@ -173,12 +175,12 @@ def _work(
     """Let the explorer work; `given` gets every text that it and its tools say.
 
     Returns the last line read of each file, and the number of lines of each file that it knows of: it searches them all,
-    also those that it has no time to read.
+    also those that it does not read.
     """
-    plan, began = results.plan, time.monotonic()
+    plan = results.plan
 
     def enough() -> bool:
-        return plan.seconds is not None and time.monotonic() - began > plan.seconds and results.output_tokens >= plan.enough
+        return plan.enough is not None and results.output_tokens >= plan.enough
 
     library, explorer = Library(root, whole=plan.whole), Explorer(enough)
     agent = Agent(explorer, library.tools(), session, limits=msgspec.structs.replace(UNLIMITED, reply=0), system=SYSTEM)

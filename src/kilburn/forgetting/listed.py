@@ -38,7 +38,7 @@ class ForgottenList(msgspec.Struct, frozen=True, kw_only=True):
         time: when it was listed, in seconds since the epoch.
         gone: by the numbers of the segments.
         made: segments that are still there, by their numbers, and when each was made: by these the store is known.
-        check: the SHA-256 of the others, by which damage is noticed; "" in a list of an older version, or of whoever changed it.
+        check: the SHA-256 of the others, by which damage is noticed; "" in a list that somebody changed on purpose.
     """
 
     time: float

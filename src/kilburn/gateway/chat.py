@@ -153,7 +153,8 @@ def _usage(tokens: Tokens | None) -> dict[str, Any]:
 
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("role") != "assistant" or not any(key in message for key in THOUGHTS):
+    """Return an assistant's message without its reasoning. With a call, the provider demands the reasoning back."""
+    if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in THOUGHTS):
         return message
     return {key: value for key, value in message.items() if key not in THOUGHTS}
 

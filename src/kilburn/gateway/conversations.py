@@ -6,19 +6,24 @@ import hashlib
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
+from kilburn.gateway.compaction import is_own
 from kilburn.gateway.form import Asked
+from kilburn.gateway.problems import Problem
+from kilburn.kernel.admission import attachment_costs
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
+from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
-from kilburn.page import Page, Place
-from kilburn.wire.digests import HIDDEN, canonical
+from kilburn.page import Page, Place, address_of
+from kilburn.terminal import line
+from kilburn.wire.digests import HIDDEN, canonical, visible
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 """The name of a session that its client gave none."""
@@ -26,6 +31,11 @@ OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
+
+MIN_OVERLAP = 4
+"""Messages that a history which begins later than its session must have in common with it."""
+
+Reader = Callable[[int, int], list[Message]]
 
 Asker = tuple[str, str | None, str]
 """Who may go on from what was said before: a form, the client's name of the session, and the user."""
@@ -58,6 +68,10 @@ class Conversation:
         """For each digest, one that says all that came before it too, and whose it is."""
         self.kept = 0
         """How many of these the store has, as far as is known here."""
+        self.aliases: dict[int, bytes] = {}
+        """By the place of a digest, the digest of the same message without what the client had added to it."""
+        self.verbatim = True
+        """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
         """Whether it holds calls of our own."""
         self._costs: dict[bytes, int] = {}
@@ -138,6 +152,52 @@ class Conversation:
         pages = _live(self.session)
         return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
 
+    def overlap(self, digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], read: Reader) -> int:
+        """Return how many digests of a history the session ends with, 0 for none. A client may have left out the oldest messages,
+        and of a user's message what it had added to it, such as retrieved passages.
+
+        Args:
+            digests: of the history; `places` says where each is.
+            read: the messages of some of them, by the first and the one behind the last.
+        """
+        if not self.digests or self.gaps:
+            return 0
+        for last in reversed(places.get(self.digests[-1], ())):
+            count, skipped = last + 1, len(self.digests) - last - 1
+            # A few words may end many sessions.
+            if skipped > 0 and (count < MIN_OVERLAP or not is_own(read(0, count))):
+                continue
+            if skipped >= 0 and self._ends_with(digests[:count], skipped, read):
+                return count
+        return 0
+
+    def was_asked(self, digests: Sequence[bytes], read: Reader) -> bool:
+        """Return whether the session ended with this history before the assistant's last message: the request is made again."""
+        skipped = len(self.digests) - 1 - len(digests)
+        if skipped < 0 or self.gaps or digests[-1:] != self.digests[-2:-1]:
+            return False
+        turn = turn_before_reply(self.session)
+        if len(canonical(copy_of(self.session, turn))) != len(self.digests) - 1:
+            return False
+        few = skipped and (len(digests) < MIN_OVERLAP or not is_own(read(0, len(digests))))
+        return not few and self._ends_with(digests, skipped, read)
+
+    def _ends_with(self, digests: Sequence[bytes], skipped: int, read: Reader) -> bool:
+        differing = [
+            at for at, each in enumerate(digests) if each not in (self.digests[skipped + at], self.aliases.get(skipped + at))
+        ]
+        if not differing:
+            return True
+        if 2 * len(differing) > len(digests) + 1:
+            return False
+        said = list(visible(self.session.originals()))
+        for at in differing:
+            [message, *more] = read(at, at + 1)
+            if more or not _is_part_of(message, said[skipped + at]):
+                return False
+        self.aliases |= {skipped + at: digests[at] for at in differing}
+        return True
+
     @property
     def whole(self) -> bool:
         """Whether the client's own messages are exactly what is in the window: nothing has left, and nothing is hidden."""
@@ -208,6 +268,14 @@ class Conversation:
         return [*chained(digests, self.chain[-1] if self.chain else self.seed)]
 
 
+def _is_part_of(message: Message, longer: Message) -> bool:
+    """Return whether a user's message has the words of another one, without what was added to them."""
+    if message.role is not Role.USER or longer.role is not Role.USER or any(part.kind is not Kind.TEXT for part in message.parts):
+        return False
+    words = "\n".join(part.text for part in message.parts).strip()
+    return bool(words) and words in "\n".join(part.text for part in longer.parts if part.kind is Kind.TEXT)
+
+
 class Memo:
     """The bytes of a session's last history, by which the next one is recognised.
 
@@ -220,6 +288,51 @@ class Memo:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
         self.history, self.lead = asked.history, asked.lead
         self.prefix = b""
+
+
+def shortened(window: WindowState) -> list[str]:
+    """Return what the prompt does not show whole of the newest request: of the system prompt, and of what came after the
+    assistant's last message."""
+    newest: list[int] = []
+    for page in range(window.last, 0, -1):
+        if window.pages[page].role is Role.ASSISTANT:
+            break
+        newest.append(page)
+    leading: list[int] = []
+    for page in range(1, newest[-1] if newest else window.last + 1):
+        if window.pages[page].role is not Role.SYSTEM:
+            break
+        leading.append(page)
+    lines: list[str] = []
+    for page in (*leading, *reversed(newest)):
+        place, label = window.at(page), window.pages[page].label
+        if place in (Place.OUT, Place.STUB):
+            lines.append(line(f"{address_of(page)} left out: {label}" if label else f"{address_of(page)} left out"))
+        elif place is Place.FOLDED:
+            lines.append(f"{address_of(page)} shortened")
+    return lines
+
+
+def check_attachments(session: Session, messages: Sequence[Message]) -> None:
+    """Refuse an attachment that no prompt of this session can show: the model would answer without having seen it.
+
+    Raises:
+        Problem: 400, which names it. Nothing was appended.
+    """
+    for label, tokens in attachment_costs(messages, session.counter):
+        if tokens > session.capacity:
+            raise Problem(
+                400,
+                "attachment_too_large",
+                f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
+                "the conversation; send a smaller part of it, or raise the gateway's --window",
+                param="messages",
+            )
+
+
+def is_beginning(digests: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Return whether one of two histories is the beginning of the other."""
+    return all(one == other for one, other in zip(digests, others, strict=False))
 
 
 def is_linkable(root: str, other: str) -> bool:

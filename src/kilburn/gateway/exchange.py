@@ -50,6 +50,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         upstream: seconds that each call of the upstream took, until its answer was whole.
         compacted: policy, outcome and tokens freed of each compaction.
         lookups: what the model's calls of our tools, and searches for it, came to: tool and outcome.
+        warnings: what the prompt does not show of the newest request, and what does not fit the window.
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
@@ -91,6 +92,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     upstream: list[float] = []
     compacted: list[tuple[str, str, int]] = []
     lookups: list[tuple[str, str]] = []
+    warnings: list[str] = []
 
     @property
     def request(self) -> dict[str, str]:

@@ -5,7 +5,7 @@ is brought that takes no tools.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -30,6 +30,10 @@ LONGEST_MODEL = 200
 
 MODELS = 1_000
 """Models of which it is kept that they refuse tools."""
+
+
+LIMITING = frozenset({"output_config", "output_format", "parallel_tool_calls", "response_format", "text", "tool_choice", "tools"})
+"""Fields of a request with which a provider may refuse our tools although the model takes tools."""
 
 
 class MemoryTools(StrEnum):
@@ -60,24 +64,31 @@ class Offer:
             raise SpecError("the model takes no tools", advice="leave memory tools at auto, or use another model")
         self.how = MemoryTools(how)
         self._takes = takes and how != MemoryTools.OFF
-        self._refusing: set[str] = set()
+        self._refusing: set[tuple[str, frozenset[str]]] = set()
 
-    def to(self, model: str) -> bool:
-        """Whether a model is offered our tools."""
-        return self._takes and model not in self._refusing
+    def to(self, model: str, fields: Iterable[str]) -> bool:
+        """Return whether a model is offered our tools in a request with these fields. One that refused them in a plain request
+        takes no tools at all."""
+        kinds = {(model, frozenset[str]()), (model, _kind_of_request(fields))}
+        return self._takes and self._refusing.isdisjoint(kinds)
 
-    def refused(self, model: str) -> None:
-        """A model, or its server, refused them, and answered without."""
-        if model in self._refusing:
+    def refused(self, model: str, fields: Iterable[str]) -> None:
+        """Record that a model, or its server, refused our tools in a request with these fields, and answered without them."""
+        kind = _kind_of_request(fields)
+        if (model, kind) in self._refusing:
             return
         if len(self._refusing) >= MODELS:
             self._refusing.clear()
-        self._refusing.add(model)
+        self._refusing.add((model, kind))
         log.warning(
             "the upstream takes no tools for the model %r: it is asked without recall and search_memory from now on, and what "
             "has left the window is searched for the user's words",
             model[:LONGEST_MODEL],
         )
+
+
+def _kind_of_request(fields: Iterable[str]) -> frozenset[str]:
+    return LIMITING.intersection(fields)
 
 
 ENOUGH = "error: no more recalls in this turn; answer with what you have, or go on"

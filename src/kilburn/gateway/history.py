@@ -43,8 +43,10 @@ from kilburn.gateway.conversations import (
     beginning_of,
     brought_over,
     chained,
+    check_attachments,
     copy_of,
     following,
+    is_beginning,
     is_linkable,
     last_reply,
     renamed,
@@ -102,6 +104,9 @@ LONGEST_NAME = 200
 PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 """Seconds between tries to note where a reply is, while others hold the store."""
 
+NEW = 2
+"""Messages at the end of a history that its session may not have; if it has none of those before, the history may differ."""
+
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
@@ -143,8 +148,6 @@ class Histories:
         """System prompts without a summary, by digest: a client sends the same one with every new session, and it may be long."""
         self._replies = ReplyPlaces()
         """Where a reply is that its provider keeps."""
-        self._caught_up = False
-        """Whether the notes of replies were read that are older than the store's index of them."""
 
     # What a history says
 
@@ -239,16 +242,9 @@ class Histories:
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
                     return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
-        found = None
-        if not self._caught_up:
-            for info in sorted(self.store.sessions(), key=lambda info: info.used)[-SESSIONS:]:
-                with suppress(StoreCorrupt):
-                    for noted, place in () if info.damaged else self._notes(info):
-                        found = place if noted == key else found
-            self._caught_up = True
-        return found
+        return None
 
-    def _notes(self, info: SegmentInfo, after: int = 0) -> Iterator[tuple[str, ReplyPlace]]:
+    def _notes(self, info: SegmentInfo, after: int) -> Iterator[tuple[str, ReplyPlace]]:
         """Read where replies are from the notes of a session behind event `after`, and remember it."""
         for event in self.store.backend.events(info.number, after, Act.NOTE):
             if "reply" in event.data:
@@ -305,6 +301,7 @@ class Histories:
                 conversation.linked = link
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
+                check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:
@@ -312,7 +309,9 @@ class Histories:
                     conversation.extend(digests)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
-                conversation.memo = None if asked.after else Memo(conversation, (form.name, name, user), asked)
+                conversation.memo = (
+                    None if asked.after or not conversation.verbatim else Memo(conversation, (form.name, name, user), asked)
+                )
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
@@ -421,6 +420,7 @@ class Histories:
                 return None
             *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
             conversation.begin(end)
+            conversation.verbatim = True
             self._sessions.move_to_end(conversation.name)
             asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
@@ -525,6 +525,8 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), 0, -1):
+            if len(chain) > 1 and at == max(1, len(chain) - NEW) and (continued := self._continued(request)) is not None:
+                return continued
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
@@ -535,6 +537,7 @@ class Histories:
                     # The store has said so, or has just been given them.
                     found.kept = at
                     found.begin(chain[-1])
+                    found.verbatim = True
                     self._sessions.move_to_end(found.name)
                     return found, at
             if at == len(chain):
@@ -547,6 +550,44 @@ class Histories:
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
+
+    def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
+        """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
+        beginning, or leaves out what it had added to a message. None if there is none, if the request must not be linked by
+        what it says, or if a session has exactly its beginning."""
+        if not request.link or request.before is not None:
+            return None
+        linkable = self._linkable(request)
+        if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
+            return None
+        for known in linkable:
+            if known.was_asked(request.digests, request.read):
+                return known.again(turn_before_reply(known.session), len(known.digests) - 1), len(request.digests)
+            if known.overlap(request.digests, request.places, request.read):
+                # Another gateway may have gone on with it.
+                info = self._stored(known.name)
+                if info is not None and not known.session.knows(info):
+                    self._put_away(known)
+                    self._read(known.name, known.root, known.user)
+                conversation = self._sessions.get(known.name)
+                count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
+                if conversation is not None and 0 < count < len(request.digests):
+                    conversation.begin(request.chain[-1])
+                    conversation.verbatim = False
+                    self._sessions.move_to_end(conversation.name)
+                    return conversation, count
+        return None
+
+    def _linkable(self, request: _Request) -> list[Conversation]:
+        """Return the sessions in memory that a request may be linked to by what it says, last used first. After a start the
+        newest are read."""
+        if request.user not in self._warm:
+            if len(self._warm) >= WARM:
+                self._warm.clear()
+            self._warm.add(request.user)
+            self._read_newest(request.user)
+        known = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
+        return [each for each in known if is_linkable(each.root, request.root)]
 
     def _having(self, request: _Request, said: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
         """The sessions that have so many digests, among those that have one of a history."""
@@ -593,8 +634,8 @@ class Histories:
         return near, common
 
     def _unkept(self, request: _Request) -> list[Conversation]:
-        """Sessions of this root of which the store does not have what they said: something was forgotten, their last request was
-        cut short, or they are older than that. From now on it has, unless something was forgotten."""
+        """Sessions of this root without a complete history in the store: something was forgotten, their last request was cut
+        short, or they were imported. Completes it, unless something was forgotten."""
         found = []
         for name in self.store.backend.unkept(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
@@ -614,8 +655,8 @@ class Histories:
         return conversation if conversation is not None and conversation.user == request.user else None
 
     def _keep(self, conversation: Conversation) -> None:
-        """Have the store keep what a session has said where no append brought it: a session that is older than that, or that was
-        cut short. No request fails by it: it can be made again from the pages."""
+        """Store the history of a session that was imported or cut short, which no append has stored. No request fails by it: it
+        can be made again from the pages."""
         backend, session = self.store.backend, conversation.session
         with suppress(StoreError):
             with session.lock:
@@ -730,13 +771,7 @@ class Histories:
     def _compacted(self, request: _Request) -> tuple[Conversation | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
         beginning belong to the compaction."""
-        if request.user not in self._warm:
-            if len(self._warm) >= WARM:
-                self._warm.clear()
-            self._warm.add(request.user)
-            self._read_newest(request.user)
-        others = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
-        others = [each for each in others if is_linkable(each.root, request.root)]
+        others = self._linkable(request)
         ends: list[tuple[range, Conversation]] = []
         for conversation in others:
             common = shared(conversation.chain, request.chain)

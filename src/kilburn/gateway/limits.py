@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import msgspec
@@ -139,14 +139,14 @@ class BodyTally:
 class Bucket:
     """Requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's."""
 
-    def __init__(self, rate: int) -> None:
-        self.rate = rate
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate, self._clock = rate, clock
         self._most = max(1.0, rate / 4)
-        self._left, self._at = self._most, time.monotonic()
+        self._left, self._at = self._most, clock()
 
     def wait(self) -> float:
         """Seconds after which there is one; 0 if there is."""
-        now = time.monotonic()
+        now = self._clock()
         self._left = min(self._most, self._left + (now - self._at) * self.rate / 60)
         self._at = now
         return max(0.0, 1 - self._left) * 60 / self.rate

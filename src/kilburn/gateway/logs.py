@@ -20,7 +20,21 @@ __all__ = ["Log"]
 LONGEST = 200
 """Characters of a path, which a client may choose."""
 
-FIELDS = ("named", "form", "model", "session", "stream", "rounds", "sent", "new", "finish", "problem", "unread", "trace")
+FIELDS = (
+    "named",
+    "form",
+    "model",
+    "session",
+    "stream",
+    "rounds",
+    "sent",
+    "new",
+    "finish",
+    "problem",
+    "unread",
+    "warnings",
+    "trace",
+)
 """What is in a line if it is known."""
 
 

@@ -53,7 +53,21 @@ SUMMED = ("sessions_open", "learning_waiting", "spans_waiting")
 """Of these, what each of several processes has of its own."""
 
 TOLD = (
-    *("path", "status", "problem", "unread", "seconds", "first", "waited", "received", "rounds", "upstream", "form", "lookups"),
+    *(
+        "path",
+        "status",
+        "problem",
+        "unread",
+        "warnings",
+        "seconds",
+        "first",
+        "waited",
+        "received",
+        "rounds",
+        "upstream",
+        "form",
+        "lookups",
+    ),
     *("session", "began", "sent", "new", "usage", "compacted", "before", "after", "idle"),
 )
 """What is counted of an exchange, beside the tenant and the user of its key."""
@@ -211,6 +225,11 @@ class Metrics:
             labelnames=["tenant", "reason"],
             registry=self._registry,
         )
+        self._shortened = Counter(
+            "kilburn_shortened",
+            "Requests of which the prompt did not show everything, or whose tools and system prompt exceed the window.",
+            **tenant,
+        )
         self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)
         self._saved = Gauge("kilburn_saved", "Money saved since the start, in the unit of the price table.", **tenant)
 
@@ -224,6 +243,8 @@ class Metrics:
                 self._problems.labels(tenant, exchange.problem).inc()
             if exchange.unread:
                 self._unread.labels(tenant, exchange.unread).inc()
+            if exchange.warnings:
+                self._add(1, self._shortened, tenant)
             self._of(self._seconds, tenant, route).observe(exchange.seconds)
             if exchange.added is not None:
                 self._of(self._added, tenant).observe(exchange.added)

@@ -38,7 +38,7 @@ from kilburn.errors import (
     WireError,
 )
 from kilburn.gateway import spans
-from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.conversations import Conversation, shortened
 from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
@@ -66,8 +66,14 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
+WARNING = "x-kilburn-warning"
+"""The header that says what the prompt does not show of the newest request."""
+
 UNREAD = "x-kilburn-unread"
 """The header that says why an answer has no session, or why it is not kept."""
+
+LONGEST_WARNING = 1_000
+"""Characters of the header with warnings; the log has all of them."""
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
@@ -216,7 +222,7 @@ class _Work:
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
         self.wanted = faults
-        self.tools = asked.open and relay.offer.to(asked.model)
+        self.tools = asked.open and relay.offer.to(asked.model, asked.fields)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
         self.faults = False
         """Whether they are in the body."""
@@ -240,10 +246,15 @@ class _Work:
         return sum(map(self.conversation.cost, self.asked.beside)) + self._room + tools
 
     def _fit(self, budget: Budget) -> None:
-        """Leave room for what is sent beside the conversation, and for the reply, but keep half of the window for it."""
-        half = budget.window // 2
-        overhead = min(self._beside, half) + int(getattr(self.conversation.session.counter, "overhead", 0))
-        reserve = max(budget.reserve, min(self.asked.reply, budget.window // 8))
+        """Reserve room for the reply and for what is sent beside the conversation, of which an eighth of the window is kept."""
+        window, warnings = budget.window, self._exchange.warnings
+        reserve = max(budget.reserve, min(self.asked.reply, window // 2))
+        if self.asked.reply > window // 2:
+            warnings.append(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+        beside, room = self._beside, window - reserve - window // 8
+        overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
+        if beside > room:
+            warnings.append(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
                 self.conversation.session.resize(Budget(budget.window, reserve, overhead))
@@ -262,11 +273,12 @@ class _Work:
             if session.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
+        self._exchange.warnings = []
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
         self.tokens = session.use
-        if conversation.whole and self._kept_there and not misses and session.use <= session.capacity:
+        if conversation.whole and conversation.verbatim and self._kept_there and not misses and session.use <= session.capacity:
             session.sent_whole(request=self._exchange.request)
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(range(1, session.window.last + 1))
@@ -276,6 +288,7 @@ class _Work:
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
+        self._exchange.warnings += shortened(session.window)
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
         if misses and not self.tools and (found := self._brought(beside)) is not None:
@@ -300,10 +313,10 @@ class _Work:
         used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
         return self.tokens + self.conversation.session.budget.overhead - (self._room + self._found - used)
 
-    @property
-    def refuses(self) -> bool:
-        """Whether a refusal of tools can only be about ours. The client should not see such an error."""
-        return self.faults and self._automatic and not self.asked.tools
+    def may_refuse_tools(self, error: ModelError) -> bool:
+        """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any
+        refusal of the request may be: providers have no common words for it."""
+        return self.faults and self._automatic and (isinstance(error, ToolsRefused) or error.status in (400, 422))
 
     def without(self) -> None:
         """Make the prompt without our tools, after the upstream refused them."""
@@ -515,7 +528,7 @@ class _Turn:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, conversation = self._work, self._conversation
         if self._without:
-            self._relay.offer.refused(work.asked.model)
+            self._relay.offer.refused(work.asked.model, work.asked.fields)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         spans.answered(self._call, str(reply.finish), reply.usage)
@@ -612,7 +625,8 @@ class _Turn:
 
     async def _mended(self, error: ModelError) -> bool:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
-        if isinstance(error, ToolsRefused) and self._work.refuses:
+        begins = self._reading is None or not self._reading.rounds
+        if begins and not self._without and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
             self._without = True
             await in_thread(self._work.without)
             return True
@@ -680,6 +694,8 @@ class _Turn:
         own = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         if self._exchange.unread:
             own[UNREAD] = self._exchange.unread
+        if self._exchange.warnings:
+            own[WARNING] = "; ".join(self._exchange.warnings)[:LONGEST_WARNING].encode().decode("latin-1")
         if self._work.brought is not None:
             own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
         await start(self._send, status, {**headers, **own}, length)

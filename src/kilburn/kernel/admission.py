@@ -6,7 +6,7 @@ Everything is checked before anything changes, so an error leaves the session as
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -17,9 +17,10 @@ from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
-from kilburn.wire.compaction import is_compaction
+from kilburn.tokens.media import block_tokens, describe, describe_image, strings_tokens
+from kilburn.wire.compaction import COMPACTION, block_in, is_compaction
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, text_beside
+from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, strings_beside
 
 LABEL = 60
 
@@ -42,18 +43,21 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
         named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
         return counter.count(part.text) + named + counter.envelope
     form = unpack(leftovers).get("form")
-    more = text_beside(part, role, leftovers)
+    strings = strings_beside(part, role, leftovers)
+    beside = strings_tokens(counter, strings) if strings else 0
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
         tokens = cost_of_image(counter, part.text)
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
         is_sent(part, role, form, into) for into in ("chat", "messages")
     ):
-        return counter.count(more) if more else 0
+        return beside
+    elif part.kind is Kind.OPAQUE:
+        tokens = block_tokens(counter, unpack(part.text))
     else:
         tokens = counter.count(sent_text(part, role, form))
     if part.kind in (Kind.CALL, Kind.RESULT):
         tokens += counter.count(sent_name(part.name, part.call))
-    return tokens + (counter.count(more) if more else 0) + counter.envelope
+    return tokens + beside + counter.envelope
 
 
 def pages_of(
@@ -120,7 +124,7 @@ def pages_of(
                 sources=() if beside else made_of,
                 cites=() if beside else cites,
                 order=(number, 0),
-                label=_label(part),
+                label=_label(part, counter, trust),
                 speaker=speaker,
             )
             if part.kind is Kind.CALL and part.call is not None:
@@ -133,6 +137,14 @@ def pages_of(
                 # Leftovers of the wire form are content of their own, hashed like any.
                 texts[page.extra] = extra
     return pages, texts
+
+
+def attachment_costs(messages: Iterable[Message], counter: Counter) -> Iterator[tuple[str, int]]:
+    """Yield what each image and each provider's block in these messages is, and what it costs in a prompt, in tokens."""
+    for message in messages:
+        for part in message.parts:
+            if part.kind in (Kind.IMAGE, Kind.OPAQUE):
+                yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost_of(counter, part, message.role, message.extra)
 
 
 def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
@@ -222,15 +234,20 @@ def extra_text(part: str | None, message: str | None) -> str:
     return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
 
 
-def _label(part: Part) -> str:
-    """One line on what the part is, for its handle."""
+def _label(part: Part, counter: Counter, trust: Trust) -> str:
+    """Return one line on what the part is, for its handle. Tools choose no word of a handle, as it stands in a user message."""
     if part.kind is Kind.CALL:
         return line_of(f"{part.name}({part.text.strip().strip('{}')})")
     if part.kind is Kind.RESULT:
         return ""  # the call's label is used, and disappears when the call is forgotten
     if part.kind in (Kind.TEXT, Kind.REASONING):
         return line_of(part.text)
-    return str(part.kind)
+    if part.kind is Kind.IMAGE:
+        return describe_image(part.text)
+    block = block_in(part.text)
+    if block is not None:
+        return COMPACTION if block.stands else f"failed {COMPACTION}"
+    return line_of(describe(counter, unpack(part.text), named=trust > Trust.TOOL))
 
 
 def line_of(text: str) -> str:

@@ -63,7 +63,8 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     stats: Stats
     filled: float
     evicted: dict[int, int]
-    standing: list[list[int]] = []
+    standing: list[list[int]]
+    atomic: Runs
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -103,6 +104,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             **usage.calibrated.state(),
             **ledger.state(window.turn),
             standing=packed(window.standing),
+            atomic=_runs(window.atomic),
         )
     )
 
@@ -134,7 +136,8 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         uses: dict[int, Use] = {}
         for count, turn, time, runs in found.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
-        sound = all(0 < page <= found.last for page in standing)
+        atomic = expanded(found.atomic)
+        sound = all(0 < page <= found.last for page in (*standing, *atomic))
         sound = sound and found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
     except (msgspec.MsgspecError, ValueError, LookupError):
         return False
@@ -142,7 +145,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         return False
     window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
     window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
-    window.standing = standing
+    window.standing, window.atomic = standing, list(atomic)
     window.pages.settle(found.last_derived, found.last)
     window.costs = dict(enumerate(found.costs, 1)) | found.others
     window.groups = {group: members for group, *members in found.groups}

@@ -16,7 +16,7 @@ from kilburn.budget import Counter, text_cost
 from kilburn.errors import KernelError, LawBroken
 from kilburn.kernel.admission import cost_of, extra_text
 from kilburn.kernel.laws import LegalMove, is_bound
-from kilburn.kernel.window import WindowState
+from kilburn.kernel.window import MAX_LABELS, WindowState
 from kilburn.message import Kind, Part, Role, Trust
 from kilburn.move import Bring, Fold
 from kilburn.page import OMITTED, Page, Parts, Place, Span, address_of, digest_of, span_of
@@ -93,7 +93,7 @@ def derived_page(
     stands_for = single if change.place is not None and single is not None and not is_bound(single) else None
     words, keep = (move.text, move.keep) if isinstance(move, Fold) else (None, ())
     kind = Kind.FOLD if words is not None else Kind.EXCERPT
-    heading = _heading(kind, sources)
+    heading = _heading(kind, sources, window)
     trust = _least_trust(sources, window)
     parts = move.parts or ((sources[0], keep),)
     if stands_for:
@@ -260,12 +260,12 @@ def _least_trust(pages: Sequence[int], window: WindowState) -> Trust:
     return least
 
 
-def _heading(kind: Kind, sources: Sequence[int]) -> str:
+def _heading(kind: Kind, sources: Sequence[int], window: WindowState) -> str:
     first = min(sources)
     addresses = span_of(first, max(sources)) if len(sources) > 8 and first > 0 else runs_of(sources)
-    if kind is Kind.FOLD:
-        return f"[{addresses} in short:]"
-    return f"[{addresses} in part:]"
+    named = sorted(set(sources).intersection(window.atomic))[-MAX_LABELS:]
+    labels = "".join(f"; {address_of(page)}: {window.pages[page].label}" for page in named)
+    return f"[{addresses} in {'short' if kind is Kind.FOLD else 'part'}{labels}:]"
 
 
 def _check_progress(page: Page, change: LegalMove, window: WindowState) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
+from types import MappingProxyType
 
 from kilburn.kernel.sheets import sheets_of
-from kilburn.page import span_of
+from kilburn.page import address_of, span_of
 
 Key = tuple[int, int, int]
 """Order in the window: the page's place, then its id."""
@@ -21,11 +22,16 @@ Gap = tuple[int, int, int, int]
 """First page id, last page id, pages that are out, their tokens."""
 
 
-def handle_of(gap: Gap) -> str:
-    """The handle of a gap, as it stands in the prompt."""
+def handle_of(gap: Gap, labels: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return the handle of a gap, as it stands in the prompt.
+
+    Args:
+        labels: what some of its pages are, by their ids.
+    """
     first, last, pages, tokens = gap
     many = f"{pages} pages, " if pages > 1 else ""
-    return f"[{span_of(first, last)} out: {many}{tokens} tokens]"
+    named = "".join(f"; {address_of(page)}: {label}" if pages > 1 else f": {label}" for page, label in labels.items())
+    return f"[{span_of(first, last)} out: {many}{tokens} tokens{named}]"
 
 
 class Gaps:
@@ -35,11 +41,11 @@ class Gaps:
     The gaps depend only on the walls and the pages that are out, not on the order in which they came.
 
     Args:
-        cost_of: what a handle costs, in tokens.
+        cost_of: what the handle of a gap costs, in tokens.
         walls: the walls, sorted. After a change of this list call `close` or `part`.
     """
 
-    def __init__(self, cost_of: Callable[[str], int], walls: Sequence[Key]) -> None:
+    def __init__(self, cost_of: Callable[[Gap], int], walls: Sequence[Key]) -> None:
         self._cost_of = cost_of
         self._walls = walls
         self._out: MutableMapping[int, int] = {}
@@ -50,9 +56,9 @@ class Gaps:
         # Starts of gaps whose handle was not counted yet: thousands of pages may leave before the cost is needed.
         self._unpriced: set[int] = set()
 
-    def copy(self, walls: Sequence[Key]) -> Gaps:
-        """The same gaps, between the same walls in another list."""
-        made = Gaps(self._cost_of, walls)
+    def copy(self, cost_of: Callable[[Gap], int], walls: Sequence[Key]) -> Gaps:
+        """Return the same gaps, between the same walls in another list."""
+        made = Gaps(cost_of, walls)
         self._out = sheets = sheets_of(self._out)
         made._out, made._starts, made._gaps = sheets.copy(), self._starts.copy(), self._gaps.copy()
         made._costs, made._sum, made._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
@@ -69,7 +75,7 @@ class Gaps:
     def cost(self) -> int:
         """What the handles of all gaps cost, in tokens."""
         for start in self._unpriced:
-            self._costs[start] = self._cost_of(handle_of(self._gaps[start]))
+            self._costs[start] = self._cost_of(self._gaps[start])
             self._sum += self._costs[start]
         self._unpriced.clear()
         return self._sum

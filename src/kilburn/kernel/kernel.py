@@ -54,6 +54,7 @@ from kilburn.kernel.laws import (
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
+from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import packed, standing_with
@@ -307,6 +308,15 @@ class Kernel:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         # A plan asks for thousands.
         return self.contents.get(known.digest) if known.digest else self.text_of(known)
+
+    def readable_text(self, page: int) -> str:
+        """Return what a policy or a model can read of a page as text: of an image or a provider's block, what it is, and its text
+        without media; of any other page the exact text.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return readable(self.window.pages[page], self.text(page))
 
     def text_of(self, page: Page) -> str:
         """The exact text of a page that is not forgotten here.
@@ -589,7 +599,7 @@ class Kernel:
         return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
 
     def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
-        """Pin or unpin pages, or set their importance (`mark`, from 0 to 1), inside the current batch.
+        """Pin or unpin pages, or set their importance (from 0 to 1), inside the current batch.
 
         Raises:
             PinsExceedWindow: the pins would not fit; the caller undoes. UnknownAddress, Forgotten, StoreCorrupt.

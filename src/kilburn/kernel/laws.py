@@ -326,6 +326,9 @@ def check_fold(window: WindowState, move: Fold, depth: int) -> LegalMove:
         raise LawBroken(4, "an excerpt keeps spans of a page that it does not cite", advice="name the page among the sources")
     if move.text is not None and not move.text.strip():
         raise LawBroken(5, "an empty summary replaces nothing", advice="return no move when the model said nothing")
+    excerpted = [page for page, _ in move.parts] or (list(chosen) if move.keep else [])
+    if any(window.pages[page].is_atomic for page in excerpted):
+        raise LawBroken(4, "an excerpt of an image or a provider's block", advice="keep it whole, or evict it")
     if move.keep and len(chosen) != 1:
         raise KernelError("an excerpt has exactly one source", advice="return one fold a page")
     deepest = max((window.pages[page].depth for page in derived), default=0)

@@ -15,12 +15,15 @@ import msgspec
 from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
+from kilburn.kernel.recalled import Recalled
+from kilburn.kernel.render import readable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
 from kilburn.wire.quotation import nonce_of
+from kilburn.wire.sent import form_of
 
 TOKENS = 1000
 """What a search brings at most if its call does not say."""
@@ -130,11 +133,16 @@ class MemoryReply(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     sources: tuple[int, ...] = ()
     cites: tuple[tuple[int, int], ...] = ()
+    attached: tuple[Part, ...] = ()
+    form: str | None = None
+    """Images and provider's blocks that were recalled, and the wire form that they came in. A form whose tool results take no
+    such block sends the text alone."""
 
     def message(self, call: str) -> Message:
-        """The tool result for a call's id; recalled text keeps its sources."""
+        """Return the tool result for a call's id; recalled text keeps its sources."""
         result = Part(kind=Kind.RESULT, text=self.text, call=call)
-        return Message(role=Role.TOOL, parts=(result,), sources=self.sources, cites=self.cites)
+        attached = tuple(msgspec.structs.replace(part, call=call) for part in self.attached)
+        return Message(role=Role.TOOL, parts=(result, *attached), extra=self.form, sources=self.sources, cites=self.cites)
 
 
 def without_gone(session: Session, messages: Sequence[Message]) -> list[Message]:
@@ -263,12 +271,25 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
+    texts = [readable(page, text) for page, text in zip(found.pages, found.parts, strict=True)]
     told = [
-        (f"{below}{page.address}, {origin_of(found.session, page)}", text)
-        for page, text in zip(found.pages, found.parts, strict=True)
+        (f"{below}{page.address}, {origin_of(found.session, page)}", text) for page, text in zip(found.pages, texts, strict=True)
     ]
     pieces, kept, left = _cut(asked, session.capacity, told)
-    return _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
+    reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
+    return _with_attachments(reply, session, found, kept)
+
+
+def _with_attachments(reply: MemoryReply, session: Session, found: Recalled, kept: Sequence[int]) -> MemoryReply:
+    """Attach the recalled images and provider's blocks, as far as they fit half of the window."""
+    room, attached, form = session.capacity // 2, list[Part](), None
+    for index in kept:
+        page = found.pages[index]
+        if page.is_atomic and page.tokens <= room:
+            part, leftovers = found.session.part(page)
+            attached.append(part)
+            form, room = form or form_of(leftovers), room - page.tokens
+    return msgspec.structs.replace(reply, attached=tuple(attached), form=form)
 
 
 def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:

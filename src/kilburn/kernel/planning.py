@@ -16,13 +16,14 @@ from kilburn.budget import Budget, text_cost
 from kilburn.effect import Answer, Ask, Deferred, Outcome
 from kilburn.errors import KernelError, PinsExceedWindow
 from kilburn.event import Act
+from kilburn.kernel.admission import LABEL
 from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import FRAME, shows
-from kilburn.kernel.window import GONE, PATIENCE
+from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
 from kilburn.page import Page, Place, Span
@@ -52,7 +53,9 @@ class Planner:
         self.background = Background(kernel, answer)
         self._acts = _acts_of(policy)
         self._consultation = Consultation(kernel, name, _depth_of(policy), self.background)
-        self._handle = text_cost(kernel.counter, handle_of((1000, 2000, 1001, 1_000_000)))
+        gap, labels = (1000, 2000, 1001, 1_000_000), dict.fromkeys(range(1000, 1000 + MAX_LABELS), "word " * (LABEL // 5))
+        # Without attachments in the session, and with some.
+        self._handle_costs = [text_cost(kernel.counter, line) for line in (handle_of(gap), handle_of(gap, labels))]
 
     def settle(
         self, cause: Cause, change: Callable[[], tuple[int, ...]], *, waits: bool = True, eases: bool = False
@@ -169,6 +172,11 @@ class Planner:
         except PinsExceedWindow as error:
             log.warning("session %s: %s", kernel.info.name, error)
 
+    @property
+    def _handle(self) -> int:
+        """What a handle costs at most, in tokens."""
+        return self._handle_costs[bool(self.kernel.window.atomic)]
+
     def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
         kernel, window = self.kernel, self.kernel.window
@@ -187,7 +195,7 @@ class Planner:
             importance=MappingProxyType(window.importance),
             uses=MappingProxyType(kernel.usage.pages),
             page=window.pages.__getitem__,
-            text=kernel.text,
+            text=kernel.readable_text,
             group=window.group,
             count=kernel.counter.count,
             handle=self._handle,
@@ -315,12 +323,12 @@ class Planner:
                     self._shorten(window.pages[number], room // (len(calls) + 1))
         for number in wanted:
             page = window.pages[number]
-            if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and page.kind is not Kind.IMAGE:
+            if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and not page.is_atomic:
                 self._shorten(page, room // 2)
 
     def _shorten(self, page: Page, tokens: int) -> bool:
         """Put head and tail in place of a page; False if not even this helps."""
-        if page.kind is Kind.IMAGE or page.depth:
+        if page.is_atomic or page.depth:
             return False
         text = self.kernel.text(page.id)
         point = self.kernel.savepoint()

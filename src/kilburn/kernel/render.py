@@ -13,12 +13,13 @@ import msgspec
 
 from kilburn.errors import EmptyPrompt, SpecError
 from kilburn.kernel.folding import shown_part
-from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page
+from kilburn.tokens.media import readable_text
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
+from kilburn.wire.plain import unpack
 
 __all__ = ["Prompt"]
 
@@ -62,7 +63,7 @@ def items(window: WindowState) -> list[Item]:
     shown: list[Item] = [
         ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
     ]
-    shown += [((gap[0], 0, gap[0]), None, handle_of(gap)) for gap in window.gaps]
+    shown += [((gap[0], 0, gap[0]), None, window.handle(gap)) for gap in window.gaps]
     shown.sort(key=lambda item: item[0])
     return shown
 
@@ -71,6 +72,15 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     """The part that a page came from, and its message's leftovers if it was the first part."""
     kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
+
+
+def readable(page: Page, text: str) -> str:
+    """Return what can be read of a page as text: of an image what it is, of a provider's block also its text without media, of
+    any other page the exact text."""
+    if not page.is_atomic:
+        return text
+    words = readable_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
+    return f"[{page.label}]\n{words}" if words else f"[{page.label}]"
 
 
 def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:

@@ -167,11 +167,11 @@ class Segment(ABC):
         """Set the importance of pages, 0 to 1: policies that weigh importance keep them longer."""
         if not 0.0 <= importance <= 1.0:
             raise KernelError(f"importance {importance} is not between 0 and 1", advice="use 1.0 for what must stay longest")
-        self._mark(Act.REMEMBER, address, mark=float(importance))
+        self._mark(Act.RATE, address, importance=float(importance))
 
     @abstractmethod
     def _mark(self, act: Act, address: str, **data: Unpack[Data]) -> None:
-        """Pin or unpin pages, or set their importance (`mark`), in one transaction."""
+        """Pin or unpin pages, or set their importance, in one transaction."""
 
     # Forgetting
 

@@ -24,6 +24,7 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import (
     Forgotten,
+    HitRateWarning,
     InvalidBudget,
     KernelError,
     KilburnError,
@@ -72,10 +73,6 @@ TRIES = 5
 def is_return(page: Page, fork: Fork) -> bool:
     """Whether a page that cites a branch is its return, and not a recall from it."""
     return page.answers == fork.call if fork.call else page.role is Role.USER
-
-
-class HitRateWarning(UserWarning):
-    """The window misses too much of what the agent asks for (see `Stats`)."""
 
 
 class NoteTaker(Protocol):

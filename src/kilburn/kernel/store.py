@@ -139,12 +139,7 @@ class Store:
             StoreReadOnly: it does not exist, and the store was opened for reading.
         """
         with self._lock:
-            try:
-                check_name(name, "session")
-            except SpecError:
-                # Older versions allowed more names; sessions with such names stay readable.
-                if name not in [info.name for info in self.backend.segments()]:
-                    raise
+            check_name(name, "session")
             known = self._sessions.get(name)
             # One that has not begun is known to nobody else, and another program may have begun it.
             opens = known is None or known._kernel.stale or not known.number

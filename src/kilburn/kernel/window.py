@@ -8,7 +8,7 @@ journal, so that a failed batch can be undone. `laws` checks what is allowed.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from kilburn.backend import State
 from kilburn.budget import Counter, text_cost
 from kilburn.errors import StoreCorrupt
 from kilburn.event import Act, Event
-from kilburn.kernel.gaps import Gap, Gaps, Key
+from kilburn.kernel.gaps import Gap, Gaps, Key, handle_of
 from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
@@ -47,6 +47,10 @@ MANY = 16
 """Pages of a move from which on those that are below the window are moved together."""
 
 
+MAX_LABELS = 2
+"""Attachments that one handle names."""
+
+
 def stub_of(page: Page, label: str) -> str:
     """The line of a stub: in place of a result that left while its call, with that label, stayed."""
     label = f": {label}" if label else ""
@@ -63,6 +67,7 @@ class _Before(NamedTuple):
     request: list[int]
     asked: int
     seen: int
+    atomic: int
 
 
 class WindowState:
@@ -109,7 +114,9 @@ class WindowState:
         self.stubs: dict[int, int] = {}
         self._taken = 0
         # The stretches that are out.
-        self.gaps = Gaps(lambda line: text_cost(counter, line), self._order)
+        self.gaps = Gaps(self._cost_of_gap, self._order)
+        # Originals that are in the prompt whole or not at all, in order; handles name the newest.
+        self.atomic: list[int] = []
         self._resident: list[Page] | None = None
         self._use: int | None = None
         # Of `use`, what open calls in the prompt take: each, and all together; None where that is not known.
@@ -128,13 +135,13 @@ class WindowState:
             setattr(self, name, sheets_of(getattr(self, name)))
         made = copy.copy(self)
         sets = ("shown", "made", "folded", "gone", "pins")
-        for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request"):
+        for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request", "atomic"):
             setattr(made, name, getattr(self, name).copy())
         made.pages = self.pages.part([*self.shown, *self.open, *self.request])
         self._own_groups, made._own_groups, made._together = set(), set(), {}
         made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
         made._spoken, made._waiting = self._spoken.copy(), None
-        made.gaps, made._journal, made._before = self.gaps.copy(made._order), [], {}
+        made.gaps, made._journal, made._before = self.gaps.copy(made._cost_of_gap, made._order), [], {}
         made._resident = self._resident and self._resident.copy()
         return made
 
@@ -322,6 +329,19 @@ class WindowState:
         members = {member for call in self.awaited(patience) for member in self.group(call)}
         return {standing for member in members if (standing := self.stands_itself(member)) is not None}
 
+    def handle(self, gap: Gap) -> str:
+        """Return the handle of a gap. It says what the newest attachments are that are out there."""
+        named: dict[int, str] = {}
+        for page in self.atomic[bisect_left(self.atomic, gap[0]) : bisect_right(self.atomic, gap[1])][::-1]:
+            if page in self.gaps and (label := self.pages[page].label):
+                named[page] = label
+            if len(named) == MAX_LABELS:
+                break
+        return handle_of(gap, dict(sorted(named.items())))
+
+    def _cost_of_gap(self, gap: Gap) -> int:
+        return text_cost(self.counter, self.handle(gap))
+
     def stub(self, page: int) -> str:
         """The text of a result's stub."""
         known = self.pages[page]
@@ -364,9 +384,9 @@ class WindowState:
             case Act.PIN | Act.UNPIN:
                 for number in event.pages:
                     self._set(number, msgspec.structs.replace(self.states[number], pinned=event.act is Act.PIN))
-            case Act.REMEMBER:
+            case Act.RATE:
                 for number in event.pages:
-                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["mark"]))
+                    self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["importance"]))
         if "standing" in event.data:
             standing = unpacked(event.data["standing"])
             if not self.pages.has_all(set(standing)):
@@ -399,7 +419,8 @@ class WindowState:
 
     def add(self, pages: Sequence[Page], state: State) -> None:
         """Add new pages in their state."""
-        before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, len(self.request), self.seen)
+        asked, atomic = len(self.request), len(self.atomic)
+        before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, asked, self.seen, atomic)
         added: list[tuple[Page, int | None]] = []
         self._journal.append(partial(self._take_back, added, before))
         for page in pages:
@@ -436,6 +457,8 @@ class WindowState:
                 self.request.append(page.id)
             else:
                 self.request = [page.id]
+        if page.is_atomic:
+            self.atomic.append(page.id)
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)
         self.seen += self.cost(page.id)
@@ -481,6 +504,7 @@ class WindowState:
             del self.pages[page.id], self.costs[page.id]
         self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
         self.request, self.seen = before.request, before.seen
+        del self.atomic[before.atomic :]
         del self.request[before.asked :]
 
     def _set(self, page: int, state: State) -> None:

@@ -9,6 +9,7 @@ The other modules are shared by them: where weights come from, how errors are na
 or runtime is imported until a model is created.
 """
 
+from kilburn import tracing  # noqa: F401 -- from now on it sees each question to a model
 from kilburn.model import Model
 from kilburn.submodules import attach
 

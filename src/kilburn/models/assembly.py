@@ -83,13 +83,15 @@ class Assembly:
 
     Args:
         who: the model's name, for errors.
-        whole: whether the message keeps fields of which nothing is known here, such as signatures of thoughts.
+        whole: whether a message without calls keeps fields that are not read here. One with calls always does, because its
+            provider demands them back with the calls: signatures of thoughts, reasoning in a form of its own.
     """
 
     def __init__(self, who: str, *, whole: bool = False) -> None:
         self._who, self._whole = who, whole
         self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
+        self._thinking: dict[str, Any] | None = None
         self._calls: list[dict[str, Any]] = []
         self._slots: dict[int, int] = {}
         self._finish: str | None = None
@@ -99,7 +101,7 @@ class Assembly:
     @property
     def said(self) -> bool:
         """Whether there was anything of a reply: a text, a call, or why it ended."""
-        return self._finish is not None or bool(self._calls or self._beside) or any(self._texts.values())
+        return self._finish is not None or bool(self._calls or self._beside or self._thinking) or any(self._texts.values())
 
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text in a chunk."""
@@ -121,10 +123,12 @@ class Assembly:
                     if text:
                         texts.append(text)
                         yield Delta(text, key in _THOUGHTS)
+            for block in _objects(delta.get("content")):
+                if block.get("type") == "thinking":
+                    yield from self._feed_thinking(block)
             for piece in _objects(delta.get("tool_calls")):
                 self._feed_call(piece)
-            if self._whole:
-                _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
+            _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
             if self._finish is not None:
                 for key, text in self._halves.rest():
                     self._texts[key].append(text)
@@ -137,6 +141,20 @@ class Assembly:
             return []
         self._texts["content"].append(text)
         return [Delta(text, reasoning=False)]
+
+    def _feed_thinking(self, block: dict[str, Any]) -> Iterator[Delta]:
+        """Join the chunks of a reasoning block, which Mistral sends as a list of texts in the content."""
+        chunks = list(_objects(block.get("thinking")))
+        if self._thinking is None:
+            self._thinking = {**block, "thinking": chunks}
+        else:
+            for chunk in chunks:
+                last = self._thinking["thinking"][-1:]
+                if last and {**last[0], "text": ""} == {**chunk, "text": ""} and isinstance(chunk.get("text"), str):
+                    self._thinking["thinking"][-1] = {**chunk, "text": last[0]["text"] + chunk["text"]}
+                else:
+                    self._thinking["thinking"].append(chunk)
+        yield from (Delta(text, reasoning=True) for text in [_joined(chunks)] if text)
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
         index, given = piece.get("index"), piece.get("id")
@@ -159,8 +177,7 @@ class Assembly:
         for key, value in said.items():
             if key in called:
                 called[key] += text_of(value)
-        if self._whole:
-            _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
+        _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
     def _last_if(self, given: str, name: Any) -> int | None:
         """The last call, if a piece without a number goes on with it; not if it begins another one."""
@@ -191,9 +208,13 @@ class Assembly:
             call[call["type"]] = {key: encodable(text) for key, text in call[call["type"]].items()}
             # A result refers to its call by id. If the server gives none, a new unique one is made.
             call["id"] = call["id"] or f"call_{uuid.uuid4().hex[:24]}"
+        if self._thinking is not None:
+            text = source["content"]
+            source["content"] = [self._thinking, *([{"type": "text", "text": text}] if text else [])]
         if self._calls:
             source["tool_calls"] = self._calls
-        source |= {key: value for key, value in self._beside.items() if value not in (None, "", [], {})}
+        if self._calls or self._whole:
+            source |= {key: value for key, value in self._beside.items() if value not in (None, "", [], {})}
         if isinstance(source.get("audio"), dict):
             source["audio"] = {"id": source["audio"].get("id")}  # which is all that is sent back
         try:

@@ -60,6 +60,7 @@ class LlamaServer:
 
     Attributes:
         context: tokens of its window: the requested number, or what it was trained for if that is less.
+        parameters: number of the model's parameters.
         template: its chat template, in Jinja.
     """
 
@@ -89,6 +90,7 @@ class LlamaServer:
         about = self.ask("GET", "/props")
         self.context: int = about["default_generation_settings"]["n_ctx"]
         self.template: str = about["chat_template"]
+        self.parameters: int = self.ask("GET", "/v1/models")["data"][0]["meta"]["n_params"]
 
     def _end(self) -> None:
         """End llama.cpp's threads, whatever they are at; who waits for a reply gets an error."""

@@ -105,6 +105,7 @@ class Local:
         self.context: int | None = loaded.context
         self.tokenizer: Any = Vocabulary(self.name, loaded)
         self.takes_tools = "tools" in loaded.template
+        self.parameters = loaded.parameters
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.

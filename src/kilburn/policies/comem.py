@@ -133,7 +133,7 @@ class _Log(Sequence[Piece]):
     """
 
     def __init__(self, pages: Sequence[Page], read: Callable[[int], str]) -> None:
-        self._pages = [page for page in pages if page.kind is not Kind.IMAGE]
+        self._pages = [page for page in pages if not page.is_atomic]
         self._labels = {page.id: page.label for page in pages}
         self._read = read
 

@@ -25,7 +25,7 @@ from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
 from kilburn.selection.origins import all_origins, origins_of, words_at
-from kilburn.wire.compaction import block_in
+from kilburn.wire.compaction import COMPACTION
 from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import quote, with_headings
 
@@ -236,7 +236,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
             mine = known & view.originals(fold)
             stood |= mine
             kept.append(origins_of(view.text(fold.id), mine, view.text))
-    fresh = [page for page in pages[:first] if page.id not in stood and page.kind is not Kind.IMAGE]
+    fresh = [page for page in pages[:first] if page.id not in stood and not page.is_atomic]
     share = max(LEAST, READ // 2 // max(1, len(fresh)))
     spans = all_origins([*kept, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
@@ -288,7 +288,4 @@ def behind(view: View, last: int) -> tuple[int, ...]:
 
 
 def _stands(view: View, page: Page) -> bool:
-    if page.kind is not Kind.OPAQUE or page.role is not Role.ASSISTANT:
-        return False
-    block = block_in(view.text(page.id))
-    return block is not None and block.stands
+    return page.kind is Kind.OPAQUE and page.role is Role.ASSISTANT and page.label == COMPACTION

@@ -66,7 +66,7 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
             score += frequency * min(use.count / 10, 1.0)
         if age < FORGOTTEN:
             score += recency * 0.5 ** max(0.0, age)
-        if nearness and page.kind is not Kind.IMAGE:
+        if nearness and not page.is_atomic:
             score += nearness * _overlap(words_of(view.text(number)), focus)
         found[number] = score
         if group and score > best.get(group, 0.0):

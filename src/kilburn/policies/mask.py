@@ -44,7 +44,7 @@ class Mask:
         trigger = view.budget.capacity if self.trigger is None else self.trigger
         if view.use <= trigger:
             return []
-        outputs = [page for page in view.pages if page.role is Role.TOOL and page.kind is not Kind.IMAGE]
+        outputs = [page for page in view.pages if page.role is Role.TOOL and not page.is_atomic]
         if self.exclude:
             names = {page.call: page.name for page in view.pages if page.kind is Kind.CALL}
             outputs = [page for page in outputs if names.get(page.call) not in self.exclude]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from kilburn.message import Kind, Role
+from kilburn.message import Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page
 from kilburn.policy import Acts, View
@@ -74,7 +74,7 @@ def _late(view: View) -> list[int]:
     room = view.budget.capacity // 4
     words: list[int] = []
     for page in reversed(view.pages):
-        if page.role is Role.USER and page.message and page.kind is not Kind.IMAGE:
+        if page.role is Role.USER and page.message and not page.is_atomic:
             room -= page.tokens
             if room < 0:
                 break

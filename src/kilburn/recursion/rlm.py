@@ -36,7 +36,7 @@ from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Message, Part, Role, Trust
-from kilburn.model import Model, Tokens
+from kilburn.model import Model, Tokens, takes_tools
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
@@ -89,7 +89,7 @@ class RecursiveModel(Agent):
         bounds: of one cell; None for room that fits the window.
         parallel: models that are asked at the same time, at most.
         retry: how often a sub-call is repeated.
-        tools: whether the model is offered tools; else it writes its code in fenced blocks.
+        tools: whether the model is offered tools, if it takes any; without tools it writes its code in fenced blocks.
         recorded: replies in place of the models; see `replay` and `resume`.
         free: lets so many models be asked at the same time; that of the run above.
 
@@ -146,6 +146,7 @@ class RecursiveModel(Agent):
         self.asked = limits or Limits(steps=30)
         self.free = free or threading.BoundedSemaphore(parallel)
         self.outer, self._options, self._asking = above, options, threading.Lock()
+        tools = tools and takes_tools(model)
         super().__init__(
             model,
             [],
@@ -365,6 +366,13 @@ class RecursiveModel(Agent):
         """Admit a reply: its code is made of what the prompt showed, and goes with it."""
         made = msgspec.structs.replace(message, sources=prompt.pages)
         keep(self.session, made, found.pages if found is not None else ())
+
+    def _can_go_without(self) -> bool:
+        """Whether tools were offered: without them, code is written in fenced blocks."""
+        return bool(self.specs)
+
+    def _go_without(self) -> None:
+        self.specs, self.memory = (), False
 
     # Cells
 

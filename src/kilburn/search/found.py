@@ -9,14 +9,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from kilburn.errors import DamageWarning
 from kilburn.message import Trust
 from kilburn.page import Claim, Place
 
 __all__ = ["DamageWarning", "Findings", "Found"]
-
-
-class DamageWarning(UserWarning):
-    """A session or page was left out of a search because it is damaged; `kilburn fsck` says how."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

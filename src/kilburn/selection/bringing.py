@@ -160,7 +160,7 @@ def passages_asked(
     found: dict[tuple[int, int], PagePassage] = {}
     for number, span in spans:
         page = view.page(number)
-        if page.kind in (Kind.FOLD, Kind.IMAGE, Kind.OPAQUE):
+        if page.kind is Kind.FOLD or page.is_atomic:
             continue
         # Where the request alone is left, the agent has said nothing since, and is at work on an answer.
         talk = ANSWERS if len(said) == 1 and said[0][0] is view.task else TALK

@@ -153,7 +153,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
     older = iter(reversed(stretch.sources))
     for number in older:
         page = view.page(number)
-        if page.kind in (Kind.FOLD, Kind.IMAGE):
+        if page.kind is Kind.FOLD or page.is_atomic:
             continue
         text = view.text(number)
         characters, tokens = characters + len(text), tokens + page.tokens
@@ -198,7 +198,7 @@ def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
     for page in staying:
         if left <= 0:
             break
-        if page.kind is not Kind.IMAGE:
+        if not page.is_atomic:
             texts.append(view.text(page.id))
             left -= len(texts[-1])
     return texts

@@ -179,7 +179,7 @@ def _edge(one: TextPassage, length: int) -> float:
 
 def read_ahead(view: View) -> None:
     """Analyse the new texts now, which will be needed later. Only the time of the later call depends on it."""
-    for piece in pieces_of(view, [page for page in view.wanted if view.page(page).kind is not Kind.IMAGE]):
+    for piece in pieces_of(view, [page for page in view.wanted if not view.page(page).is_atomic]):
         if len(piece.text) <= CACHED:
             rows_of(piece.text, piece.is_prose, CACHED)
 

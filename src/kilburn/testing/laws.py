@@ -15,7 +15,6 @@ from kilburn.budget import text_cost
 from kilburn.collections.collection import Collection
 from kilburn.event import Act, Data
 from kilburn.kernel.checkpoint import checkpoint_of, restore
-from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.pages import Calls, PagesById, finder_of, reader_of
@@ -151,7 +150,7 @@ def _check_layout(session: Session) -> None:
     gaps = [(pages[0], pages[-1], len(pages), sum(map(window.cost, pages))) for pages in stretches.values()]
     assert list(window.gaps) == gaps, f"the gaps are {gaps}, not {list(window.gaps)}"
     assert len(gaps) <= len(walls) + 1, "two handles stand side by side"
-    assert window.gaps.cost == sum(text_cost(session.counter, handle_of(gap)) for gap in gaps), (
+    assert window.gaps.cost == sum(text_cost(session.counter, window.handle(gap)) for gap in gaps), (
         "law 2: handles cost something else"
     )
     for gap in gaps:

@@ -127,8 +127,8 @@ def _read_block(block: Any, where: str) -> Part:
         return Part(kind=Kind.IMAGE, text=image["url"], extra=None if default else pack({"block": template}))
     if kind == "image_url":
         raise InvalidMessage(f"{where}.image_url: {type_of(image)} where an object with a string `url` belongs")
-    if kind == "reasoning":
-        # An item of OpenAI's responses, which is sent back as it is.
+    if kind in ("reasoning", "thinking"):
+        # An item of OpenAI's responses, or a chunk of Mistral's reasoning: it is sent back as it is.
         return Part(kind=Kind.REASONING, text="", extra=pack({"block": block}))
     return Part(kind=Kind.OPAQUE, text=pack(block))
 

@@ -8,7 +8,7 @@ digest, and neither are calls of our own, which none of them ever sees.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -53,12 +53,16 @@ def digest(message: Message) -> bytes:
 def canonical(messages: Iterable[Message]) -> list[bytes]:
     """Digests of messages, one for each and one for each result. What the assistant says in a row is one message, as clients
     have it; our own calls and their results are left out, and so is what says nothing."""
-    out: list[bytes] = []
+    return [digest(message) for message in visible(messages)]
+
+
+def visible(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield messages as a client has them, of which `canonical` has the digests."""
     waiting: list[Part] = []
 
-    def speak() -> None:
+    def speak() -> Iterator[Message]:
         if any(part.kind is Kind.CALL or part.text.strip() for part in waiting):
-            out.append(digest(Message(role=Role.ASSISTANT, parts=tuple(waiting))))
+            yield Message(role=Role.ASSISTANT, parts=tuple(waiting))
         waiting.clear()
 
     for message in messages:
@@ -66,10 +70,9 @@ def canonical(messages: Iterable[Message]) -> list[bytes]:
         if message.role is Role.ASSISTANT:
             waiting += seen
         elif seen:
-            speak()
-            out += [digest(each) for each in apart([msgspec.structs.replace(message, parts=tuple(seen))])]
-    speak()
-    return out
+            yield from speak()
+            yield from apart([msgspec.structs.replace(message, parts=tuple(seen))])
+    yield from speak()
 
 
 def apart(messages: Iterable[Message]) -> list[Message]:

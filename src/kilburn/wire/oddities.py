@@ -127,6 +127,8 @@ def _is_block(given: Any) -> bool:
 def _block(given: dict[str, Any], kind: str) -> dict[str, Any]:
     block = given if isinstance(given.get("type"), str) else {**given, "type": kind}
     slot = "text" if block["type"].endswith("_text") else block["type"]
+    if block["type"] == "thinking" and isinstance(block.get("thinking"), list):
+        return block
     if block["type"] in _TEXTS and not isinstance(block.get(slot), str):
         return {**block, slot: text_of(block.get(slot))}
     if block["type"] == "image_url" and isinstance(block.get("image_url"), str):

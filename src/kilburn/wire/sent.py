@@ -49,7 +49,9 @@ def is_signed(part: Part) -> bool:
     if part.kind is not Kind.REASONING or part.extra is None:
         return False
     block = unpack(part.extra).get("block") or {}
-    return block.get("type") in ("redacted_thinking", "reasoning") or bool(block.get("signature"))
+    # A chunk of Mistral's reasoning holds a list, and no signature.
+    whole = block.get("type") in ("redacted_thinking", "reasoning") or isinstance(block.get("thinking"), list)
+    return whole or bool(block.get("signature"))
 
 
 def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
@@ -89,14 +91,15 @@ def sent_text(part: Part, role: Role, form: str | None) -> str:
     return quote(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
 
 
-def text_beside(part: Part, role: Role, leftovers: str | None) -> str:
-    """The words that are sent with a part besides its text: what a wire form had beyond the neutral one."""
-    words: list[str] = []
+def strings_beside(part: Part, role: Role, leftovers: str | None) -> list[tuple[str, str]]:
+    """Return the strings that are sent with a part besides its text, each with its key: what a wire form had beyond the neutral
+    form. Some may be media, such as the ciphertext of reasoning."""
+    strings: list[tuple[str, str]] = []
     kept = unpack(leftovers)
     form = kept.get("form")
     if part.extra is not None and any(is_sent(part, role, form, into) for into in ("chat", "messages")):
         own = unpack(part.extra)
-        words += _words(
+        strings += _strings(
             [
                 own.get("block"),
                 own.get("call"),
@@ -106,21 +109,21 @@ def text_beside(part: Part, role: Role, leftovers: str | None) -> str:
         )
         failed = (own.get("block") or {}).get("is_error") is True or own.get("is_error") is True
         if part.kind is Kind.RESULT and failed and not part.text.strip():
-            words.append(FAILED)
+            strings.append(("", FAILED))
     if form == "chat" and "dict" in kept:
-        words += _words(kept["dict"])
+        strings += _strings(kept["dict"])
     if part.call is not None and part.kind is Kind.IMAGE:
-        words.append(IMAGES.format(safe_id(part.call, MESSAGES_ID)))
-    return " ".join(words)
+        strings.append(("", IMAGES.format(safe_id(part.call, MESSAGES_ID))))
+    return strings
 
 
-def _words(template: Any, key: str = "") -> list[str]:
-    """All words of a template: its values, and those keys that do not belong to a wire form."""
+def _strings(template: Any, key: str = "") -> list[tuple[str, str]]:
+    """Return all strings of a template with their keys: its values, and those keys that do not belong to a wire form."""
     if isinstance(template, dict):
-        found = [name for name in template if name not in _PROTOCOL and name not in _UNREAD]
-        return found + [word for name, inner in template.items() if name not in _UNREAD for word in _words(inner, name)]
+        names = [("", name) for name in template if name not in _PROTOCOL and name not in _UNREAD]
+        return names + [pair for name, inner in template.items() if name not in _UNREAD for pair in _strings(inner, name)]
     if isinstance(template, list):
-        return [word for inner in template for word in _words(inner, key)]
+        return [pair for inner in template for pair in _strings(inner, key)]
     if template is None or isinstance(template, bool) or key == "n":
         return []
-    return [template] if isinstance(template, str) else [msgspec.json.encode(template).decode()]
+    return [(key, template)] if isinstance(template, str) else [(key, msgspec.json.encode(template).decode())]

@@ -8,6 +8,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     answers,
     bench,
     change,
+    chat,
     drift,
     equivalence,
     guidelines,

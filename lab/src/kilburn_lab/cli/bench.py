@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from kilburn_lab.cli.verbs import DATA, Option, lab, peers_of, verb
-from kilburn_lab.evals.gateway_report import GatewayReport, draw
+from kilburn_lab.cli.verbs import DATA, Option, Work, lab, peers_of, verb
+from kilburn_lab.evals.gateway import PEERS
+from kilburn_lab.evals.gateway import evaluate as evaluate_gateway
+from kilburn_lab.evals.gateway_report import draw
 from kilburn_lab.evals.load_report import LoadReport
 from kilburn_lab.evals.load_report import draw as draw_load
+from kilburn_lab.evals.measure import Progress
 from kilburn_lab.evals.report import EvalReport
 
 benches = typer.Typer(help="Measure how fast the parts are on this machine.", no_args_is_help=True, rich_markup_mode=None)
@@ -22,76 +26,34 @@ def group() -> None:
     """Measure how fast the parts are on this machine."""
 
 
-def _gateway(
-    *,
-    requests: int = 10_000,
-    rounds: int = 100,
-    streams: int = 200,
-    window: int = 32_000,
-    sessions: int = 10_000,
-    peers: Sequence[str] = (),
-    progress: Callable[[int, int], None],
-) -> GatewayReport:
-    """Measure the gateway: time to the first byte, processor time, requests a second, memory, many streams, new conversations.
+GATEWAY = """Measure the gateway: first byte, processor time, requests a second, memory, many streams, new conversations.
 
-    A stub on this machine answers. Beside Kilburn: no proxy, a proxy that only passes on, and other systems where you name a
-    Python that has them.
+A stub on this machine answers. Beside Kilburn: no proxy, a proxy that only passes on, and other systems where you name a
+Python that has them.
 
-    Examples:
+Examples:
 
-        kilburn lab bench gateway
+    kilburn lab bench gateway
 
-        kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg
-    """
-    named = peers_of(peers)
-    from kilburn_lab.evals.gateway import evaluate  # it needs the gateway, an extra
-
-    return evaluate(
-        rounds=rounds, requests=requests, streams=streams, window=window, sessions=sessions, peers=named, progress=progress
-    )
+    kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg
+"""
 
 
-def _session(
-    *,
-    data: Path | None = None,
-    runs: int = 10,
-    window: int = 8000,
-    policy: str = "cost",
-    seed: int = 0,
-    progress: Callable[[int, int], None],
-) -> EvalReport:
+def _session(data: Path | None = None, *, progress: Progress, **options: Any) -> EvalReport:
     """Replay a long session of a coding assistant through the gateway: what is shipped, cached and lost.
 
     A client on Anthropic's SDK resends everything. Beside the gateway: the client alone, and one that truncates its history.
 
     Example:
 
-        kilburn lab bench session --runs 5
+        kilburn lab bench session --window 4000
     """
     from kilburn_lab.evals.gateway_session import evaluate  # it needs the gateway, an extra
 
-    return evaluate(data, runs=runs, window=window, policy=policy, seed=seed, progress=progress)
+    return evaluate(data, progress=progress, **options)
 
 
-FULL = 1000, 50
-"""Half an hour of requests: 50 clients that ask every ten seconds come to 9,000."""
-
-
-def _load(
-    *,
-    over: Sequence[str] = (),
-    sessions: int = 80,
-    clients: int = 8,
-    gateways: int = 2,
-    window: int = 3000,
-    kill_gateways: float = 12.0,
-    restart_postgres: float = 15.0,
-    leaving: bool = True,
-    full: bool = False,
-    seed: int = 0,
-    logs: Path | None = None,
-    progress: Callable[[int, int], None],
-) -> LoadReport:
+def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> LoadReport:
     """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
 
     Clients in three wire forms, streaming and not, go round the gateways. They ask again as the official SDKs do; some hang up
@@ -108,28 +70,14 @@ def _load(
     """
     from kilburn_lab.evals.load import FILE, POSTGRES, evaluate  # it needs the gateway, an extra
 
-    if full:
-        sessions, clients = FULL
-    return evaluate(
-        over or (FILE, POSTGRES),
-        sessions=sessions,
-        clients=clients,
-        gateways=gateways,
-        window=window,
-        kill_gateways=kill_gateways,
-        restart_postgres=restart_postgres,
-        leaving=leaving,
-        seed=seed,
-        logs=logs,
-        progress=progress,
-    )
+    return evaluate(over or (FILE, POSTGRES), progress=progress, **options)
 
 
 verb(
     "gateway",
-    _gateway,
-    "asking",
-    _gateway.__doc__,
+    evaluate_gateway,
+    Work("asking", "request", 0.02, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
+    GATEWAY,
     draw,
     "latency and memory",
     among=benches,
@@ -138,37 +86,53 @@ verb(
     streams=Option("Streams that run at once.", least=1),
     window=Option("Tokens of Kilburn's window.", least=1),
     sessions=Option("Sessions in the largest store in which new conversations begin.", least=1),
-    peers=Option("Also another system (litellm, headroom), by a Python that has it.", "NAME=PYTHON", "--peer"),
+    peers=Option(
+        f"Also another system ({', '.join(PEERS)}), by a Python that has it.",
+        "NAME=PYTHON",
+        "--peer",
+        kind=list[str] | None,
+        by=peers_of,
+    ),
 )
 verb(
     "load",
     _load,
-    "asking",
+    Work(
+        "asking", "exchange", 0.1, {"sessions": 1000, "clients": 50}
+    ),  # half an hour: 50 clients that ask every ten seconds come to 9,000 requests
     _load.__doc__,
     draw_load,
     "waiting times and memory",
     among=benches,
-    over=Option("sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.", "NAME|URL"),
-    sessions=Option("Sessions of 2 to 40 exchanges, 9 on the average.", least=1),
-    clients=Option("Of these at once.", least=1),
-    gateways=Option("Processes over the one store.", least=1),
-    window=Option("Tokens of the gateways' window; longer sessions are compacted.", least=2000),
-    kill_gateways=Option("Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0),
-    restart_postgres=Option("Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0),
-    leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving"),
-    full=Option(f"{FULL[0]:,} sessions, {FULL[1]} at once.", name="--full"),
-    seed=Option("Of what is said, and who is killed."),
-    logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR"),
+    over=Option(
+        "sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.",
+        "NAME|URL",
+        kind=list[str] | None,
+        default=None,
+    ),
+    sessions=Option("Sessions of 2 to 40 exchanges, 9 on the average.", least=1, kind=int, default=24),
+    clients=Option("Of these at once.", least=1, kind=int, default=8),
+    gateways=Option("Processes over the one store.", least=1, kind=int, default=2),
+    window=Option("Tokens of the gateways' window; longer sessions are compacted.", least=2000, kind=int, default=3000),
+    kill_gateways=Option(
+        "Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0, kind=float, default=12.0
+    ),
+    restart_postgres=Option(
+        "Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0, kind=float, default=15.0
+    ),
+    leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving", kind=bool, default=True),
+    seed=Option("Of what is said, and who is killed.", kind=int, default=0),
+    logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR", kind=Path | None, default=None),
 )
 verb(
     "session",
     _session,
-    "replaying",
+    Work("replaying", "request", 0.06, {"runs": 10}),
     _session.__doc__,
     among=benches,
     data=DATA,
-    runs=Option("Runs that are joined to one session.", least=1),
-    window=Option("Tokens of four characters.", least=1),
-    policy=Option("What decides at the gateway's window.", "SPEC"),
-    seed=Option("Of the made-up runs."),
+    runs=Option("Runs that are joined to one session.", least=1, kind=int, default=3),
+    window=Option("Tokens of four characters.", least=1, kind=int, default=8000),
+    policy=Option("What decides at the gateway's window.", "SPEC", kind=str, default="cost"),
+    seed=Option("Of the made-up runs.", kind=int, default=0),
 )

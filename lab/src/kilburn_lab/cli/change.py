@@ -2,7 +2,8 @@
 
 Examples:
 
-    kilburn lab change --streams 5
+    kilburn lab change
+
     kilburn lab change --mode talk --extractor rules
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kilburn.file import check_target, write_file
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.change import MODES, ChangeReport, evaluate
 from kilburn_lab.evals.following import EXTRACTORS
 from kilburn_lab.evals.sample import HALVES
@@ -36,14 +37,13 @@ def _measured(*, out: Path | None = None, force: bool = False, **options: Any) -
 verb(
     "change",
     _measured,
-    "telling",
+    Work("telling", "stream", 0.18, {"streams": 20}),
     __doc__,
     like=evaluate,
-    streams=Option("Made-up streams of statements.", "N", least=1),
+    streams=Option("Made-up streams of statements, and talks in the mode talk.", "N", "--sample", least=1),
     modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. All by default.", "NAME", "--mode"),
     families=Option(f"Whose sentences: {', '.join(FAMILIES)}; may be given again. Both by default.", "NAME", "--family"),
     policy=Option("The memory policy that learns from text.", "SPEC"),
-    talks=Option("Talks in the mode talk.", "N", least=1),
     half=Option("Whose sentences in the mode talk: rules are made on the one, figures are told of the other.", "|".join(HALVES)),
     extractors=Option(f"What learns in the mode talk: {', '.join(EXTRACTORS)}; all by default.", "NAME", "--extractor"),
     embedder=Option("What finds by meaning.", "SPEC"),

@@ -10,7 +10,7 @@ Examples:
 from __future__ import annotations
 
 from kilburn.cli.access import model_of
-from kilburn_lab.cli.verbs import DATA, Option, verb
+from kilburn_lab.cli.verbs import DATA, Option, Work, verb
 from kilburn_lab.evals.drift import POLICIES, evaluate
 from kilburn_lab.evals.drift_report import draw
 from kilburn_lab.evals.plants import ARMS
@@ -18,7 +18,7 @@ from kilburn_lab.evals.plants import ARMS
 verb(
     "drift",
     evaluate,
-    "compacting",
+    Work("compacting", "trial", 0.34, {"replicates": 20}),
     __doc__,
     draw,
     "the curves",
@@ -26,7 +26,7 @@ verb(
     arms=Option(f"Where the rules stand: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--arm"),
     window=Option("Tokens of four characters."),
     passes=Option("Look after so many compactions; may be given again. 1, 5 and 20 by default.", "N"),
-    replicates=Option("Seeds a policy and arm; 20 by default, 3 where a model answers.", least=1),
+    replicates=Option("Seeds a policy and arm.", "N", "--sample", least=1),
     data=DATA,
     model=Option("Measure policies that can ask a model once more, with this one.", "SPEC", kind=str | None, by=model_of),
     seed=Option("The first seed; for the intervals too."),

@@ -5,7 +5,7 @@ where the machine has other work.
 
 Examples:
 
-    kilburn lab equivalence --sample 5 --steps 3 --window 500
+    kilburn lab equivalence
 
     kilburn lab equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import DATA, HALF, TOLD, WINDOWS, Option, policies_of, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, TOLD, WINDOWS, Option, Work, policies_of, saved_in, verb
 from kilburn_lab.evals.acting import EVERYBODY
 from kilburn_lab.evals.equivalence import EquivalenceReport, Forecast, evaluate, forecaster_of
 from kilburn_lab.evals.sample import sample_of
@@ -29,7 +29,7 @@ def _measured(
     half: str = "",
     reply: bool = False,
     tools: bool = False,
-    sample: int | None = None,
+    sample: int | None = 20,
     seed: int = 0,
     out: Path | None = None,
     resume: bool = False,
@@ -45,11 +45,11 @@ def _measured(
 verb(
     "equivalence",
     _measured,
-    "reading",
+    Work("reading", "forecast", 5.0, {"windows": (1000, 2000, 4000), "steps": 30, "sample": None}),
     __doc__,
     like=evaluate,
     data=DATA,
-    windows=WINDOWS,
+    windows=WINDOWS._replace(help="Tokens of four characters; may be given again. 1000 by default."),
     policies=policies_of(EVERYBODY),
     model=Option("Weights that read: smollm2, qwen, a GGUF file or a folder of transformers.", "NAME"),
     dtype=Option("Of the weights: bfloat16, or float32."),

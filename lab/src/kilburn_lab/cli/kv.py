@@ -2,7 +2,7 @@
 
 Example:
 
-    kilburn lab kv --traces 20 --capacity 1000000
+    kilburn lab kv --capacity 1000000
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kilburn.errors import MissingExtra
-from kilburn_lab.cli.verbs import HALF, Option, verb
+from kilburn_lab.cli.verbs import HALF, Option, Work, verb
 from kilburn_lab.evals.kv_report import CacheReport, draw
 
 MADE = 60
-"""Made-up traces where no file is given."""
+"""Made-up traces where no file is given, and all are wanted."""
 
 
 def _measured(
@@ -23,8 +23,7 @@ def _measured(
     data: Path | None = None,
     capacities: Sequence[int] = (),
     policies: Sequence[str] = (),
-    traces: int | None = None,
-    skip: int = 0,
+    traces: int | None = 15,
     half: str = "",
     seed: int = 0,
     weavings: int = 1,
@@ -38,9 +37,9 @@ def _measured(
         from kilburn_lab.evals.kv_traces import read, synthetic
     except ModuleNotFoundError as error:
         raise MissingExtra(error.name or "kilburn_kv", "kv") from error
-    every = synthetic(skip + (traces or MADE), seed) if data is None else read(data)
+    every = synthetic(traces or MADE, seed) if data is None else read(data)
     return evaluate(
-        sample(list(every), seed, traces, skip, half),
+        sample(list(every), seed, traces, half),
         capacities=capacities or CAPACITIES,
         hours=hours,
         seed=seed,
@@ -55,15 +54,14 @@ def _measured(
 verb(
     "kv",
     _measured,
-    "replaying",
+    Work("replaying", "replay", 0.07, {"traces": None}),
     __doc__,
     draw,
     "the hit rates",
     data=Option("Traces, one a line, .gz too; made-up ones where left out.", "FILE"),
     capacities=Option("Of the cache; may be given again. 1, 2 and 4 million by default.", "TOKENS", "--capacity"),
     policies=Option("An order of eviction; may be given again. All by default; lru and min always.", "NAME", "--policy"),
-    traces=Option("Only so many, drawn by the seed.", "N", least=1),
-    skip=Option("Leave out the first so many of the drawing.", "N", least=0),
+    traces=Option("Only so many traces, drawn by the seed.", "N", "--sample", least=1),
     half=HALF._replace(help="Only the traces of this half, by their id; all by default."),
     weavings=Option("Merge them so many times, with the next seeds; hits are summed.", "N", least=1),
     seed=Option("For the drawing, for when each session begins, for made-up traces, for intervals."),

@@ -4,7 +4,9 @@ Example:
 
     kilburn lab paging --data runs.jsonl.gz --window 2000 --policy hybrid --policy lru
 
-    kilburn lab paging --data runs.jsonl.gz --all --workers 2 --out cells.jsonl --plot pareto.svg
+    kilburn lab paging --all
+
+    kilburn lab paging --data runs.jsonl.gz --all --full --workers 2 --out cells.jsonl --plot pareto.svg
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, check_axis, saved_in, verb
+from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, Work, check_axis, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -24,18 +26,15 @@ from kilburn_lab.evals.pareto import REFILLED, draw
 from kilburn_lab.evals.roster import everybody
 from kilburn_lab.evals.sample import sample_of
 
-WINDOWS = [1000, 2000, 4000, 8000]
-"""What `--all` measures at."""
-
 
 def _measured(
     *,
     data: Path | None = None,
     sources: Path | None = None,
-    windows: Sequence[int] = (),
+    windows: Sequence[int] = (2000,),
     policies: Sequence[str] = (),
     everything: bool = False,
-    sample: int | None = None,
+    sample: int | None = 20,
     referring: bool = False,
     shuffle: int | None = None,
     tools: bool = False,
@@ -68,21 +67,19 @@ def _measured(
     )
     saved = saved_in(out, runs.digest, PolicyCounts, resume=resume, force=force)
     chosen = [*everybody(), *policies] if everything else [*(policies or [*BASELINES, "hybrid"])]
-    return evaluate(runs, windows or (WINDOWS if everything else [2000]), chosen, rates=rates, saved=saved, **options)
+    return evaluate(runs, windows, chosen, rates=rates, saved=saved, **options)
 
 
 verb(
     "paging",
     _measured,
-    "evaluating",
+    Work("evaluating", "run", 0.05, {"windows": (1000, 2000, 4000, 8000), "sample": None}),
     __doc__,
     partial(draw, worth="survival"),
     like=evaluate,
     data=DATA,
     sources=SOURCES,
-    windows=Option(
-        "Tokens of four characters; may be given again. 2000 by default; 1000, 2000, 4000, 8000 with --all.", name="--window"
-    ),
+    windows=Option("Tokens of four characters; may be given again. 2000 by default.", name="--window"),
     policies=Option("A policy, a baseline or belady; may be given again. Baselines and hybrid by default.", "SPEC", "--policy"),
     everything=Option("All baselines and policies, and the offline optimum.", name="--all"),
     sample=Option("Only the first so many runs.", least=1),

@@ -7,15 +7,15 @@ Example:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
-from kilburn_lab.evals.pleas import WAYS, pleas
+from kilburn_lab.cli.verbs import Option, Work, policies_of, verb
+from kilburn_lab.evals.pleas import POLICIES, WAYS, pleas
 
 verb(
     "pleas",
     pleas,
-    "working",
+    Work("working", "trial", 2.0, {"policies": None}),
     __doc__,
-    policies=Option("A policy; may be given again. All that ship by default.", "SPEC", "--policy"),
+    policies=policies_of(POLICIES),
     windows=Option("Tokens of four characters; may be given again. 4000 by default.", name="--window"),
     ways=Option(f"What a model does that is of no use: {', '.join(WAYS)}; may be given again. All by default.", "NAME", "--way"),
     seed=Option("Of the day."),

@@ -2,21 +2,21 @@
 
 Example:
 
-    kilburn lab poisoning --repeats 5
+    kilburn lab poisoning
 """
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.poisoning import ATTACKS, DEFENCES, evaluate
 
 verb(
     "poisoning",
     evaluate,
-    "attacking",
+    Work("attacking", "attack", 0.015, {"repeats": 20}),
     __doc__,
     attacks=Option(f"{', '.join(ATTACKS)}; may be given again. All by default.", "NAME", "--attack"),
     defences=Option(f"{', '.join(DEFENCES)}; may be given again. All by default.", "NAME", "--defence"),
-    repeats=Option("Seeds of each attack.", "N", least=1),
+    repeats=Option("Seeds of each attack.", "N", "--sample", least=1),
     seed=Option("The first of them."),
 )

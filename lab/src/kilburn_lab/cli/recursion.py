@@ -18,7 +18,7 @@ import msgspec
 
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Limits
 from kilburn.cli.access import model_of
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.aggregation import TASKS
 from kilburn_lab.evals.recursion import SYSTEMS, RecursionReport, evaluate
 
@@ -44,7 +44,7 @@ def _measured(
 verb(
     "recursion",
     _measured,
-    "asking",
+    Work("asking", "question", 0.3, {"tokens": (24_000, 131_000), "count": 3}),
     __doc__,
     like=evaluate,
     tokens=Option("Sizes of the texts; may be given again. 24000 by default.", least=100),
@@ -53,7 +53,7 @@ verb(
     judged=Option("Also judge all pairs of so many reports, one by one.", "N", least=2),
     window=Option("Tokens of four characters.", least=2000),
     batch=Option("Items that one sub-call labels.", least=1),
-    count=Option("Texts of each size.", least=1),
+    count=Option("Texts of each size.", "N", "--sample", least=1),
     model=Option("The root; a program that makes no mistakes by default.", "SPEC"),
     sub=Option("Answers sub-calls; an oracle by default.", "SPEC", "--sub-model"),
     steps=Option("Replies of the root to one question, at most.", least=0),

@@ -3,7 +3,7 @@
 A line of the file is `{"name", "docs": [{"id", "text", "speaker", "session", "time"}], "queries": [{"id", "text",
 "gold", "category"}]}`. The rankings are written before any answer is read. Beside the ranking stand `words` and
 `floor` (SQLite's FTS5, and NumPy where there is an embedder), in files of their own beside FILE. Without the extra
-`embed` it is searched by words alone, and said so.
+`embed`, or without its model (`kilburn models pull minilm`), it is searched by words alone, and said so.
 
 Examples:
 
@@ -14,16 +14,17 @@ Examples:
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kilburn.cli.screen import progress
-from kilburn.errors import KilburnError, Unavailable
+from kilburn.errors import KilburnError
 from kilburn.kernel.resolve import resolve
-from kilburn.models.weights import pull
 from kilburn.terminal import line, say
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.corpora import answers_of, corpora, renamed, synthetic
+from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.recall import FLOOR, rank, written
 from kilburn_lab.evals.recall_report import RecallReport, read_rows, report
 
@@ -36,31 +37,34 @@ def _measured(
     ranking: str = "blend",
     embedder: str = "auto",
     rename: int | None = None,
+    sample: int | None = 5,
     seed: int = 0,
+    progress: Progress = unwatched,
 ) -> RecallReport:
     made = _embedder(embedder)
-    known = list(corpora(data)) if data is not None else synthetic(seed)[0]
+    known = list(islice(corpora(data), sample)) if data is not None else synthetic(seed)[0][:sample]
     asked = known if rename is None else [renamed(corpus, rename) for corpus in known]
     names = (ranking, "words", FLOOR)
     paths = {name: rankings if name == ranking else rankings.with_name(f"{rankings.name}.{name}") for name in names}
-    for name, path in paths.items():
-        with progress(name, total=len(asked)) as done:
-            written(rank(asked, ranking=name, embedder=made, budget=budget, progress=done), path)
+    total = len(asked) * len(names)
+    progress(0, total)
+    for turn, (name, path) in enumerate(paths.items()):
+        shown = partial(_shown, progress, turn * len(asked), total)
+        written(rank(asked, ranking=name, embedder=made, budget=budget, progress=shown), path)
     answers = answers_of(data) if data is not None else synthetic(seed)[1]
     return report({name: read_rows(path) for name, path in paths.items()}, answers, seed)
 
 
+def _shown(progress: Progress, before: int, total: int, done: int) -> None:
+    progress(before + done, total)
+
+
 def _embedder(spec: str) -> Any:
-    """The embedder of a spec; of "auto" `minilm`, or None where this machine cannot have it."""
+    """Return the embedder of a spec; of "auto" `minilm`, or None if this machine has not got it."""
     if spec != "auto":
         return None if spec == "none" else resolve("search.embedders", spec)
     try:
-        try:
-            return resolve("search.embedders", "minilm")
-        except Unavailable:
-            with progress("minilm", unit="bytes") as done:
-                pull("minilm", progress=lambda _, have, total: done(have, total or None))
-            return resolve("search.embedders", "minilm")
+        return resolve("search.embedders", "minilm")
     except KilburnError as error:
         say(line(f"searched by words alone: {error}"))
         return None
@@ -69,13 +73,14 @@ def _embedder(spec: str) -> Any:
 verb(
     "recall",
     _measured,
-    "",
+    Work("searching", "conversation", 0.3, {"sample": None}),
     __doc__,
     rankings=Option("Where the rankings go, JSON lines, one a question.", "FILE", "--out"),
     data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),
     budget=Option("Tokens of four characters that the hits may take.", least=100),
     ranking=Option("blend, words, meaning, rrf, blend(near=0), ...", "SPEC"),
-    embedder=Option("minilm, which is fetched if need be, hashing, ...; none for words alone.", "SPEC"),
+    embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
     rename=Option("Give all people and places other names; the scores should stay.", "SEED"),
+    sample=Option("Only the first so many conversations.", "N", least=1),
     seed=Option("Of the made-up conversations and of the intervals."),
 )

@@ -11,18 +11,18 @@ Examples:
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, peers_of, verb
+from kilburn_lab.cli.verbs import Option, Work, peers_of, verb
 from kilburn_lab.evals.scale import PEERS, evaluate
 from kilburn_lab.evals.scale_report import draw
 
 verb(
     "scale",
     evaluate,
-    "storing and asking",
+    Work("storing and asking", "fact", 0.001, {"counts": (1000, 10_000, 100_000, 1_000_000)}),
     __doc__,
     draw,
     "times against facts",
-    counts=Option("Facts; may be given again. 10000 by default.", name="--count", least=1),
+    counts=Option("Facts; may be given again. 5000 by default.", name="--count", least=1),
     many=Option("Questions to each system.", name="--questions", least=1),
     peers=Option(
         f"Also another system ({', '.join(PEERS)}), by a Python that has it.",

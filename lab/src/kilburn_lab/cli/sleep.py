@@ -2,21 +2,21 @@
 
 Example:
 
-    kilburn lab sleep --talks 2
+    kilburn lab sleep
 """
 
 from __future__ import annotations
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.sleeping import WAYS, sleeping
 
 verb(
     "sleep",
     sleeping,
-    "asking",
+    Work("asking", "conversation", 0.3, {"talks": 10}),
     __doc__,
     ways=Option(f"{', '.join(WAYS)}; may be given again. Both by default.", "NAME", "--way"),
-    talks=Option("Conversations.", "N", least=1),
+    talks=Option("Conversations.", "N", "--sample", least=1),
     bills=Option("Sentences of each.", "N", least=1),
     window=Option("Tokens.", "N", least=500),
     seed=Option("Of what is said."),

@@ -6,7 +6,7 @@ Examples:
 
     kilburn lab tasks --search --window 2000 --policy hybrid --policy cost
 
-    kilburn lab tasks --tasks 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
+    kilburn lab tasks --sample 4 --window 1000 --policy cost --model 'local("qwen", context=16384)'
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, check_axis, policies_of, verb
+from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, Work, check_axis, policies_of, verb
 from kilburn_lab.evals.acting import EVERYBODY, ActingReport, evaluate
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.pareto import REFILLED, draw
@@ -38,13 +38,13 @@ def _measured(
 verb(
     "tasks",
     _measured,
-    "working",
+    Work("working", "task", 0.07, {"count": 32}),
     __doc__,
     partial(draw, worth="solved"),
     like=evaluate,
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
-    count=Option("How many tasks.", name="--tasks", least=1),
+    count=Option("How many tasks.", name="--sample", least=1),
     search=Option("The agent may search its memory, which the baselines do not have."),
     tools=Option("Tell actions and outputs as tool calls and results; the user's words then stay."),
     patience=Option("What the agent does again in one task before it gives up.", least=0),

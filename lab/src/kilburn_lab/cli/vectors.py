@@ -13,47 +13,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import Option, verb
+from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.vectors_report import VectorsReport, draw
 
 
-def _measured(
-    data: Path | None = None,
-    *,
-    counts: Sequence[int] = (),
-    codecs: Sequence[str] = (),
-    embedder: str = "",
-    sample: int = 2000,
-    queries: int = 50,
-    seed: int = 0,
-    **options: Any,
-) -> VectorsReport:
-    from kilburn_lab.evals import vectors as module  # it needs NumPy, an extra
+def _measured(data: Path | None = None, *, codecs: Sequence[str] | None, embedder: str, **options: Any) -> VectorsReport:
+    from kilburn_lab.evals.vectors import evaluate  # it needs NumPy, an extra
 
-    return module.evaluate(
-        data,
-        counts=counts or module.COUNTS,
-        only=codecs,
-        embedder=embedder or None,
-        sample=sample,
-        queries=queries,
-        seed=seed,
-        **options,
-    )
+    return evaluate(data, only=codecs or (), embedder=embedder or None, **options)
 
 
 verb(
     "vectors",
     _measured,
-    "measuring",
+    Work("measuring", "codec", 3.0, {"counts": (10_000, 100_000)}),
     __doc__,
     draw,
     "recall against bytes and time",
     data=Option("Passages in JSON lines, .gz too, or vectors in .npy; made-up ones where left out.", "FILE"),
-    counts=Option("Vectors; may be given again. 10000 and 100000 by default; 1000000 takes minutes.", name="--count"),
-    codecs=Option("Only this one, such as binary or 'pq(96)'; may be given again.", "NAME", "--codec"),
-    embedder=Option("Embeds passages and facts; minilm for passages by default.", "SPEC"),
-    sample=Option("Passages of the file that are embedded.", least=20),
-    queries=Option("Queries for each row.", least=1),
-    seed=Option("Of samples, made-up vectors and codecs."),
+    counts=Option(
+        "Vectors; may be given again. 10000 by default; 1000000 takes minutes.",
+        name="--count",
+        kind=list[int] | None,
+        default=None,
+    ),
+    codecs=Option(
+        "Only this one, such as binary or 'pq(96)'; may be given again.", "NAME", "--codec", kind=list[str] | None, default=None
+    ),
+    embedder=Option("Embeds passages and facts; minilm for passages by default.", "SPEC", kind=str, default=""),
+    sample=Option("Passages of the file that are embedded.", least=20, kind=int, default=2000),
+    queries=Option("Queries for each row.", least=1, kind=int, default=50),
+    seed=Option("Of samples, made-up vectors and codecs.", kind=int, default=0),
 )

@@ -1,15 +1,21 @@
-"""`lab`: measurements, each a verb of its own, made from the arguments of the function that measures."""
+"""`lab`: measurements, each a verb of its own, made from the arguments of the function that measures.
+
+Without options a verb measures a sample that takes two minutes at most; with `--full`, everything that the documentation
+reports. Before it starts it says how many units of work there are and how long they should take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 
-from kilburn.cli.screen import progress
+from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
@@ -17,6 +23,7 @@ from kilburn.picture import check_picture
 from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.cost import Rates
+from kilburn_lab.evals.measure import Progress
 from kilburn_lab.evals.pareto import REFILLED
 from kilburn_lab.evals.providers import PROVIDERS
 from kilburn_lab.evals.report import EvalReport
@@ -53,8 +60,12 @@ class Option(NamedTuple):
     default: Any = None
     by: Callable[[Any], Any] | None = None
 
-    def parameter(self, argument: str, known: Parameter | None) -> Parameter:
-        """The parameter that typer reads."""
+    def parameter(self, argument: str, known: Parameter | None, *, sampled: bool = False) -> Parameter:
+        """Return the parameter that typer reads.
+
+        Args:
+            sampled: `--full` has another default. A value of None then says that the option was not given.
+        """
         kind, default = self.kind, self.default
         if kind is None and known is not None:
             kind, default = known.annotation, known.default
@@ -62,9 +73,17 @@ class Option(NamedTuple):
                 kind, default = list[get_args(kind)[0]] | None, None  # type: ignore[misc]
             elif Path in get_args(kind):
                 kind = Path | None
-        option = typer.Option(self.name or f"--{argument}", metavar=self.metavar, help=self.help, min=self.least)
+        words, shown = self.help, True
+        if sampled and default is not None:
+            words, shown = f"{words.removesuffix('.')}; {default} by default.", False
+            kind, default = kind | None, None
+        option = typer.Option(self.flag(argument), metavar=self.metavar, help=words, min=self.least, show_default=shown)
         default = ... if default is Parameter.empty else default
         return Parameter(argument, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+    def flag(self, argument: str) -> str:
+        """Return its name on the command line."""
+        return self.name or f"--{argument}"
 
 
 DATA = Option(f"Recorded runs: {FORMS}; or a folder of them. Made-up ones where left out.", "FILE|DIR")
@@ -75,12 +94,30 @@ TOLD = Option("Tell actions and outputs as tool calls and results, for policies 
 WRITER = Option(
     "A model that answers the policies' questions; each that can ask has a second row.", "SPEC", "--writer", kind=str, default=""
 )
+READER = Option("Who answers: no model, weights that run here, or a model's spec.", "exact|qwen|smollm2|SPEC")
 PRICES = Option(
     f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.", "NAME"
 )
 PAUSE = Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS")
 PLOT = Option("Draw worth against cost; .svg, .png or .pdf.", "FILE")
 AXIS = Option("The cost that is drawn: refilled, or a price table.", "NAME")
+
+
+class Work(NamedTuple):
+    """What a measurement does, by default and with `--full`.
+
+    Args:
+        doing: what the progress is called.
+        unit: of work that the progress counts, in the singular.
+        cost: seconds that a unit takes on one core, with the defaults.
+        full: by argument, the values of the documentation's measurement: `--full` sets those that are not given. None stands
+            for all there are.
+    """
+
+    doing: str
+    unit: str
+    cost: float
+    full: Mapping[str, Any]
 
 
 def policies_of(those: Sequence[str]) -> Option:
@@ -91,7 +128,7 @@ def policies_of(those: Sequence[str]) -> Option:
 def verb(
     name: str,
     measure: Callable[..., EvalReport],
-    doing: str,
+    work: Work,
     words: str | None,
     draw: Callable[..., None] | None = None,
     drawn: str = "",
@@ -102,8 +139,7 @@ def verb(
     """Make a verb that measures, prints the report, and writes its rows and draws it where that is wanted.
 
     Args:
-        name: of the verb. measure: gets the options as arguments, `progress` if it is to be shown, and `force` if it writes.
-        doing: what the progress is called; "" if the measure shows it itself.
+        name: of the verb. measure: gets the options as arguments, `progress`, and `force` if it writes.
         words: what `--help` says.
         like: what gets the options for which the measure has no argument of that name.
         draw: draws the report; it gets those options that it has arguments for. drawn: what, for `--help`; "" if `plot` is one
@@ -111,7 +147,10 @@ def verb(
         options: by the measure's argument.
     """
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
-    parameters = [option.parameter(argument, known.get(argument)) for argument, option in options.items()]
+    parameters = [
+        option.parameter(argument, known.get(argument), sampled=argument in work.full) for argument, option in options.items()
+    ]
+    parameters.append(_full_option(work.full, options).parameter("full", None))
     if drawn:
         parameters.append(Option(f"Draw {drawn}; .svg, .png or .pdf.", "FILE", kind=Path | None).parameter("plot", None))
     for argument, kind, default in (("csv", Csv, None), ("force", Force, False), ("json", Json, False)):
@@ -126,15 +165,16 @@ def verb(
         chosen = {"force": force} if "force" in known else {}
         for argument, option in options.items():
             value = given[argument]
-            if option.by is not None:
+            if argument in work.full and value in (None, []):
+                if given["full"]:
+                    chosen[argument] = work.full[argument]
+            elif option.by is not None:
                 chosen[argument] = option.by(value)
             elif value or argument not in known or get_origin(known[argument].annotation) is not Sequence:
                 chosen[argument] = value
-        if doing:
-            with progress(doing) as done:
-                report = measure(**chosen, progress=done)
-        else:
-            report = measure(**chosen)
+        with progress(work.doing) as update:
+            quiet = os.environ.get("KILBURN_QUIET")
+            report = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
         if given.get("out") is not None:
             say(f"written: {given['out']}")
         show(report, given["json"])
@@ -152,6 +192,55 @@ def verb(
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     among.command(name)(run)
+
+
+def _full_option(full: Mapping[str, Any], options: Mapping[str, Option]) -> Option:
+    changes = []
+    for argument, value in full.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            flag = options[argument].flag(argument)
+            changes.append(f"{flag} {each}" if each is not None else f"all of {flag}")
+    return Option(f"Measure what the documentation reports: {', '.join(changes)}.", kind=bool, default=False)
+
+
+class EstimatedProgress:
+    """Progress that first says how many units there are and how long they should take.
+
+    The time comes from the measured time of a unit. It is corrected once, after a twentieth of the units, if these take more
+    than twice as long: recorded runs are longer than made-up ones, and models slower than scripts.
+
+    Args:
+        update: shows the progress. clock: in seconds.
+    """
+
+    def __init__(self, update: Progress, work: Work, clock: Callable[[], float] = time.monotonic) -> None:
+        self._update, self._work, self._clock = update, work, clock
+        self._began: float | None = None
+        self._skipped = 0
+        self._corrected = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that `done` of `total` units are done."""
+        if self._began is None:
+            self._began, self._skipped = self._clock(), done
+            say(f"{many(total - done, self._work.unit)}, {_duration((total - done) * self._work.cost)}")
+        elapsed, measured = self._clock() - self._began, done - self._skipped
+        remaining = elapsed / max(1, measured) * (total - done)
+        slow = min(elapsed, remaining) > CORRECTION and elapsed > 2 * measured * self._work.cost
+        if slow and 20 * measured >= total - self._skipped and not self._corrected:
+            self._corrected = True
+            say(f"slower than usual: {_duration(remaining)} more")
+        self._update(done, total)
+
+
+CORRECTION = 10.0
+"""Seconds after which an estimate may be corrected, if as many remain."""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
 
 
 def _end_if_failed(report: EvalReport) -> None:

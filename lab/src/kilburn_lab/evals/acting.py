@@ -159,7 +159,7 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
 
 
 def evaluate(
-    count: int = 32,
+    count: int = 8,
     *,
     windows: Sequence[int] = (1000, 2000, 4000),
     policies: Sequence[str] = EVERYBODY,
@@ -200,6 +200,7 @@ def evaluate(
     decides = resolve("models", model) if model else None
     answers = resolve("models", writer) if writer else None
     done: list[tuple[PolicyCounts, list[TaskOutcome]]] = []
+    progress(0, len(jobs) * count)
     for window, entry in jobs:
         spec = entry.at(window)
         done.append((PolicyCounts(policy=entry.label, window=window, spec=spec, model=entry.model), []))

@@ -163,7 +163,7 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
 
 
 def evaluate(
-    sessions: int = 40,
+    sessions: int = 8,
     questions: int = 6,
     *,
     windows: Sequence[int] = (1000, 2000, 4000),
@@ -214,6 +214,7 @@ def evaluate(
     outcomes: list[AnsweredQuestion] = []
     writers: dict[tuple[str, int], Metered] = {}
     cells: dict[tuple[str, int], PolicyCounts] = {}
+    progress(0, len(jobs) * len(asked))
     for entry, window in jobs:
         cell = cells.setdefault((entry.label, window), PolicyCounts(policy=entry.label, window=window))
         told: dict[str, Shipping] = {}

@@ -33,7 +33,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn.search.dates import DAY
 from kilburn.testing import FakeClock
-from kilburn_lab.evals.following import EXTRACTORS, TALKS, FollowReport, embed, follow, timed
+from kilburn_lab.evals.following import EXTRACTORS, FollowReport, embed, follow, timed
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, row_of, table_of
@@ -43,7 +43,7 @@ MODES = ("claims", "text", "sessions", "talk")
 TOKENS = 300
 """Budget of an answer."""
 
-STREAMS = 20
+STREAMS = 5
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +171,6 @@ def evaluate(
     families: Sequence[str] = FAMILIES,
     tokens: int = TOKENS,
     policy: str = "plain",
-    talks: int = TALKS,
     half: str = "report",
     extractors: Sequence[str] = EXTRACTORS,
     embedder: str = "none",
@@ -180,10 +179,10 @@ def evaluate(
     """Measure each mode with each family of sentences; `claims` has no sentences, so it is measured once.
 
     Args:
-        streams: number of seeds, from `seed` on.
+        streams: number of seeds, from `seed` on; in the mode `talk`, of talks.
         tokens: budget of each answer.
         policy: spec of the memory policy that learns in mode `text`.
-        talks, half, extractors: of the mode `talk`.
+        half, extractors: of the mode `talk`.
         embedder: spec of what finds by meaning; "none" for words alone.
         progress: called with the number of finished streams and talks, and of all.
 
@@ -195,10 +194,11 @@ def evaluate(
     check_known("mode", modes, MODES)
     told = modes
     modes = [mode for mode in modes if mode != "talk"]
-    many = len(extractors) * talks if "talk" in told else 0
+    many = len(extractors) * streams if "talk" in told else 0
     jobs = [(mode, family) for mode in modes for family in (FAMILIES[:1] if mode == "claims" else families)]
     rows, every = [], []
     done = failed = 0
+    progress(0, len(jobs) * streams + many)
     for mode, family in jobs:
         asked: list[ChangeAnswer] = []
         left: list[tuple[bool, bool]] = []
@@ -214,7 +214,7 @@ def evaluate(
     talk = None
     if many:
         talk = follow(
-            talks,
+            streams,
             seed=seed,
             half=half,
             extractors=extractors,

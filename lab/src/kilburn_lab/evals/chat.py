@@ -245,7 +245,7 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
 
 
 def evaluate(
-    length: int = LENGTH,
+    length: int = LENGTH // 3,
     *,
     windows: Sequence[int] = (WINDOW,),
     policies: Sequence[str] = EVERYBODY,
@@ -276,6 +276,7 @@ def evaluate(
     who = reader or ExactReader()
     jobs = [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
     done: list[_Talked] = []
+    progress(0, len(jobs) * length)
     for entry, window in jobs:
         talked = _Talked(PolicyCounts(policy=entry.label, window=window), [], [])
         for count, _ in enumerate(_talk(talk, entry.at(window), talked, who), len(done) * length + 1):

@@ -42,8 +42,6 @@ __all__ = ["measure"]
 
 POLICIES = ("summarize", "recursive", "hybrid", "fifo")
 PASSES = (1, 5, 20)
-REPLICATES = 20
-WITH_MODEL = 3
 """Replicates if a model answers, because it takes seconds for each question."""
 
 LONGEST = 400
@@ -63,7 +61,7 @@ def evaluate(
     arms: Sequence[str] = ARMS,
     window: int = 2000,
     passes: Sequence[int] = PASSES,
-    replicates: int | None = None,
+    replicates: int = 3,
     seed: int = 0,
     data: str | Path | None = None,
     model: str | Any = "",
@@ -76,7 +74,7 @@ def evaluate(
         arms: where the rules are, of `kilburn_lab.evals.plants.ARMS`.
         window: in tokens of four characters.
         passes: compactions after which search and recall are tried too.
-        replicates: number of seeds; None for 20, or 3 if a model answers.
+        replicates: number of seeds.
         seed: the first of them; also for the intervals.
         data: recorded runs for the work, see `kilburn_lab.evals.trajectories.read`; None for made-up work.
         model: answers the policies that ask; they are measured a second time with it. A spec, or a model.
@@ -86,7 +84,7 @@ def evaluate(
         SpecError: a number that means nothing, no such arm, policy or model, or a file without runs.
         InvalidMessage: a file that cannot be read, or a line that is no run.
     """
-    if window < 500 or not passes or min(passes) < 1 or (replicates is not None and replicates < 1):
+    if window < 500 or not passes or min(passes) < 1 or replicates < 1:
         raise SpecError(
             f"window={window}, passes={list(passes)}, replicates={replicates}",
             advice="give a window of 500 tokens or more, and numbers of 1 or more",
@@ -101,9 +99,9 @@ def evaluate(
     for spec in dict.fromkeys(policies):
         asks = can_ask(resolve("policies", spec))
         for who in (None, answering) if asks and answering is not None else (None,):
-            many = replicates or (REPLICATES if who is None else WITH_MODEL)
-            jobs += [(spec, who, arm, seed + number) for arm in dict.fromkeys(arms) for number in range(many)]
+            jobs += [(spec, who, arm, seed + number) for arm in dict.fromkeys(arms) for number in range(replicates)]
     trials: list[Trial] = []
+    progress(0, len(jobs))
     for spec, who, arm, number in jobs:
         trials.append(measure(spec, arm, number, window=window, passes=passes, runs=runs, model=who))
         progress(len(trials), len(jobs))

@@ -80,7 +80,7 @@ def forecaster_of(model: str, dtype: str = "bfloat16") -> Forecaster:
     try:
         from kilburn_kv.likelihood import load_likelihood
     except ModuleNotFoundError as error:
-        raise MissingExtra(error.name or "kilburn_kv", "kv") from error
+        raise MissingExtra(error.name or "kilburn_kv", "torch") from error
     return load_likelihood(where if where.is_dir() else find(model), dtype)
 
 
@@ -243,9 +243,9 @@ def evaluate(
     sample: Sample,
     forecaster: Forecaster,
     *,
-    windows: Sequence[int] = (1000, 2000, 4000),
+    windows: Sequence[int] = (1000,),
     policies: Sequence[str] = EVERYBODY,
-    steps: int = 30,
+    steps: int = 1,
     context: int = 8192,
     model: str = "",
     progress: Progress = unwatched,
@@ -279,6 +279,7 @@ def evaluate(
     shipped: _Shipped = {}
     total = sum(2 + sum(len(one.history) > window * CHARACTERS for window, _ in entrants) for one in drawn)
     done = 0
+    progress(done, total)
     for at, moment in enumerate(drawn):
         views = sorted(_views(moment, drawn[at + 1 :] + drawn[:at], entrants, sample, shipped), key=lambda view: view.prompt)
         found: dict[tuple[str, int], Forecast] = {}

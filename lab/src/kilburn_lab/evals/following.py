@@ -43,7 +43,6 @@ PLACES = ("facts", "sessions", "all", "brought")
 TOKENS = 300
 """Budget of an answer."""
 
-TALKS = 20
 USER = "ana"
 
 _POLICIES = {"rules": "plain", "perfect": "facts", "careless": "facts"}
@@ -155,7 +154,7 @@ class FollowReport(EvalReport, frozen=True, kw_only=True):
 
 
 def follow(
-    talks: int = TALKS,
+    talks: int,
     *,
     seed: int = 0,
     half: str = "report",

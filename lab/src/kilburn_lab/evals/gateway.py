@@ -93,11 +93,11 @@ class System(NamedTuple):
 
 def evaluate(
     *,
-    rounds: int = 100,
-    requests: int = 10_000,
-    streams: int = 200,
+    rounds: int = 20,
+    requests: int = 300,
+    streams: int = 50,
     window: int = 32_000,
-    sessions: int = SESSIONS[-1],
+    sessions: int = 1000,
     peers: Mapping[str, str] | None = None,
     progress: Progress = unwatched,
 ) -> GatewayReport:
@@ -124,15 +124,16 @@ def evaluate(
     for module in ("starlette", "aiohttp", "uvicorn"):
         if find_spec(module) is None:
             raise MissingExtra(module, "serve")
+    stores = sorted({min(each, sessions) for each in SESSIONS})
+    steps = (3 + len(named)) * (2 * (rounds + -(-rounds // 3)) + requests + streams) + len(stores) * (FILLED + BEGUN)
+    done = count(1)
+    progress(0, steps)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kilburn-gateway-")))
         port = stack.enter_context(stub_of("kilburn_lab.evals.gateway_load"))
         running = [_Running(DIRECT, port, None)]
         for system in (_floor(port), _own(port, folder, window), *(_peer(name, at, port, folder) for name, at in named.items())):
             running.append(stack.enter_context(_started(system, folder)))
-        stores = sorted({min(each, sessions) for each in SESSIONS})
-        steps = len(running) * (2 * (rounds + -(-rounds // 3)) + requests + streams) + len(stores) * (FILLED + BEGUN)
-        done = count(1)
 
         def step() -> None:
             progress(next(done), steps)

@@ -241,7 +241,7 @@ def _tokens(value: Any) -> int:
 def evaluate(
     data: Path | None = None,
     *,
-    runs: int = 10,
+    runs: int = 3,
     window: int = 8000,
     policy: str = "cost",
     seed: int = 0,
@@ -262,10 +262,11 @@ def evaluate(
     if min(runs, window) < 1:
         raise SpecError(f"runs={runs}, window={window}", advice="give 1 or more")
     recorded = RecordedSession(islice(synthetic(runs, seed) if data is None else read(data), runs))
-    done = count(1)
+    done, total = count(1), len(SYSTEMS) * len(recorded.steps)
+    progress(0, total)
 
     def step() -> None:
-        progress(next(done), len(SYSTEMS) * len(recorded.steps))
+        progress(next(done), total)
 
     rows = [_replayed(system, recorded, window, policy, step) for system in SYSTEMS]
     steps = len(recorded.steps)

@@ -180,7 +180,7 @@ class _Answered(msgspec.Struct, frozen=True):
 def evaluate(
     arms: Sequence[str] = ARMS,
     *,
-    rules: int = 10,
+    rules: int = 4,
     feedback: int = 32,
     tickets: int = 40,
     reasons: int = 60,
@@ -212,6 +212,7 @@ def evaluate(
     wanted = tuple(dict.fromkeys(("none", *arms)))
     counts = sorted({count for count in COUNTS if count < feedback} | {feedback})
     found: list[_Answered] = []
+    progress(0, rules)
     for number in range(seed, seed + rules):
         found += _one(number, half, wanted, counts, tickets, reasons, speaker, distil)
         progress(number - seed + 1, rules)

@@ -48,23 +48,22 @@ POLICIES = (*ONLINE, FORETOLD, MIN, *POOLS, *TTLS)
 _NEVER = 1 << 60
 
 
-def sample(traces: Sequence[Trace], seed: int, many: int | None = None, skip: int = 0, half: str = "") -> list[Trace]:
-    """`many` of the traces (None for all), drawn by the seed, after `skip` others of the same drawing.
+def sample(traces: Sequence[Trace], seed: int, many: int | None = None, half: str = "") -> list[Trace]:
+    """Return at most `many` of the traces (None for all), drawn by the seed.
 
     Args:
         half: one of `HALVES`, by a hash of the trace's id; "" for all traces.
 
     Raises:
-        SpecError: no such half; nothing is left to draw, or fewer than `many`.
+        SpecError: no such half, or no traces in it.
     """
     check_known("half", [half] if half else [], HALVES)
     drawn = [trace for trace in traces if half in ("", half_by(trace.id))]
-    if many is not None or skip:
+    if not drawn:
+        raise SpecError(f"no traces of the half {half!r}" if half else "no traces", advice="give more traces")
+    if many is not None:
         random.Random(f"{seed}/sample").shuffle(drawn)
-    chosen = drawn[skip : None if many is None else skip + many]
-    if not chosen or (many is not None and len(chosen) < many):
-        raise SpecError(f"{len(drawn)} traces, {many} wanted after {skip}", advice="ask for fewer")
-    return chosen
+    return drawn[:many]
 
 
 def evaluate(
@@ -117,6 +116,7 @@ def evaluate(
         done += 1
         progress(done, total)
 
+    progress(0, total)
     for arm in dict.fromkeys(subs):
         for weaving in range(seed, seed + weavings):
             events = weave(traces, weaving, hours, subs=arm)

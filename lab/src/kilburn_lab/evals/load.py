@@ -58,7 +58,7 @@ POINTS = 200
 def evaluate(
     over: Sequence[str] = (FILE, POSTGRES),
     *,
-    sessions: int = 80,
+    sessions: int = 24,
     clients: int = 8,
     gateways: int = 2,
     window: int = 3000,
@@ -97,6 +97,7 @@ def evaluate(
     said = [*scripts(sessions, seed, leaving=leaving)]
     each = sum(len(script.exchanges) for script in said)
     rows = []
+    progress(0, len(over) * each)
     for number, place in enumerate(over):
 
         def step(done: int, before: int = number * each) -> None:

@@ -37,7 +37,7 @@ from kilburn_lab.evals.report import EvalReport, table_of
 
 WAYS = ("whole", "window", "brought", "tools")
 
-PAIRS, ORDERINGS, HOPS = 140, 30, (0, 1, 2, 3, 4)
+PAIRS, ORDERINGS, HOPS = 140, 10, (0, 1, 2, 3, 4)
 
 ROOM = 32_000
 """Tokens of the window that holds everything."""
@@ -145,6 +145,7 @@ def nested(
     if real is not None and "tools" in ways and not takes_tools(real):
         raise SpecError(f"{model} takes no tools", advice="give --way whole, window and brought")
     answers: list[NestedAnswer] = []
+    progress(0, orderings)
     for ordering in range(orderings):
         chance = random.Random(f"nested {seed} {ordering}")
         told, chains = _pairs(chance, hops, pairs)

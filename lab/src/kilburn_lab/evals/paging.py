@@ -78,6 +78,7 @@ def evaluate(
     so_far = len(done) * len(sample.runs)
     parts: dict[int, dict[int, PolicyCounts]] = {}
     pieces = _pieces(sample)
+    progress(so_far, total)
     for job, start, cell in _measure_pieces(sample, [job for job in jobs if job.number not in done], pieces, workers):
         parts.setdefault(job.number, {})[start] = cell
         so_far += pieces[start]

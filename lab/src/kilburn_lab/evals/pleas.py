@@ -63,6 +63,8 @@ ORDERS = (
 WAYS = ("fails", "overflows", "says nothing", "lies")
 """What models do that are asked to summarise."""
 
+POLICIES = ("fifo", "summarize", "cost", "hybrid")
+
 
 class PleaRow(msgspec.Struct, frozen=True, kw_only=True):
     """One policy at one window; see the head of this module. `failed` counts plans in which it raised."""
@@ -134,7 +136,7 @@ def everybody() -> list[str]:
 
 
 def pleas(
-    policies: Sequence[str] = (),
+    policies: Sequence[str] | None = POLICIES,
     *,
     windows: Sequence[int] = (4000,),
     ways: Sequence[str] = WAYS,
@@ -144,7 +146,7 @@ def pleas(
     """Measure each policy.
 
     Args:
-        policies: specs; all that ship where none is given.
+        policies: specs; None for all that ship.
         windows: in tokens of four characters.
         ways: what models do that are of no use.
 
@@ -159,6 +161,7 @@ def pleas(
     jobs = [(Entrant(label, spec), window) for window in windows for label, spec in specs]
     rows: list[PleaRow] = []
     vain: list[VainRow] = []
+    progress(0, len(jobs))
     for done, (entrant, window) in enumerate(jobs):
         rows.append(_measured(entrant, window, seed))
         if can_ask(resolve("policies", entrant.at(window))):

@@ -38,7 +38,7 @@ from kilburn_lab.evals.trajectories import shell_call
 
 DEFENCES = ("none", "marked", "proposed", "plain")
 VICTIM, ATTACKER = "ana", "mallory"
-REPEATS = 20
+REPEATS = 5
 TOKENS = 300
 """Budget of an answer."""
 
@@ -278,14 +278,15 @@ def evaluate(
         raise SpecError(f"repeats={repeats}", advice="give 1 or more")
     check_known("defence", defences, DEFENCES)
     rows = []
-    done = 0
+    done, total = 0, len(defences) * len(attacks) * repeats
+    progress(done, total)
     for defence in defences:
         for kind in attacks:
             counts = [0] * 5
             for number in range(seed, seed + repeats):
                 counts = [one + other for one, other in zip(counts, _play(attack(number, kind), defence), strict=True)]
                 done += 1
-                progress(done, len(defences) * len(attacks) * repeats)
+                progress(done, total)
             low, high = wilson(counts[0], repeats)
             rows.append(
                 PoisonRow(

@@ -141,6 +141,6 @@ def reader_of(spec: str) -> Reader:
         try:
             from kilburn_kv.writing import load_writer
         except ModuleNotFoundError as error:
-            raise MissingExtra(error.name or "kilburn_kv", "kv") from error
+            raise MissingExtra(error.name or "kilburn_kv", "torch") from error
         return WeightsReader(load_writer(where if where.is_dir() else find(spec)))
     return ModelReader(resolve("models", spec))

@@ -58,7 +58,7 @@ Say = Callable[[int], None]
 
 
 def evaluate(
-    counts: Sequence[int] = (10_000,),
+    counts: Sequence[int] = (5000,),
     *,
     many: int = 200,
     seed: int = 0,
@@ -93,6 +93,7 @@ def evaluate(
     def say(number: int) -> None:
         progress(done + number, total)
 
+    say(0)
     for count in dict.fromkeys(counts):
         with tempfile.TemporaryDirectory(prefix="kilburn-scale-") as folder:
             for system in (_Kilburn, _Floor):

@@ -129,7 +129,7 @@ def _sums(shown: str) -> Counter[str]:
 def sleeping(
     ways: Sequence[str] = WAYS,
     *,
-    talks: int = 10,
+    talks: int = 3,
     bills: int = 150,
     window: int = 2000,
     seed: int = 0,
@@ -143,6 +143,7 @@ def sleeping(
     """
     done: dict[str, list[tuple[bool, int, int]]] = {way: [] for way in ways}
     asleep = 0
+    progress(0, talks)
     for talk in range(talks):
         chance = random.Random(f"sleeping {seed} {talk}")
         told = [(chance.choice(THINGS), chance.randint(1, 99)) for _ in range(bills)]

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -96,11 +94,10 @@ class TieredByImportance:
 def evaluate(
     policies: Sequence[str] = EVERYBODY,
     *,
-    count: int = 200,
+    count: int = 5,
     interactions: int = 50,
     window: int = 2000,
     seed: int = 0,
-    workers: int = 1,
     progress: Progress = unwatched,
 ) -> TableReport:
     """Measure each policy on the same sessions.
@@ -111,7 +108,6 @@ def evaluate(
         interactions: of each session.
         window: in tokens of four characters.
         seed: of the sessions and of the intervals.
-        workers: operating-system processes for the work, each with a policy at a time.
         progress: called with the number of finished sessions and of all.
 
     Raises:
@@ -126,28 +122,12 @@ def evaluate(
             resolve("policies", entrant.at(window))
     streamed: dict[str, list[Streamed]] = {entrant.label: [] for entrant in entrants}
     began = time.perf_counter()
-    for done, session in enumerate(_measure_all(entrants, told, window, workers), 1):
+    progress(0, len(entrants) * count)
+    measured = (session for entrant in entrants for session in measure(entrant, told, window))
+    for done, session in enumerate(measured, 1):
         streamed[session.policy].append(session)
         progress(done, len(entrants) * count)
     return TableReport.of(streamed, window=window, interactions=interactions, seed=seed, seconds=time.perf_counter() - began)
-
-
-def _measure_all(entrants: Sequence[Entrant], told: Sequence[UserSession], window: int, workers: int) -> Iterator[Streamed]:
-    if workers < 2:
-        for entrant in entrants:
-            yield from measure(entrant, told, window)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        waiting = [pool.submit(_measured, entrant, told, window) for entrant in entrants]
-        try:
-            for future in as_completed(waiting):
-                yield from future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _measured(entrant: Entrant, told: Sequence[UserSession], window: int) -> list[Streamed]:
-    return list(measure(entrant, told, window))
 
 
 def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Iterator[Streamed]:

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 Array = np.ndarray[Any, Any]
 
-COUNTS = (10_000, 100_000)
+COUNTS = (10_000,)
 NEAREST, CANDIDATES = 10, 100
 ROWS = 1 << 16
 """Vectors that are made, encoded and compared at once."""
@@ -165,6 +165,7 @@ def evaluate(
     if set(only) - set(known):
         raise SpecError(f"no codec {sorted(set(only) - set(known))}", advice=f"known: {', '.join(known)}")
     steps = len(counts) * len(only or known)
+    progress(0, steps)
     for count in counts:
         originals = np.concatenate([part.astype(np.float16) for part in _vectors(source.vectors, count, seed)])
         truth = _truth(originals, source.queries)

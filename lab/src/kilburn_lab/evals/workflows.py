@@ -302,7 +302,7 @@ class FlowReport(EvalReport, frozen=True, kw_only=True):
 def evaluate(
     arms: Sequence[str] = ARMS,
     *,
-    streams: int = 10,
+    streams: int = 2,
     errands: int = 36,
     limit: int = 16,
     lies: int = 30,
@@ -340,6 +340,8 @@ def evaluate(
     runs: list[ErrandRun] = []
     kept = dict.fromkeys(wanted, 0.0)
     retired = dict.fromkeys(wanted, 0.0)
+    total = streams * len(wanted) * errands
+    progress(0, total)
     for number in range(seed, seed + streams):
         with tempfile.TemporaryDirectory(prefix="kilburn-errands-") as folder:
             world = ErrandWorld(Path(folder), number, half)
@@ -349,7 +351,7 @@ def evaluate(
                 runs += done[0]
                 kept[arm] += done[1] / streams
                 retired[arm] += done[2] / streams
-                progress(len(runs), streams * len(wanted) * errands)
+                progress(len(runs), total)
     rows = [_row(runs, arm, parts, seed) for arm in wanted for parts in NAMES]
     return FlowReport(
         seed=seed, half=half, streams=streams, limit=limit, lies=lies, care=care, kept=kept, retired=retired, rows=rows

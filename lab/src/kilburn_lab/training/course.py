@@ -180,6 +180,7 @@ class TrainingRun:
         lines = self.ledger(arm).read_bytes().splitlines(keepends=True)[:done] if done else []
         self.ledger(arm).write_bytes(b"".join(lines))
         model.train()
+        self.heard(f"{self.recipe} seed {self.seed}, {arm}: {steps - done} steps of training")
         began = time.process_time()
         with self.ledger(arm).open("ab") as ledger:
             for number in range(done, steps):

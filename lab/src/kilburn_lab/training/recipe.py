@@ -142,9 +142,11 @@ def command(recipe: Recipe) -> typer.Typer:
     def run(
         seeds: Annotated[
             int | None,
-            typer.Option(min=1, show_default=False, help="How many, from 0 on; 3 by default, 1 with --model."),
+            typer.Option(min=1, show_default=False, help="How many, from 0 on; 3 by default, 1 with --smoke or --model."),
         ] = None,
-        smoke: Annotated[bool, typer.Option("--smoke", help="A short version, which shows that it works and no more.")] = False,
+        smoke: Annotated[
+            bool, typer.Option("--smoke", help="A version of half a minute, which shows that it works and no more.")
+        ] = False,
         out: Annotated[
             Path | None,
             typer.Option(metavar="DIR", help="For all that comes of it; a run there goes on. trained/NAME by default."),
@@ -158,11 +160,12 @@ def command(recipe: Recipe) -> typer.Typer:
     ) -> None:
         folder = out or Path("trained") / (recipe.name + "-model" * bool(model) + "-smoke" * smoke)
         folder.mkdir(parents=True, exist_ok=True)
+        seeds = seeds or (1 if smoke or model else 3)
         if model:
-            report = recipe.run_tuning(folder, model, seeds=seeds or 1, steps=steps, smoke=smoke, heard=say)
+            report = recipe.run_tuning(folder, model, seeds=seeds, steps=steps, smoke=smoke, heard=say)
         else:
             check_picture(folder / "curves.svg", force=True)
-            report = recipe.run(folder, seeds=3 if seeds is None else seeds, smoke=smoke, heard=say)
+            report = recipe.run(folder, seeds=seeds, smoke=smoke, heard=say)
         show(report, json)
         say(f"written: {folder}")
 

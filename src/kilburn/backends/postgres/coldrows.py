@@ -53,17 +53,21 @@ class PostgresColdRows:
 
     def announce(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
-        insert = "INSERT INTO kilburn.stray(tenant, name, going) SELECT %s, name, false FROM unnest(%s::bytea[]) AS new(name)"
+        insert = (
+            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, false FROM unnest(%s::bytea[]) AS new(name)"
+        )
         self._statements.send(insert, self._tenant, _stored(names))
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
         if names is None:
-            self._statements.send("UPDATE kilburn.stray SET going = true WHERE tenant = %s AND NOT going", self._tenant)
+            self._statements.send(
+                "UPDATE kilburn.cold_object SET deleting = true WHERE tenant = %s AND NOT deleting", self._tenant
+            )
             return
         insert = (
-            "INSERT INTO kilburn.stray(tenant, name, going) SELECT %s, name, true FROM unnest(%s::bytea[]) AS new(name)"
-            " ON CONFLICT(tenant, name) DO UPDATE SET going = true"
+            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, true FROM unnest(%s::bytea[]) AS new(name)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET deleting = true"
         )
         self._statements.send(insert, self._tenant, sorted(_stored(names)))
 
@@ -82,7 +86,7 @@ class PostgresColdRows:
         # In the order of who forgets: the texts first, then their objects.
         lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR NO KEY UPDATE"
         self._statements.send(lock, self._tenant, [each.key for each in coming])
-        take = "DELETE FROM kilburn.stray WHERE tenant = %s AND name = ANY(%s::bytea[]) AND NOT going RETURNING name"
+        take = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND NOT deleting RETURNING name"
         ours = {name for (name,) in self._statements.rows(take, self._tenant, _stored(each.name for each in coming))}
         written = [each for each in coming if each.name.encode() in ours]
         if not written:
@@ -130,12 +134,14 @@ class PostgresColdRows:
 
     def strays(self) -> dict[str, bool]:
         """See `ColdRows`."""
-        found = self._statements.rows("SELECT name, going FROM kilburn.stray WHERE tenant = %s ORDER BY name", self._tenant)
-        return {_read(name): going for name, going in found}
+        found = self._statements.rows(
+            "SELECT name, deleting FROM kilburn.cold_object WHERE tenant = %s ORDER BY name", self._tenant
+        )
+        return {_read(name): deleting for name, deleting in found}
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
-        delete = "DELETE FROM kilburn.stray WHERE tenant = %s AND name = ANY(%s::bytea[]) AND going"
+        delete = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND deleting"
         self._statements.send(delete, self._tenant, _stored(names))
 
 

@@ -26,7 +26,7 @@ from kilburn.errors import StoreError
 
 log = logging.getLogger("kilburn")
 
-WORDS = ("content", "page", "event", "posting", "history", "process", "vector", "stray")
+WORDS = ("content", "page", "event", "posting", "history", "segment", "vector", "cold_object")
 """The tables that hold what somebody said, or what was made from it."""
 
 LARGEST = 1 << 30
@@ -35,7 +35,7 @@ LARGEST = 1 << 30
 PAUSE = 0.02
 """Seconds between two looks at whether readers of older rows have ended."""
 
-_FLAG = "SELECT number, at::text FROM kilburn.erasure WHERE tenant = %s"
+_FLAG = "SELECT number, xid::text FROM kilburn.erasure WHERE tenant = %s"
 
 _NOW = "SELECT pg_current_xact_id()::text"
 
@@ -59,8 +59,8 @@ SELECT EXISTS(SELECT FROM pg_stat_activity WHERE datname = current_database() AN
 def flag(statements: Statements, tenant: int) -> None:
     """Say, in the transaction that erases, that erased bytes lie in the server's files."""
     statements.send(
-        "INSERT INTO kilburn.erasure(tenant, number, at) VALUES(%s, 1, pg_current_xact_id())"
-        " ON CONFLICT(tenant) DO UPDATE SET number = erasure.number + 1, at = pg_current_xact_id()",
+        "INSERT INTO kilburn.erasure(tenant, number, xid) VALUES(%s, 1, pg_current_xact_id())"
+        " ON CONFLICT(tenant) DO UPDATE SET number = erasure.number + 1, xid = pg_current_xact_id()",
         tenant,
     )
 

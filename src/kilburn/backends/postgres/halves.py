@@ -241,7 +241,7 @@ class HalfVectors:
         """Whether these segments may have more vectors than are compared one by one."""
         if segments is None:
             return True
-        select = "SELECT coalesce(sum(passages), 0)::bigint FROM kilburn.process WHERE tenant = %s AND id = ANY(%s::bigint[])"
+        select = "SELECT coalesce(sum(passages), 0)::bigint FROM kilburn.segment WHERE tenant = %s AND id = ANY(%s::bigint[])"
         ((passages,),) = self._statements.rows(select, self._tenant, list(segments))
         return bool(passages > EXACT)
 

@@ -29,10 +29,9 @@ from kilburn.backends.findings import (
     wrong_segments,
     wrong_setting,
 )
-from kilburn.backends.postgres import schema
 from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Connection
-from kilburn.backends.postgres.postings import BITS, entries_in, posting_rows, words_of
+from kilburn.backends.postgres.postings import BITS, entries_in, words_of
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT
 from kilburn.backends.ranked import PLACES
@@ -52,16 +51,16 @@ FIRST = -1 << 63
 """Before every number."""
 
 OF_SEGMENTS = {
-    **dict.fromkeys(("page", "event", "mention", "history", "checkpoint", "embedded"), "process"),
+    **dict.fromkeys(("page", "event", "mention", "history", "checkpoint", "embedded"), "segment"),
     "passage": "id >> 32",
     "posting": f"block >> {32 - BITS}",
     "vector": "entry >> 32",
-    "citation": "by_process",
+    "citation": "citing_segment",
 }
 """Tables whose rows belong to a segment, and where its number is."""
 
-TRIGGERS = {"process_fenced": 1, "content_gone": schema.KEEPS, "content_warm": schema.KEEPS}
-"""What the database itself watches over, and the version of the schema in which it came."""
+TRIGGERS = ("segment_fenced", "content_deleted", "content_warmed")
+"""The triggers without which writers could damage a store."""
 
 _TABLES = """
 SELECT relname, relrowsecurity AND relforcerowsecurity, policies, coalesce(ours, false)
@@ -89,14 +88,10 @@ _ROLE = (
 
 
 class Inspection:
-    """Reads the rows of a tenant, in a transaction that its caller ends.
+    """Reads the rows of a tenant, in a transaction that its caller ends."""
 
-    Args:
-        version: of the schema.
-    """
-
-    def __init__(self, statements: Statements, tenant: int, cold: PostgresColdRows, version: int) -> None:
-        self._statements, self._tenant, self._cold, self._version = statements, tenant, cold, version
+    def __init__(self, statements: Statements, tenant: int, cold: PostgresColdRows) -> None:
+        self._statements, self._tenant, self._cold = statements, tenant, cold
         self._words = IndexedWords(words_of)
         self._cited: set[citations.Citation] = set()
 
@@ -139,8 +134,8 @@ class Inspection:
             yield Finding(kind="schema", what="the role of a program may see rows of other tenants: take its attributes away")
         triggers = self._statements.rows(_TRIGGERS)
         there = {name for name, *_ in triggers}
-        for name, since in TRIGGERS.items():
-            if name not in there and since <= self._version:
+        for name in TRIGGERS:
+            if name not in there:
                 yield Finding(kind="schema", what=f"trigger {name} is missing")
         for name, table, internal, enabled in triggers:
             if not enabled:
@@ -151,7 +146,7 @@ class Inspection:
 
     def _segments(self, segments: list[SegmentRow]) -> Iterator[Finding]:
         segments += [
-            SEALS.segment_of(row) for row in self._own(f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id")
+            SEALS.segment_of(row) for row in self._own(f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id")
         ]
         yield from wrong_segments(segments)
         counted = self._own("SELECT segments FROM kilburn.counter WHERE tenant = %s")
@@ -161,17 +156,16 @@ class Inspection:
             lost = sorted(set(range(1, made + 1)) - numbers)
             named = f"; number {', '.join(map(str, lost[:5]))} is missing" if lost else ""
             yield Finding(kind="session", what=f"{len(segments)} sessions are here where {made} were made{named}")
-        if self._version >= schema.KEEPS:
-            for row in self._own("SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"):
-                yield from wrong_setting(self._tenant, *row)
+        for row in self._own("SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"):
+            yield from wrong_setting(self._tenant, *row)
 
     def _contents(self) -> Iterator[Finding]:
         select = (
             "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest > %s ORDER BY digest LIMIT %s"
         )
         first = (
-            "SELECT process, id FROM kilburn.page WHERE tenant = %s AND (content = %s OR extra = %s)"
-            " ORDER BY process, abs(id) LIMIT 1"
+            "SELECT segment, id FROM kilburn.page WHERE tenant = %s AND (content = %s OR extra = %s)"
+            " ORDER BY segment, abs(id) LIMIT 1"
         )
         last = b""
         while some := self._own(select, last, TEXTS):
@@ -191,12 +185,12 @@ class Inspection:
 
     def _each_page(self, segment: SegmentRow) -> list[tuple[int, Page | str, State | str]]:
         select = (
-            "SELECT id, meta, seal, convert_to(at, 'UTF8'), pinned, mark, until, stand FROM kilburn.page"
-            " WHERE tenant = %s AND process = %s AND id > %s ORDER BY id LIMIT %s"
+            "SELECT id, record, seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal FROM kilburn.page"
+            " WHERE tenant = %s AND segment = %s AND id > %s ORDER BY id LIMIT %s"
         )
         return [
-            (number, SEALS.page_of(segment.number, number, meta, seal), SEALS.state_of(segment.number, number, *state))
-            for number, meta, seal, *state in self._after(select, segment.number)
+            (number, SEALS.page_of(segment.number, number, record, seal), SEALS.state_of(segment.number, number, *state))
+            for number, record, seal, *state in self._after(select, segment.number)
         ]
 
     def _after(self, select: str, *values: object) -> Iterator[Row]:
@@ -211,7 +205,7 @@ class Inspection:
             "SELECT page.id, text.digest, extra.digest FROM kilburn.page"
             " LEFT JOIN kilburn.content AS text ON text.tenant = page.tenant AND text.digest = page.content"
             " LEFT JOIN kilburn.content AS extra ON extra.tenant = page.tenant AND extra.digest = page.extra"
-            " WHERE page.tenant = %s AND page.process = %s AND page.id > %s ORDER BY page.id LIMIT %s"
+            " WHERE page.tenant = %s AND page.segment = %s AND page.id > %s ORDER BY page.id LIMIT %s"
         )
         contents = {number: (text, extra) for number, text, extra in self._after(select, segment.number)}
 
@@ -224,7 +218,7 @@ class Inspection:
     def _events(self, segment: SegmentRow) -> Iterator[tuple[int, bytes, bytes, object]]:
         select = (
             "SELECT number, convert_to(act, 'UTF8'), body, seal FROM kilburn.event"
-            " WHERE tenant = %s AND process = %s AND number > %s ORDER BY number LIMIT %s"
+            " WHERE tenant = %s AND segment = %s AND number > %s ORDER BY number LIMIT %s"
         )
         return ((number, act, body, seal) for number, act, body, seal in self._after(select, segment.number))
 
@@ -246,26 +240,29 @@ class Inspection:
             admitted = {page: known[page] for page in event.pages if page in known} if event.act is Act.ADMIT else {}
             wanted.update((node, number) for node in mentions.mentions_of(event, admitted))
             noted += histories.replies_of([event])
-        there = set(self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND process = %s", segment.number))
+        there = set(self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND segment = %s", segment.number))
         yield from wrong_mentions(segment, wanted ^ there, unread)
-        replies = "SELECT at, digest, last, page FROM kilburn.history WHERE tenant = %s AND process = %s AND at <= 0"
+        replies = (
+            "SELECT message, digest, is_last, last_page FROM kilburn.history WHERE tenant = %s AND segment = %s AND message <= 0"
+        )
         said = {(at, key, False, 0) for at, key in noted}
         yield from wrong_replies(segment, said ^ set(self._own(replies, segment.number)), unread)
         calls = self._own(
-            "SELECT id, call FROM kilburn.page WHERE tenant = %s AND process = %s AND call IS NOT NULL", segment.number
+            "SELECT id, call FROM kilburn.page WHERE tenant = %s AND segment = %s AND call IS NOT NULL", segment.number
         )
         yield from wrong_calls(segment, pages, {number: call.decode("utf-8", "replace") for number, call in calls})
 
     def _checkpoints(self, segment: SegmentRow) -> Iterator[Finding]:
-        select = "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND process = %s ORDER BY head"
+        select = "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s ORDER BY head"
         yield from wrong_checkpoints(segment, self._own(select, segment.number))
 
     def _passages(self, segment: SegmentRow) -> Iterator[Finding]:
         """Compares the passages of each page with its text."""
         select = (
-            "SELECT page.id, first, last, size, codec, data, digest FROM kilburn.page"
+            "SELECT page.id, first_passage, last_passage, size, codec, data, digest FROM kilburn.page"
             " LEFT JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
-            " WHERE page.tenant = %s AND page.process = %s AND page.id > %s AND first IS NOT NULL ORDER BY page.id LIMIT %s"
+            " WHERE page.tenant = %s AND page.segment = %s AND page.id > %s AND first_passage IS NOT NULL"
+            " ORDER BY page.id LIMIT %s"
         )
         entries = "SELECT id, page, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s ORDER BY id DESC"
         last = FIRST
@@ -287,7 +284,7 @@ class Inspection:
 
     def _postings(self) -> Iterator[tuple[bytes, int]]:
         select = (
-            f"SELECT word, block, lows FROM {posting_rows(self._version)} AS every WHERE tenant = %s"
+            "SELECT word, block, lows FROM kilburn.posting WHERE tenant = %s"
             " AND (word, block) > (%s, %s) ORDER BY word, block LIMIT %s"
         )
         last: Row = b"", FIRST
@@ -301,11 +298,11 @@ class Inspection:
         """Compares the index of citations with the pages, and looks for what they cite."""
         known = {one.number for one in segments}
         damaged = {one.number for one in segments if one.damaged}
-        select = "SELECT process, page, by_process, by_page FROM kilburn.citation WHERE tenant = %s"
+        select = "SELECT segment, page, citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s"
         there = {(segment, page, by, citer) for segment, page, by, citer in self._own(select) if by in known - damaged}
 
         def content(segment: int, page: int) -> tuple[object] | None:
-            found = self._own("SELECT content FROM kilburn.page WHERE tenant = %s AND process = %s AND id = %s", segment, page)
+            found = self._own("SELECT content FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = %s", segment, page)
             return (found[0][0],) if found else None
 
         yield from wrong_citations(self._cited, there, damaged, content)
@@ -314,9 +311,8 @@ class Inspection:
         """Rows whose segment is not there."""
         known = [one.number for one in segments]
         for table, segment in OF_SEGMENTS.items():
-            rows = posting_rows(self._version) if table == "posting" else f"kilburn.{table}"
             select = (
-                f"SELECT DISTINCT {segment} FROM {rows} AS every WHERE tenant = %s AND {segment} <> ALL(%s::bigint[]) ORDER BY 1"
+                f"SELECT DISTINCT {segment} FROM kilburn.{table} WHERE tenant = %s AND {segment} <> ALL(%s::bigint[]) ORDER BY 1"
             )
             for (number,) in self._own(select, known):
                 yield Finding(kind="orphan", what=f"rows of {table} whose session is not there: {number}")
@@ -342,9 +338,9 @@ class Inspection:
 
     def _unembedded(self, embedder: int, name: str) -> Iterator[Finding]:
         select = (
-            "SELECT process FROM kilburn.embedded WHERE tenant = %s AND embedder = %s AND EXISTS(SELECT FROM kilburn.passage"
-            " WHERE passage.tenant = embedded.tenant AND passage.id > ((process << 32) | ((%s - done) << 4) | 15)"
-            " AND passage.id < (process + 1) << 32 AND NOT EXISTS(SELECT FROM kilburn.vector"
+            "SELECT segment FROM kilburn.embedded WHERE tenant = %s AND embedder = %s AND EXISTS(SELECT FROM kilburn.passage"
+            " WHERE passage.tenant = embedded.tenant AND passage.id > ((segment << 32) | ((%s - passages_done) << 4) | 15)"
+            " AND passage.id < (segment + 1) << 32 AND NOT EXISTS(SELECT FROM kilburn.vector"
             " WHERE vector.tenant = passage.tenant AND vector.entry = passage.id AND vector.embedder = embedded.embedder))"
         )
         for (segment,) in self._own(select, embedder, PLACES):

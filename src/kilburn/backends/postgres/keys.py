@@ -28,7 +28,7 @@ class StoredKeys:
         self._db = Database(url, patience=patience, durable=True, connections=connections)
         try:
             with connected(url, "reading keys") as connection:
-                schema.migrate(connection, self._db.shown)
+                schema.prepare_schema(connection, self._db.shown)
         except BaseException:
             self._db.close()
             raise

@@ -42,31 +42,22 @@ AHEAD = 1 << 15
 TOGETHER = 512
 """Blocks of which what all words of a query have in them is read at once."""
 
-PACKED = 5
-"""The first version of the schema that has blocks."""
-
-# Before there were blocks, each passage of a word had a row; whoever only reads may still find it so.
-_LOOSE = (
-    f"(SELECT tenant, word, entry >> {BITS} AS block, string_agg(decode(lpad(to_hex("
-    f"((entry & {(1 << BITS) - 1}) >> 7 << 8) | 128 | (entry & 127)), 4, '0'), 'hex'), '' ORDER BY entry) AS lows"
-    f" FROM kilburn.posting GROUP BY tenant, word, entry >> {BITS})"
-)
 _FIRST = (
     "SELECT asked.place, block, lows FROM unnest(%s::bytea[]) WITH ORDINALITY AS asked(word, place)"
     " CROSS JOIN unnest(%s::bigint[], %s::bigint[]) WITH ORDINALITY AS range(low, high, place)"
     " CROSS JOIN LATERAL (SELECT block, lows, sum(length(lows)) OVER (ORDER BY block) - length(lows) AS before"
-    " FROM (SELECT block, lows FROM {posting} AS every WHERE tenant = %s AND word = asked.word"
+    " FROM (SELECT block, lows FROM kilburn.posting WHERE tenant = %s AND word = asked.word"
     " AND block BETWEEN low AND high ORDER BY block LIMIT %s) AS one) AS found"
     " WHERE before < %s ORDER BY asked.place, range.place, block"
 )
 _OF_THESE = (
-    "SELECT word, block, lows FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND block = ANY(%s::bigint[])"
+    "SELECT word, block, lows FROM kilburn.posting WHERE tenant = %s AND word = ANY(%s::bytea[]) AND block = ANY(%s::bigint[])"
 )
 # Each block is looked up by itself (OFFSET 0): a join would read the words of all.
 _TOGETHER = (
-    "SELECT first.block, word, lows FROM (SELECT block FROM {posting} AS every WHERE tenant = %s AND word = %s"
+    "SELECT first.block, word, lows FROM (SELECT block FROM kilburn.posting WHERE tenant = %s AND word = %s"
     " AND block BETWEEN %s AND %s ORDER BY block LIMIT %s) AS first CROSS JOIN LATERAL (SELECT word, lows"
-    " FROM {posting} AS every WHERE tenant = %s AND word = ANY(%s::bytea[]) AND every.block = first.block OFFSET 0) AS own"
+    " FROM kilburn.posting WHERE tenant = %s AND word = ANY(%s::bytea[]) AND posting.block = first.block OFFSET 0) AS own"
     " ORDER BY first.block"
 )
 # The newest passages of a segment come first. Each row is looked up by itself, whatever is known of the table: an UPDATE would
@@ -150,11 +141,6 @@ def entries_in(block: int, lows: bytes) -> list[int]:
     return [first | known(low, -1) for low in memoryview(lows)[: len(lows) & ~1].cast("H")]
 
 
-def posting_rows(version: int) -> str:
-    """What has tenant, word, block and lows, in a schema of this version."""
-    return "kilburn.posting" if version >= PACKED else _LOOSE
-
-
 def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int], list[bytes]]:
     """Words and entries as rows: words, blocks and lows, in the order in which everyone locks them."""
     rows: dict[tuple[bytes, int], list[int]] = {}
@@ -207,15 +193,12 @@ class Postings(RankedIndex):
     """Looks words up for one search.
 
     Args:
-        version: of the schema.
         ahead: entries of each word that are read at once.
     """
 
-    def __init__(self, statements: Statements, tenant: int, version: int, *, ahead: int = AHEAD) -> None:
+    def __init__(self, statements: Statements, tenant: int, *, ahead: int = AHEAD) -> None:
         self._split, self._stem = _tokenizers._split, _tokenizers._stem
         self._statements, self._tenant, self._ahead = statements, tenant, ahead
-        posting = posting_rows(version)
-        self._first, self._of_these, self._together = (each.format(posting=posting) for each in (_FIRST, _OF_THESE, _TOGETHER))
         self._rows: dict[str, dict[int, bytes]] = {}
         """What is known of words, by block."""
         self._whole: set[str] = set()
@@ -274,7 +257,7 @@ class Postings(RankedIndex):
             self._blocks |= blocks
             for other in self._rows.keys() - self._whole - {word}:
                 words.setdefault(self._key(other), []).append(other)
-        for key, block, lows in self._statements.rows(self._of_these, self._tenant, list(words), sorted(blocks)):
+        for key, block, lows in self._statements.rows(_OF_THESE, self._tenant, list(words), sorted(blocks)):
             for other in words[key]:
                 self._rows[other][block] = lows
 
@@ -295,7 +278,7 @@ class Postings(RankedIndex):
         # A block in which a range begins may have entries before it. None of a block's rows is empty.
         enough = max(ahead, _each(ranges, depth) + BLOCK)
         place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, ROWS + BLOCK
-        rows = self._statements.rows(self._first, list(map(self._key, words)), *place, 2 * enough)
+        rows = self._statements.rows(_FIRST, list(map(self._key, words)), *place, 2 * enough)
         found: list[list[tuple[int, bytes]]] = [[] for _ in words]
         for number, block, lows in rows:
             found[number - 1].append((block, lows))
@@ -309,7 +292,7 @@ class Postings(RankedIndex):
         words = list({word, *every, *some})
         while True:
             place = self._tenant, word, first, high >> BITS, stretch
-            rows = self._statements.rows(self._together, *place, self._tenant, words)
+            rows = self._statements.rows(_TOGETHER, *place, self._tenant, words)
             blocks: dict[int, dict[bytes, set[int]]] = {}
             for block, one, lows in rows:
                 blocks.setdefault(block, {})[one] = set(entries_in(block, lows))

@@ -57,36 +57,36 @@ CHUNK = 1000
 FEW_EVENTS = 16
 """Events that are read first: what a session was made of stands among them."""
 
-_PAGE = "page.process, page.id, meta, page.seal, convert_to(at, 'UTF8'), pinned, mark, until, stand"
-_OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND process = %s ORDER BY id"
+_PAGE = "page.segment, page.id, record, page.seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal"
+_OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND segment = %s ORDER BY id"
 # Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
 _WANTED = (
-    "unnest(%s::bigint[], %s::bigint[]) AS wanted(process, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
-    " AND page.process = wanted.process AND page.id = wanted.id OFFSET 0) AS page"
+    "unnest(%s::bigint[], %s::bigint[]) AS wanted(segment, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
+    " AND page.segment = wanted.segment AND page.id = wanted.id OFFSET 0) AS page"
 )
 _OF_KEYS = f"SELECT {_PAGE} FROM {_WANTED}"
 # By their names (OFFSET 0), and not through all of the tenant's because these are in order.
 _UNDER = (
-    f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
+    f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
     " AS own ORDER BY id"
 )
-_ALL = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s ORDER BY id"
+_ALL = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id"
 _SOME = (
     "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
-    f" (SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id OFFSET 0) AS own"
+    f" (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id OFFSET 0) AS own"
 )
-_NAMED = f"SELECT {SEGMENT} FROM kilburn.process WHERE tenant = %s AND name = %s"
-_LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND process = %s AND number = %s"
+_NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
+_LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 # Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
 _WAITING = (
-    "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.process"
-    " LEFT JOIN kilburn.embedded ON embedded.tenant = process.tenant AND embedded.process = process.id AND embedder = %s"
-    " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = process.tenant"
-    " AND passage.id BETWEEN (process.id << 32) AND ((process.id << 32) | ((%s - coalesce(done, 0)) << 4) | 15)"
+    "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.segment"
+    " LEFT JOIN kilburn.embedded ON embedded.tenant = segment.tenant AND embedded.segment = segment.id AND embedder = %s"
+    " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = segment.tenant"
+    " AND passage.id BETWEEN (segment.id << 32) AND ((segment.id << 32) | ((%s - coalesce(passages_done, 0)) << 4) | 15)"
     " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
     " OFFSET 0)"
     " ORDER BY passage.id DESC LIMIT %s) AS waits"
-    " WHERE process.tenant = %s AND passages > coalesce(done, 0){among} ORDER BY process.id DESC, waits.id DESC LIMIT %s"
+    " WHERE segment.tenant = %s AND passages > coalesce(passages_done, 0){among} ORDER BY segment.id DESC, waits.id DESC LIMIT %s"
 )
 
 
@@ -103,7 +103,8 @@ class Postgres:
 
     Raises:
         StoreUnavailable: the server cannot be reached, or lets this user not in.
-        StoreVersion: a server that is too old, or a store of a newer Kilburn. StoreCorrupt: another's schema.
+        StoreVersion: a server that is too old, or a store of a newer Kilburn or of a development version.
+        StoreCorrupt: another's schema.
         StoreReadOnly: the user lacks a right, or the server is a replica.
         StoreError: `readonly`, and there is no store. SpecError: no URL, or no name of a tenant.
     """
@@ -127,8 +128,6 @@ class Postgres:
         self._unsynced: dict[int, tuple[int, bytes]] = {}
         self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
         self.path = self._db.shown
-        # How far the schema is; who only reads leaves it as it is.
-        self._version = len(schema.MIGRATIONS)
         # Where pgvector is, if the server searches by meaning.
         self._halves = ""
         self._opened = OpenPlace()
@@ -147,12 +146,11 @@ class Postgres:
         with connected(self._url, "opening") as connection:
             if self.readonly:
                 schema.check_server(connection, self.path)
-                self._version = schema.version(connection, self.path)
-                if self._version == 0:
+                if schema.schema_number(connection, self.path) == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
                 self._halves = halves.found_halves(connection)
             else:
-                schema.migrate(connection, self.path)
+                schema.prepare_schema(connection, self.path)
                 self._halves = halves.add_halves(connection)
             return schema.tenant_number(connection, self.tenant, create=not self.readonly)
 
@@ -267,7 +265,7 @@ class Postgres:
     def _is_mine(self, statements: Statements, segment: int, mark: bytes) -> bool:
         """Whether a write with this mark was done. Others may have gone on with the segment since."""
         # The row is free when the transaction that may have done it has ended.
-        select = "SELECT writer FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+        select = "SELECT writer FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
         found = statements.row(select, self._number, segment)
         return found is not None and writing.has_mark(found[0], mark)
 
@@ -299,8 +297,8 @@ class Postgres:
             return SEALS.pages_of(
                 SEALS.segment_of(found).whole(),
                 (
-                    (number, SEALS.page_of(one, number, meta, seal), SEALS.state_of(one, number, *state))
-                    for one, number, meta, seal, *state in rows.fetchall()
+                    (number, SEALS.page_of(one, number, record, seal), SEALS.state_of(one, number, *state))
+                    for one, number, record, seal, *state in rows.fetchall()
                 ),
             )
 
@@ -329,8 +327,8 @@ class Postgres:
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out."""
         made = {}
-        for key, (segment, number, meta, seal, *values) in self._rows(keys).items():
-            page, state = SEALS.page_of(segment, number, meta, seal), SEALS.state_of(segment, number, *values)
+        for key, (segment, number, record, seal, *values) in self._rows(keys).items():
+            page, state = SEALS.page_of(segment, number, record, seal), SEALS.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
@@ -341,8 +339,8 @@ class Postgres:
         """See `Backend`."""
         try:
             return {
-                key: (page_of(meta), state_of(at, pinned, mark, until))
-                for key, (_, _, meta, _, at, pinned, mark, until, _) in self._rows(keys).items()
+                key: (page_of(record), state_of(place, pinned, importance, valid_until))
+                for key, (_, _, record, _, place, pinned, importance, valid_until, _) in self._rows(keys).items()
             }
         except UNREADABLE as error:
             raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
@@ -351,8 +349,8 @@ class Postgres:
         """See `Backend`."""
         wanted = set(pages)
         select = (
-            "SELECT by_process, by_page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
-            f" AND NOT {citations.LEAVES}"
+            "SELECT citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
+            f" AND page = ANY(%s::bigint[]) AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
@@ -375,7 +373,7 @@ class Postgres:
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
         """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
-        select = "SELECT call, id FROM kilburn.page WHERE tenant = %s AND process = %s AND call IS NOT NULL"
+        select = "SELECT call, id FROM kilburn.page WHERE tenant = %s AND segment = %s AND call IS NOT NULL"
         if among is None:
             rows = self._ask(f"{select} ORDER BY id", self._number, segment)
         else:
@@ -389,13 +387,13 @@ class Postgres:
 
     def forgotten(self, segment: int) -> list[int]:
         """The ids of the pages of a segment that are forgotten, in order."""
-        select = "SELECT id FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL ORDER BY id"
+        select = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL ORDER BY id"
         return [page for (page,) in self._ask(select, self._number, segment)]
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
         """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
         select = (
-            "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND head <= %s"
+            "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND head <= %s"
             " ORDER BY head DESC LIMIT 1"
         )
 
@@ -423,7 +421,7 @@ class Postgres:
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         of = statements.send(_SOME, [segment], self._number)
-        where = "tenant = %s AND process = %s AND number > %s"
+        where = "tenant = %s AND segment = %s AND number > %s"
         if act is not None:
             # Of notes there is an index.
             kind = "act = 'note' AND act = %s" if act is Act.NOTE else "act = %s"
@@ -475,7 +473,7 @@ class Postgres:
         """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
 
         def do(statements: Statements) -> list[Passage]:
-            index = Postings(statements, self._number, self._version)
+            index = Postings(statements, self._number)
             if segments is None:
                 known = {one.number: one for one in self._segments(statements)}
                 extents, apart = Extents(_made(known.values())), False
@@ -498,7 +496,7 @@ class Postgres:
         def do(statements: Statements) -> list[list[Passage]]:
             if not self._whole(statements, [segment]):
                 return [[] for _ in wanted]
-            index = Postings(statements, self._number, self._version)
+            index = Postings(statements, self._number)
             found = [index.newest(every, some, segment, limit) for every, some in wanted]
             spans = index.spans(list({number for numbers in found for number in numbers}))
             known = {number: _passage(number, *of) for number, of in spans.items()}
@@ -514,8 +512,8 @@ class Postgres:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
         wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
         select = (
-            f"SELECT page.process, page.id, passage.id, start, stop FROM {_WANTED}"
-            " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first AND last"
+            f"SELECT page.segment, page.id, passage.id, start, stop FROM {_WANTED}"
+            " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first_passage AND last_passage"
             " WHERE passage.page = page.id ORDER BY passage.id DESC"
         )
 
@@ -534,7 +532,7 @@ class Postgres:
         numbers = list(entries)
 
         def do(statements: Statements) -> dict[int, Passage]:
-            spans = Postings(statements, self._number, self._version).spans(numbers)
+            spans = Postings(statements, self._number).spans(numbers)
             whole = self._whole(statements, (number >> 32 for number in spans))
             return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
 
@@ -547,7 +545,7 @@ class Postgres:
         not what was written is passed over, and is added to `damaged`."""
         name = check_name(embedder, "embedder").encode()
         texts = (
-            f"SELECT page.process, page.id, size, codec, data, digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT *"
+            f"SELECT page.segment, page.id, size, codec, data, digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT *"
             " FROM kilburn.content WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS content"
         )
 
@@ -603,7 +601,7 @@ class Postgres:
         segments = sorted({entry >> 32 for entry in rows})
         statements.send(
             "SELECT FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
-            " (SELECT FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id FOR SHARE) AS own",
+            " (SELECT FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id FOR SHARE) AS own",
             segments,
             self._number,
         )
@@ -637,16 +635,16 @@ class Postgres:
 
     def _advance(self, statements: Statements, embedder: int, segment: int) -> None:
         """Note how many of a segment's first passages do not wait any more."""
-        among = _WAITING.format(among=" AND process.id = %s")
+        among = _WAITING.format(among=" AND segment.id = %s")
         waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
         if waits is not None:
             done = number_of(waits[0])
         else:
-            select = "SELECT passages FROM kilburn.process WHERE tenant = %s AND id = %s"
+            select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
             ((done,),) = statements.rows(select, self._number, segment)
         statements.send(
-            "INSERT INTO kilburn.embedded(tenant, embedder, process, done) VALUES(%s, %s, %s, %s)"
-            " ON CONFLICT(tenant, embedder, process) DO UPDATE SET done = excluded.done",
+            "INSERT INTO kilburn.embedded(tenant, embedder, segment, passages_done) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, embedder, segment) DO UPDATE SET passages_done = excluded.passages_done",
             *(self._number, embedder, segment, done),
         )
 
@@ -715,15 +713,15 @@ class Postgres:
         """See `Backend`."""
         self._check_writes()
         fits = (
-            "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND process = %s)"
-            " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL)"
-            " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND process = %s AND at = %s AND last))"
+            "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND segment = %s)"
+            " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)"
+            " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last))"
         )
         own = self._number, segment
 
         def do(statements: Statements) -> bool:
             # Who writes to the session waits; its next write is not this one's concern.
-            select = "SELECT 1 FROM kilburn.process WHERE tenant = %s AND id = %s FOR UPDATE"
+            select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
             there = statements.send(select, *own)
             answer = statements.send(fits, page, *own, *own, after, *own, after)
             if there.fetchone() is None or answer.fetchone() is None:
@@ -736,24 +734,24 @@ class Postgres:
     def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
         """See `Backend`."""
         select = (
-            "SELECT name, at, (SELECT max(at) FROM kilburn.history AS own"
-            " WHERE own.tenant = history.tenant AND own.process = history.process)"
-            " FROM kilburn.history JOIN kilburn.process ON process.tenant = history.tenant AND process.id = history.process"
-            " WHERE history.tenant = %s AND digest = %s ORDER BY last DESC, history.process DESC LIMIT %s"
+            "SELECT name, message, (SELECT max(message) FROM kilburn.history AS own"
+            " WHERE own.tenant = history.tenant AND own.segment = history.segment)"
+            " FROM kilburn.history JOIN kilburn.segment ON segment.tenant = history.tenant AND segment.id = history.segment"
+            " WHERE history.tenant = %s AND digest = %s ORDER BY is_last DESC, history.segment DESC LIMIT %s"
         )
         return [
-            HistoryOwner(name=name.decode(), at=at, count=count)
-            for name, at, count in self._ask(select, self._number, digest, limit)
+            HistoryOwner(name=name.decode(), at=message, count=count)
+            for name, message, count in self._ask(select, self._number, digest, limit)
         ]
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
         """See `Backend`."""
         select = (
-            "SELECT name FROM kilburn.process WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s))"
+            "SELECT name FROM kilburn.segment WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s))"
             " AND owner = %s AND kind = 'session' AND pages > 0"
-            " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = process.tenant AND history.process = process.id"
-            " AND last AND page = (SELECT max(page.id) FROM kilburn.page"
-            " WHERE page.tenant = process.tenant AND page.process = process.id)) ORDER BY used DESC LIMIT %s"
+            " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = segment.tenant AND history.segment = segment.id"
+            " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
+            " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
         )
         names = [one.encode() for one in (root, f"{root}~", f"{root}~:", user)]
         found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
@@ -761,8 +759,6 @@ class Postgres:
 
     def settings(self) -> dict[str, str]:
         """What is kept for the tenant as a whole, by its name. A damaged one is left out."""
-        if self._version < schema.KEEPS:
-            return {}
         select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
         return {
             name.decode(): value.decode()
@@ -834,7 +830,7 @@ class Postgres:
 
     def scrub(self, *, repair: bool = False) -> list[str]:
         """See `Backend`."""
-        return self._chilling.scrub(repair=repair) if self._version >= schema.KEEPS else []
+        return self._chilling.scrub(repair=repair)
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
@@ -842,28 +838,27 @@ class Postgres:
 
         def do(statements: Statements) -> list[Finding]:
             cold = PostgresColdRows(statements, self._number, self._opened)
-            return Inspection(statements, self._number, cold, self._version).findings()
+            return Inspection(statements, self._number, cold).findings()
 
         found = self._db.read("checking", do, long=True)
         with connected(self._url, "checking") as connection:
             found += orphans(connection)
-        if self._version >= schema.KEEPS:
-            try:
-                # The texts themselves have been read already.
-                wrong = self._chilling.wrong(repair=False, read=False)
-                found += [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
-            except KilburnError as error:
-                found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
+        try:
+            # The texts themselves have been read already.
+            wrong = self._chilling.wrong(repair=False, read=False)
+            found += [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
+        except KilburnError as error:
+            found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
         return found
 
     def unreached(self) -> tuple[str, ...]:
         """Where the server and the cold place, by their own account, may still hold what is erased."""
         places = self._db.read("reading", lambda statements: held(statements, self._number))
-        return places + (self._chilling.unreached() if self._version >= schema.KEEPS else ())
+        return places + self._chilling.unreached()
 
     def cold(self) -> dict[str, int]:
         """See `Backend`."""
-        return self._chilling.cold() if self._version >= schema.KEEPS else {}
+        return self._chilling.cold()
 
     def _read_cold(self, do: Callable[[ColdRows], T]) -> T:
         return self._db.read("reading", lambda statements: do(PostgresColdRows(statements, self._number, self._opened)))

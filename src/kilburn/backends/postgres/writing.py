@@ -34,41 +34,41 @@ MARK = 8
 MARKS = 8
 """Marks that a segment keeps, of its last writes: who lost a reply finds its own, though others have gone on by then."""
 
-TALLY = "used, head, pages, tokens, passages, characters"
+COUNTERS = "used, head, pages, tokens, passages, characters"
 
-SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {TALLY}, tally"
+SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {COUNTERS}, counters_seal"
 """The columns of a segment as `Seals.segment_of` takes them."""
 
 # Each is looked up by itself, in the order in which it is given. Before PostgreSQL 17, and without statistics of the table,
 # "id = ANY" would read all segments of the tenant.
 _LOCK = (
     "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
-    f" (SELECT {SEGMENT}, epoch FROM kilburn.process WHERE tenant = %s AND process.id = wanted.id FOR UPDATE{{wait}}) AS own"
+    f" (SELECT {SEGMENT}, epoch FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id FOR UPDATE{{wait}}) AS own"
 )
 
 _CITED = (
-    "SELECT cited.process, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own"
-    f" CROSS JOIN (VALUES(cited.page), ({citations.WHOLE})) AS named(page) WHERE own.tenant = %s AND own.process = cited.process"
-    " AND own.page = named.page AND own.by_process = cited.process AND own.by_page = named.page)"
-    " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(process, page)"
-    " LEFT JOIN kilburn.page ON page.tenant = %s AND page.process = cited.process AND page.id = cited.page"
+    "SELECT cited.segment, cited.page, page.id, page.content IS NULL, EXISTS(SELECT FROM kilburn.citation AS own"
+    f" CROSS JOIN (VALUES(cited.page), ({citations.WHOLE})) AS named(page) WHERE own.tenant = %s AND own.segment = cited.segment"
+    " AND own.page = named.page AND own.citing_segment = cited.segment AND own.citing_page = named.page)"
+    " FROM unnest(%s::bigint[], %s::bigint[]) AS cited(segment, page)"
+    " LEFT JOIN kilburn.page ON page.tenant = %s AND page.segment = cited.segment AND page.id = cited.page"
 )
 _GOING = (
-    "WITH RECURSIVE going(process, page) AS (SELECT * FROM unnest(%s::bigint[], %s::bigint[]) UNION"
-    " SELECT by_process, by_page FROM going CROSS JOIN LATERAL (SELECT by_process, by_page FROM kilburn.citation"
-    " WHERE tenant = %s AND citation.process = going.process AND citation.page = going.page OFFSET 0) AS citing)"
-    " SELECT process, page FROM going"
+    "WITH RECURSIVE going(segment, page) AS (SELECT * FROM unnest(%s::bigint[], %s::bigint[]) UNION"
+    " SELECT citing_segment, citing_page FROM going CROSS JOIN LATERAL (SELECT citing_segment, citing_page FROM kilburn.citation"
+    " WHERE tenant = %s AND citation.segment = going.segment AND citation.page = going.page OFFSET 0) AS citing)"
+    " SELECT segment, page FROM going"
 )
 _UNCITED = (
-    "SELECT by_process, by_page, page FROM kilburn.citation WHERE tenant = %s AND process = %s AND page = ANY(%s::bigint[])"
-    " AND by_process <> %s LIMIT 1"
+    "SELECT citing_segment, citing_page, page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
+    " AND page = ANY(%s::bigint[]) AND citing_segment <> %s LIMIT 1"
 )
 _PAGES = (
-    "SELECT page.id, first, last, meta, page.seal, content, extra, content.size, content.codec, content.data"
+    "SELECT page.id, first_passage, last_passage, record, page.seal, content, extra, content.size, content.codec, content.data"
     " FROM kilburn.page LEFT JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
-    " WHERE page.tenant = %s AND page.process = %s AND page.id = ANY(%s::bigint[])"
+    " WHERE page.tenant = %s AND page.segment = %s AND page.id = ANY(%s::bigint[])"
 )
-_KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND process = %s AND id = ANY(%s::bigint[])"
+_KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
 _TEXTS = "SELECT digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
 
 # What is said again will be read: a text that is cold comes back.
@@ -80,45 +80,49 @@ _ADD_CONTENT = (
     " SELECT * FROM new ON CONFLICT DO NOTHING"
 )
 _ADD_PAGES = (
-    "INSERT INTO kilburn.page(tenant, process, id, content, extra, call, at, pinned, mark, until, stand, first, last, meta, seal)"
+    "INSERT INTO kilburn.page(tenant, segment, id, content, extra, call, place, pinned, importance, valid_until, state_seal,"
+    " first_passage, last_passage, record, seal)"
     " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[], %s::bytea[], %s::text[], %s::bigint[],"
     " %s::double precision[], %s::double precision[], %s::bytea[], %s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])"
 )
 _SET_RANGES = (
-    "UPDATE kilburn.page SET first = new.first, last = new.last"
-    " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new(id, first, last)"
-    " WHERE tenant = %s AND process = %s AND page.id = new.id"
+    "UPDATE kilburn.page SET first_passage = new.first_passage, last_passage = new.last_passage"
+    " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS new(id, first_passage, last_passage)"
+    " WHERE tenant = %s AND segment = %s AND page.id = new.id"
 )
 _SET_STATES = (
-    "UPDATE kilburn.page SET at = new.at, pinned = new.pinned, mark = new.mark, until = new.until, stand = new.stand"
+    "UPDATE kilburn.page SET place = new.place, pinned = new.pinned, importance = new.importance, valid_until = new.valid_until,"
+    " state_seal = new.state_seal"
     " FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[], %s::double precision[], %s::bytea[])"
-    " AS new(id, at, pinned, mark, until, stand) WHERE tenant = %s AND process = %s AND page.id = new.id"
+    " AS new(id, place, pinned, importance, valid_until, state_seal) WHERE tenant = %s AND segment = %s AND page.id = new.id"
 )
 _ADD_EVENTS = (
-    "INSERT INTO kilburn.event(tenant, process, number, act, body, seal)"
+    "INSERT INTO kilburn.event(tenant, segment, number, act, body, seal)"
     " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[])"
 )
 _ADD_MENTIONS = (
-    "INSERT INTO kilburn.mention(tenant, process, node, event)"
+    "INSERT INTO kilburn.mention(tenant, segment, node, event)"
     " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
 )
 _ADD_REPLIES = (
-    "INSERT INTO kilburn.history(tenant, process, at, digest, last, page)"
-    " SELECT %s, %s, at, digest, false, 0 FROM unnest(%s::bigint[], %s::bytea[]) AS new(at, digest) ON CONFLICT DO NOTHING"
+    "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page)"
+    " SELECT %s, %s, message, digest, false, 0 FROM unnest(%s::bigint[], %s::bytea[]) AS new(message, digest)"
+    " ON CONFLICT DO NOTHING"
 )
 _ADD_CITATIONS = (
-    "INSERT INTO kilburn.citation(tenant, process, page, by_process, by_page)"
+    "INSERT INTO kilburn.citation(tenant, segment, page, citing_segment, citing_page)"
     " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) ON CONFLICT DO NOTHING"
 )
 _REMOVE_CITATIONS = (
-    "DELETE FROM kilburn.citation USING (SELECT %s::bigint AS tenant, * FROM"
-    " unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS former(process, page, by_process, by_page)) AS gone"
-    " WHERE citation.tenant = gone.tenant AND citation.process = gone.process AND citation.page = gone.page"
-    " AND citation.by_process = gone.by_process AND citation.by_page = gone.by_page"
+    "DELETE FROM kilburn.citation USING (SELECT %s::bigint AS tenant, *"
+    " FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])"
+    " AS former(segment, page, citing_segment, citing_page)) AS gone"
+    " WHERE citation.tenant = gone.tenant AND citation.segment = gone.segment AND citation.page = gone.page"
+    " AND citation.citing_segment = gone.citing_segment AND citation.citing_page = gone.citing_page"
 )
 _END = (
-    "UPDATE kilburn.process SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s, tally = %s,"
-    f" epoch = %s, writer = substring(%s || writer FOR {MARK * MARKS}) WHERE tenant = %s AND id = %s"
+    "UPDATE kilburn.segment SET used = %s, head = %s, pages = %s, tokens = %s, passages = %s, characters = %s,"
+    f" counters_seal = %s, epoch = %s, writer = substring(%s || writer FOR {MARK * MARKS}) WHERE tenant = %s AND id = %s"
 )
 
 
@@ -133,9 +137,9 @@ def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
 
 
-def set_tally(statements: Statements, tenant: int, segment: int, tally: Sequence[float], epoch: int, writer: bytes) -> None:
+def set_counters(statements: Statements, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
-    statements.send(_END, *tally, seal_of("tally", segment, *tally), epoch, writer, tenant, segment)
+    statements.send(_END, *counters, seal_of("counters", segment, *counters), epoch, writer, tenant, segment)
 
 
 def has_mark(writer: bytes, mark: bytes) -> bool:
@@ -210,8 +214,8 @@ class Writing:
         if there is not None:
             self._check_cited(there.fetchall(), segments)
         if citer is not None and (found := citer.fetchone()) is not None:
-            by, by_page, page = found
-            what = f"{address_of(page)} of segment {segment} is cited by {address_of(by_page)} of segment {by}"
+            by, citing_page, page = found
+            what = f"{address_of(page)} of segment {segment} is cited by {address_of(citing_page)} of segment {by}"
             raise StoreStale(what, advice="forget what cites it first, then do it again")
         if texts is not None and (lost := set(missing) - {key for (key,) in texts.fetchall()}):
             raise StoreError(f"no text for digest {min(lost).hex()}", advice="put it into the batch's texts")
@@ -251,7 +255,7 @@ class Writing:
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
         passages = [entry for some in entries.values() for entry in some]
-        set_tally(
+        set_counters(
             self._statements,
             *self._own,
             (
@@ -297,10 +301,12 @@ class Writing:
         if not new or (not said.after and min(new) == 1):
             return None
         if said.after:
-            kept = "SELECT 1 FROM kilburn.history WHERE tenant = %s AND process = %s AND at = %s AND last AND page = %s"
+            kept = (
+                "SELECT 1 FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last AND last_page = %s"
+            )
             return self._statements.send(kept, *self._own, said.after, min(new) - 1)
         return self._statements.send(
-            "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND process = %s AND content IS NULL)",
+            "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)",
             *self._own,
         )
 
@@ -362,10 +368,10 @@ class Writing:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
             own: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
-            stand = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
+            state = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
             content, extra = (wanted[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
-            pages.append((page.id, content, extra, call, *stand, own[-1][0], own[0][0], *record))
+            pages.append((page.id, content, extra, call, *state, own[-1][0], own[0][0], *record))
         self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
@@ -411,7 +417,7 @@ class Writing:
         replaced = self._statements.rows(
             "UPDATE kilburn.event SET body = new.body, seal = new.seal"
             " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
-            " WHERE tenant = %s AND process = %s AND event.number = new.number AND event.act = new.act RETURNING event.number",
+            " WHERE tenant = %s AND segment = %s AND event.number = new.number AND event.act = new.act RETURNING event.number",
             *(list(column) for column in zip(*made, strict=True)),
             *self._own,
         )
@@ -425,8 +431,8 @@ class Writing:
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""
         keep = (
-            "UPDATE kilburn.checkpoint SET kept = true WHERE tenant = %s AND process = %s AND head = (SELECT max(head)"
-            " FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND head <= %s)"
+            "UPDATE kilburn.checkpoint SET forked = true WHERE tenant = %s AND segment = %s AND head = (SELECT max(head)"
+            " FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND head <= %s)"
         )
         self._statements.send(keep, self._tenant, above[0], self._tenant, *above)
 
@@ -434,10 +440,10 @@ class Writing:
         head = self._batch.head + len(self._batch.events)
         codec, data = pack(checkpoint)
         seal = seal_of("checkpoint", self._segment, head, len(checkpoint), codec, data)
-        delete = "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND process = %s AND (NOT kept OR head = %s)"
+        delete = "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND (NOT forked OR head = %s)"
         self._statements.send(delete, *self._own, head)
         insert = (
-            "INSERT INTO kilburn.checkpoint(tenant, process, head, kept, size, codec, data, seal)"
+            "INSERT INTO kilburn.checkpoint(tenant, segment, head, forked, size, codec, data, seal)"
             " VALUES(%s, %s, %s, false, %s, %s, %s, %s)"
         )
         self._statements.send(insert, *self._own, head, len(checkpoint), codec, data, seal)
@@ -448,27 +454,29 @@ class Writing:
         contents: set[bytes] = set()
         cited: set[citations.Citation] = set()
         blank = []
-        for number, _, _, meta, seal, content, extra, *_ in pages:
-            page = SEALS.page(self._segment, number, meta, seal)
+        for number, _, _, record, seal, content, extra, *_ in pages:
+            page = SEALS.page(self._segment, number, record, seal)
             words.update(telling_words(page))
             contents.update(key for key in (content, extra) if key is not None)
             cited.update(citations.citations_of(self._segment, stored.kind, page))
             cited.add(citations.mark_of(self._segment, number))
-            stand = stand_of(self._segment, number, State(Place.DROPPED))
-            blank.append((number, *stand, *self._sealed_record(tombstone_of(page))))
+            state = stand_of(self._segment, number, State(Place.DROPPED))
+            blank.append((number, *state, *self._sealed_record(tombstone_of(page))))
         remove_citations(self._statements, self._tenant, cited)
         if blank:
             send(
-                "UPDATE kilburn.page SET content = NULL, extra = NULL, call = NULL, at = new.at, pinned = new.pinned,"
-                " mark = new.mark, until = new.until, stand = new.stand, meta = new.meta, seal = new.seal"
+                "UPDATE kilburn.page SET content = NULL, extra = NULL, call = NULL, place = new.place, pinned = new.pinned,"
+                " importance = new.importance, valid_until = new.valid_until, state_seal = new.state_seal, record = new.record,"
+                " seal = new.seal"
                 " FROM unnest(%s::bigint[], %s::text[], %s::bigint[], %s::double precision[], %s::double precision[],"
-                " %s::bytea[], %s::bytea[], %s::bytea[]) AS new(id, at, pinned, mark, until, stand, meta, seal)"
-                " WHERE tenant = %s AND process = %s AND page.id = new.id",
+                " %s::bytea[], %s::bytea[], %s::bytea[]) AS new(id, place, pinned, importance, valid_until,"
+                " state_seal, record, seal)"
+                " WHERE tenant = %s AND segment = %s AND page.id = new.id",
                 *(list(column) for column in zip(*blank, strict=True)),
                 *self._own,
             )
             # A digest of a forgotten text does not stay, and neither do those that come after it. A reply's key says nothing.
-            send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s AND at > 0", *self._own)
+            send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *self._own)
         remove_unused(self._statements, self._tenant, sorted(contents))
         # An object that is just being written to the cold place may hold its words: whoever writes it finds this out.
         self._cold.give_up()
@@ -487,7 +495,7 @@ class Writing:
             self._statements.send(
                 "UPDATE kilburn.event SET body = new.body, seal = new.seal"
                 " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(number, body, seal)"
-                " WHERE tenant = %s AND process = %s AND event.number = new.number",
+                " WHERE tenant = %s AND segment = %s AND event.number = new.number",
                 *(list(column) for column in zip(*blanked, strict=True)),
                 *self._own,
             )
@@ -512,7 +520,7 @@ def events_naming(statements: Statements, tenant: int, segment: int, pages: Iter
     """The numbers of the events that may name any of these pages, in order."""
     select = (
         "SELECT DISTINCT event FROM kilburn.mention"
-        " WHERE tenant = %s AND process = %s AND node = ANY(%s::bigint[]) ORDER BY event"
+        " WHERE tenant = %s AND segment = %s AND node = ANY(%s::bigint[]) ORDER BY event"
     )
     return [number for (number,) in statements.rows(select, tenant, segment, mentions.nodes_of(pages))]
 
@@ -525,7 +533,7 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
     """
     select = (
         "SELECT number, convert_to(act, 'UTF8'), body, seal FROM kilburn.event"
-        " WHERE tenant = %s AND process = %s AND number = ANY(%s::bigint[]) ORDER BY number"
+        " WHERE tenant = %s AND segment = %s AND number = ANY(%s::bigint[]) ORDER BY number"
     )
     found = statements.rows(select, tenant, segment.number, list(numbers)) if numbers else []
     if len(found) < len(numbers):
@@ -537,17 +545,19 @@ def put_history(statements: Statements, tenant: int, segment: int, digests: Sequ
     """Keep the digests of a session behind its first ones, which are kept."""
     own = tenant, segment
     if not after:
-        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND process = %s AND at > 0", *own)
+        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
     elif not digests:
-        update = "UPDATE kilburn.history SET page = %s WHERE tenant = %s AND process = %s AND at = %s"
+        update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
         statements.send(update, page, *own, after)
     else:
-        statements.send("UPDATE kilburn.history SET last = false WHERE tenant = %s AND process = %s AND at = %s", *own, after)
+        statements.send(
+            "UPDATE kilburn.history SET is_last = false WHERE tenant = %s AND segment = %s AND message = %s", *own, after
+        )
     if digests:
         places = list(range(after + 1, after + len(digests) + 1))
         statements.send(
-            "INSERT INTO kilburn.history(tenant, process, at, digest, last, page)"
-            " SELECT %s, %s, at, digest, at = %s, %s FROM unnest(%s::bigint[], %s::bytea[]) AS new(at, digest)",
+            "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page)"
+            " SELECT %s, %s, message, digest, message = %s, %s FROM unnest(%s::bigint[], %s::bytea[]) AS new(message, digest)",
             *(*own, places[-1], page, places, list(digests)),
         )
 
@@ -562,13 +572,13 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
     )
     stored, owner = name.encode(), user.encode()
     seal = seal_of_segment(number, tenant, stored, float(time), 0, kind.value.encode(), owner)
-    tally = float(time), 0, 0, 0, 0, 0
+    counters = float(time), 0, 0, 0, 0, 0
     insert = (
-        f"INSERT INTO kilburn.process(tenant, id, name, created, kind, owner, seal, {TALLY}, tally, epoch, writer)"
+        f"INSERT INTO kilburn.segment(tenant, id, name, created, kind, owner, seal, {COUNTERS}, counters_seal, epoch, writer)"
         " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, '') ON CONFLICT DO NOTHING RETURNING id"
     )
-    sealed = seal_of("tally", number, *tally)
-    made = statements.row(insert, tenant, number, stored, float(time), kind.value, owner, seal, *tally, sealed)
+    counters_seal = seal_of("counters", number, *counters)
+    made = statements.row(insert, tenant, number, stored, float(time), kind.value, owner, seal, *counters, counters_seal)
     if made is not None:
         return int(number)
     statements.send("UPDATE kilburn.counter SET segments = segments - 1 WHERE tenant = %s", tenant)
@@ -584,7 +594,10 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
     """
     rows = lock(statements, tenant, [segment])
     left = statements.send(
-        "SELECT count(*) FROM kilburn.page WHERE tenant = %s AND process = %s AND at <> %s", tenant, segment, Place.DROPPED.value
+        "SELECT count(*) FROM kilburn.page WHERE tenant = %s AND segment = %s AND place <> %s",
+        tenant,
+        segment,
+        Place.DROPPED.value,
     )
     segments, epochs = locked(rows)
     if segment not in segments:
@@ -593,22 +606,22 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
     if left.fetchall() != [(0,)]:
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
     for statement in (
-        "DELETE FROM kilburn.page WHERE tenant = %s AND process = %s",
-        "DELETE FROM kilburn.event WHERE tenant = %s AND process = %s",
-        "DELETE FROM kilburn.mention WHERE tenant = %s AND process = %s",
-        "DELETE FROM kilburn.history WHERE tenant = %s AND process = %s",
-        "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND process = %s",
-        "DELETE FROM kilburn.embedded WHERE tenant = %s AND process = %s",
+        "DELETE FROM kilburn.page WHERE tenant = %s AND segment = %s",
+        "DELETE FROM kilburn.event WHERE tenant = %s AND segment = %s",
+        "DELETE FROM kilburn.mention WHERE tenant = %s AND segment = %s",
+        "DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s",
+        "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s",
+        "DELETE FROM kilburn.embedded WHERE tenant = %s AND segment = %s",
     ):
         statements.send(statement, tenant, segment)
     remove_citations(statements, tenant, [citations.mark_of(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
-    tally = 0.0, 0, 0, 0, 0, 0
+    counters = 0.0, 0, 0, 0, 0, 0
     statements.send(
-        "UPDATE kilburn.process SET name = %s, created = 0, kind = %s, owner = '', seal = %s, used = %s, head = %s, pages = %s,"
-        " tokens = %s, passages = %s, characters = %s, tally = %s, epoch = %s WHERE tenant = %s AND id = %s",
-        *(name, kind, seal, *tally, seal_of("tally", segment, *tally), epochs[segment] + 1, tenant, segment),
+        "UPDATE kilburn.segment SET name = %s, created = 0, kind = %s, owner = '', seal = %s, used = %s, head = %s, pages = %s,"
+        " tokens = %s, passages = %s, characters = %s, counters_seal = %s, epoch = %s WHERE tenant = %s AND id = %s",
+        *(name, kind, seal, *counters, seal_of("counters", segment, *counters), epochs[segment] + 1, tenant, segment),
     )
     if wipe:
         flag(statements, tenant)

@@ -1,0 +1,207 @@
+"""Providers that demand back what they attached to a message, or take no tools in JSON mode; attachments through the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.talk import said
+from kilburn.gateway.app import Settings, build
+from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.limits import RequestBounds
+from kilburn.testing.upstream import serving
+from tokens.test_media import pdf
+
+Json = dict[str, Any]
+LONG = "The parser drops the last line of the file. " * 40
+
+
+class StrictProvider:
+    """Speaks the chat form. Each call that it makes has a signature and reasoning, and it refuses a history without them.
+
+    `recalls` is how many replies begin with a call of the gateway's own tool.
+    """
+
+    def __init__(self, recalls: int = 0, beside: Json | None = None, tools_with_json: bool = False) -> None:
+        self.recalls, self.tools_with_json = recalls, tools_with_json
+        self.beside = beside or {"reasoning_content": "I should look at p1."}
+        self.issued: dict[str, Json] = {}
+        self.bodies: list[Json] = []
+        self.refused: list[str] = []
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/chat/completions", self.answer, methods=["POST"])])
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        wrong = self.fault(body)
+        if wrong:
+            self.refused.append(wrong)
+            return JSONResponse({"error": {"message": wrong}}, status_code=400)
+        message: Json = {"role": "assistant", "content": "Noted."}
+        finish = "stop"
+        if body.get("tools") and self.recalls and body["messages"][-1]["role"] == "user":
+            self.recalls -= 1
+            call = {
+                "id": f"call_{len(self.issued)}",
+                "type": "function",
+                "function": {"name": "recall", "arguments": '{"address":"p1"}'},
+                "extra_content": {"google": {"thought_signature": "c2ln" * 30}},
+            }
+            self.issued[call["id"]] = {"call": call, "beside": self.beside}
+            message, finish = {"role": "assistant", "content": None, "tool_calls": [call], **self.beside}, "tool_calls"
+        usage = {"prompt_tokens": len(json.dumps(body["messages"])) // 4, "completion_tokens": 5, "total_tokens": 5}
+        head = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
+        if not body.get("stream"):
+            return JSONResponse({**head, "choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})
+        return StreamingResponse(self.events(head, message, finish), media_type="text/event-stream")
+
+    async def events(self, head: Json, message: Json, finish: str) -> Any:
+        calls = [{**call, "index": index} for index, call in enumerate(message.pop("tool_calls", ()))]
+        deltas = [
+            {"role": "assistant"},
+            *({key: value} for key, value in message.items() if value),
+            {"tool_calls": calls} if calls else {},
+        ]
+        for delta in deltas:
+            yield (
+                b"data: "
+                + json.dumps({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}).encode()
+                + b"\n\n"
+            )
+        yield b"data: " + json.dumps({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def fault(self, body: Json) -> str:
+        if body.get("response_format") and body.get("tools") and not self.tools_with_json:
+            return "please choose one of structured output and function declarations"
+        for message in body["messages"]:
+            for call in message.get("tool_calls") or ():
+                issued = next((entry for id, entry in self.issued.items() if id in call["id"]), None)
+                if issued is None:
+                    continue
+                if call.get("extra_content") != issued["call"]["extra_content"]:
+                    return "a function call is missing its thought_signature"
+                if any(message.get(key) != value for key, value in issued["beside"].items()):
+                    return "reasoning must be passed back"
+        return ""
+
+
+class Front:
+    """A gateway before a provider, and a client that appends."""
+
+    def __init__(self, url: str, provider: StrictProvider) -> None:
+        self.url, self.provider, self.talk = url, provider, list[Json]()
+        self.http = httpx2.Client(timeout=600)
+
+    def say(self, content: Any, **more: Any) -> httpx2.Response:
+        self.talk.append({"role": "user", "content": content})
+        answer = self.http.post(f"{self.url}/v1/chat/completions", json={"model": "m", "messages": self.talk, **more})
+        if answer.status_code == 200:
+            self.talk.append(said("Noted."))
+        else:
+            self.talk.pop()
+        return answer
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
+    with ExitStack() as stack:
+
+        def start(provider: StrictProvider, **settings: Any) -> Front:
+            far = stack.enter_context(serving(provider.app))
+            given = {
+                "db": str(tmp_path / "g.db"),
+                "upstream": f"{far}/v1",
+                "tokenizer": "chars/4",
+                "embedder": None,
+                "window": 4000,
+            }
+            app = build(Settings(**{**given, **settings}))
+            made = Front(stack.enter_context(serving(app, **uvicorn_options(RequestBounds()))), provider)
+            stack.callback(made.http.close)
+            return made
+
+        yield start
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"reasoning_content": "I should look at p1."},
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AbCd" * 40, "index": 0}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}]},
+    ],
+    ids=["reasoning_content", "reasoning_details", "thinking chunk"],
+)
+def test_a_reasoning_model_goes_on_after_a_recall(front: Callable[..., Front], beside: Json, stream: bool) -> None:
+    provider = StrictProvider(recalls=3, beside=beside)
+    at = front(provider)
+    for turn in range(14):
+        answer = at.say(f"{turn}: {LONG}", stream=stream)
+        assert answer.status_code == 200, answer.text
+    assert provider.issued
+    assert not provider.refused
+    assert provider.recalls < 3
+
+
+def test_our_tools_never_break_a_request(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    for turn in range(10):
+        answer = at.say(f"{turn}: {LONG}", response_format={"type": "json_object"})
+        assert answer.status_code == 200, answer.text
+    # It was refused once, and is remembered for this kind of request; a plain request is offered the tools.
+    assert len(provider.refused) == 1
+    assert at.say(f"plain: {LONG}").status_code == 200
+    assert provider.bodies[-1]["tools"]
+
+
+def test_a_document_arrives_as_it_was_sent_or_is_refused_by_name(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider, window=12_000)
+    file = {"type": "file", "file": {"filename": "report.pdf", "file_data": f"data:application/pdf;base64,{pdf(1)}"}}
+    for turn in range(12):
+        content = [file, {"type": "text", "text": LONG}] if turn == 3 else f"{turn}: {LONG * 3}"
+        answer = at.say(content)
+        assert answer.status_code == 200, answer.text
+        if turn == 3:
+            assert file in provider.bodies[-1]["messages"][-1]["content"]
+            assert "x-kilburn-warning" not in answer.headers
+    assert not any("in part" in json.dumps(body) and "base64" in json.dumps(body) for body in provider.bodies)
+    assert "report.pdf, 1 page" in json.dumps(provider.bodies[-1])
+    large = {"type": "file", "file": {"filename": "thesis.pdf", "file_data": f"data:application/pdf;base64,{pdf(40)}"}}
+    bodies, talk = len(provider.bodies), len(at.talk)
+    answer = at.say([large])
+    assert answer.status_code == 400
+    assert "thesis.pdf, 40 pages" in answer.json()["error"]["message"]
+    assert len(provider.bodies) == bodies
+    assert len(at.talk) == talk
+    assert at.say("and without it?").status_code == 200
+
+
+def test_what_is_shortened_is_said(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    assert "x-kilburn-warning" not in at.say("short").headers
+    answer = at.say(LONG * 20)
+    assert "p3 shortened" in answer.headers["x-kilburn-warning"]
+    assert "kilburn_shortened_total" in at.http.get(f"{at.url}/metrics").text
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "description": LONG, "parameters": {"type": "object"}}}
+        for n in range(20)
+    ]
+    assert "and the window of 4000 has room for" in at.say("go on", tools=tools).headers["x-kilburn-warning"]

@@ -1,0 +1,117 @@
+"""An attachment is in the prompt whole, or out behind a handle that says what it is; it comes back as it came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kilburn
+from kilburn.errors import LawBroken
+from kilburn.kernel import memory_tools
+from kilburn.kernel.session import Session
+from kilburn.kernel.window import MAX_LABELS
+from kilburn.move import Fold
+from kilburn.testing.laws import check_laws
+from tokens.test_media import PIXEL, document, pdf, wav
+
+REPORT = document(pdf(2), title="report.pdf")
+SOUND = {"type": "input_audio", "input_audio": {"data": wav(3), "format": "wav"}}
+
+
+def opened(policy: str, block: dict[str, Any], path: str = ":memory:", window: int = 16_000) -> Session:
+    session = kilburn.open(path, window=window, policy=policy, tokenizer="claude-opus-4-5").session("s")
+    session.append({"role": "user", "content": [block, {"type": "text", "text": "What is in it?"}]})
+    return session
+
+
+def talk(session: Session, turns: int) -> None:
+    for turn in range(turns):
+        session.append(
+            {"role": "assistant", "content": f"Answer {turn}. " + "The report is long. " * 60},
+            {"role": "user", "content": f"Question {turn}. " + "And what follows from that? " * 60},
+        )
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo", "hybrid", "importance", "lru", "preprocess", "summarize", "tiered"])
+def test_it_is_whole_or_behind_a_handle(policy: str) -> None:
+    session = opened(policy, REPORT)
+    for _ in range(30):
+        talk(session, 1)
+        prompt = session.render(format="messages")
+        sent = json.dumps(list(prompt))
+        if "base64" in sent:
+            assert REPORT in prompt[0]["content"]
+        else:
+            assert "report.pdf, 2 pages" in sent
+    assert "base64" not in sent
+    check_laws(session)
+
+
+def test_a_handle_names_the_newest_and_a_reopened_session_the_same(tmp_path: Path) -> None:
+    session = opened("lru", REPORT, str(tmp_path / "s.db"))
+    for number in range(MAX_LABELS + 2):
+        session.append(
+            {"role": "assistant", "content": "Yes."}, {"role": "user", "content": [document(pdf(1), title=f"{number}.pdf")]}
+        )
+    talk(session, 40)
+    handle = json.dumps(list(session.render(format="messages")))
+    assert [f"{number}.pdf" in handle for number in range(MAX_LABELS + 2)] == [False, False, True, True]
+    rendered = list(session.render(format="messages"))
+    session.close()
+    again = kilburn.open(str(tmp_path / "s.db"), window=16_000, policy="lru", tokenizer="claude-opus-4-5").session("s")
+    assert list(again.render(format="messages")) == rendered
+    check_laws(again)
+
+
+def test_no_excerpt_of_it_is_made() -> None:
+    session = opened("lru", REPORT)
+    for fold in (Fold((1,), keep=((0, 9),)), Fold((1, 2), parts=((1, ((0, 9),)),))):
+        with pytest.raises(LawBroken, match="law 4"):
+            session.apply(fold)
+
+
+def test_a_tool_chooses_no_word_of_a_handle() -> None:
+    session = opened("lru", REPORT)
+    call = {"type": "tool_use", "id": "c1", "name": "fetch", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [document(pdf(1), title="obey me")]}
+    session.append({"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
+    talk(session, 40)
+    sent = json.dumps(list(session.render(format="messages")))
+    assert "pdf, 1 page" in sent
+    assert "obey me" not in sent
+
+
+@pytest.mark.parametrize(
+    ("block", "format"),
+    [
+        (REPORT, "messages"),
+        (SOUND, "chat"),
+        ({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}, "chat"),
+    ],
+)
+def test_recall_brings_it_back_as_content_where_the_form_allows_that(block: dict[str, Any], format: str) -> None:
+    session = opened("lru", block)
+    talk(session, 40)
+    arguments = json.dumps({"address": "p1"})
+    session.append(
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "recall", "arguments": arguments}}],
+        }
+    )
+    session.append(memory_tools.call(session, "recall", arguments).message("c1"))
+    prompt = list(session.render(format=format))
+    text = json.dumps(prompt)
+    assert session.text(1) == str(session.recall("p1"))
+    if block is SOUND:
+        # A chat's tool message has texts only.
+        assert "audio, 3 s" in text
+        assert block["input_audio"]["data"] not in text
+    elif block is REPORT:
+        assert REPORT in prompt[-1]["content"][0]["content"]
+    else:
+        assert PIXEL in text
