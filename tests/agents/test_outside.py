@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import InBranch, Limits, Returned, Stopped
 from kilburn.agents.tool import Tool
@@ -409,7 +409,7 @@ LOW_AND_HIGH: dict[str, tuple[Limits, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("limit", "half"), pairs(list(LOW_AND_HIGH), ["", 'answer["content"] = "half"\n']))
+@pytest.mark.parametrize(("limit", "half"), each_value(list(LOW_AND_HIGH), ["", 'answer["content"] = "half"\n']))
 def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(limit: str, half: str) -> None:
     low, high = LOW_AND_HIGH[limit]
     session, sub = opened(), Answering()

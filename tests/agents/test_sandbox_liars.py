@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from effort import pairs, rounds
+from effort import each_value, rounds
 from kilburn.errors import KilburnError, MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.recursion.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
 from waiting import MINUTES, until
@@ -278,7 +278,7 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize(("name", "how"), pairs(list(SPOILED), ["failed", "failed", "failed", "ended well"]))
+@pytest.mark.parametrize(("name", "how"), each_value(list(SPOILED), ["failed", "failed", "failed", "ended well"]))
 def test_a_cell_does_not_spoil_the_next(name: str, how: str) -> None:
     own = name in ("exec", "print", "repr")
     if how == "ended well" and own:
@@ -326,7 +326,7 @@ MOMENTS = ["in a call", "between cells", "in get"]
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(("how", "when"), pairs(SIGNALS, MOMENTS))
+@pytest.mark.parametrize(("how", "when"), each_value(SIGNALS, MOMENTS))
 def test_an_inside_that_dies_or_stops_is_a_typed_outcome(name: str, how: signal.Signals, when: str) -> None:
     others = {*children()}
 
