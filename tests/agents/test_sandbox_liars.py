@@ -486,7 +486,11 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("name", LACKING)
+COMMON = ("no fork", "no filter of system calls", "no Python", "no worker", "no wheel", "neither")
+"""One machine of each kind; the others take the same paths."""
+
+
+@pytest.mark.parametrize("name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in LACKING])
 def test_where_one_cannot_start_it_says_so_and_auto_takes_the_other(name: str) -> None:
     for each in BOTH:
         open_any(each).close()
