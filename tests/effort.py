@@ -1,7 +1,8 @@
 """How much work a repeated test does: little in the default run, much in `run.py test --all`.
 
 `run.py test --all` sets `KILBURN_TESTS=all`. Tests that repeat a random experiment (Hypothesis examples, kills, writers)
-ask `rounds` for the number of repetitions, and tests of combinations ask `pairs`, so one test serves both runs.
+ask `rounds` for the number of repetitions, and tests of combinations ask `each_value` or `pairwise` for the rows, so one test
+serves both runs.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import combinations, product
-from typing import Any, TypeVar
-
-First, Second = TypeVar("First"), TypeVar("Second")
+from typing import Any
 
 FULL = os.environ.get("KILBURN_TESTS") == "all"
 """Whether this is the run of `run.py test --all`."""
@@ -22,12 +21,11 @@ def rounds(default: int, full: int) -> int:
     return full if FULL else default
 
 
-def pairs(first: Sequence[First], second: Sequence[Second]) -> list[tuple[First, Second]]:
-    """Return every combination of two lists under `run.py test --all`; else as few as have each value of both lists."""
+def each_value(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return rows with one value of each axis for this run: every row in `--all`, else as few as hold each value."""
     if FULL:
-        return list(product(first, second))
-    count = max(len(first), len(second))
-    return [(first[number % len(first)], second[number % len(second)]) for number in range(count)]
+        return list(product(*axes))
+    return [tuple(axis[number % len(axis)] for axis in axes) for number in range(max(map(len, axes)))]
 
 
 def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:

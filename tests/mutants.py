@@ -327,10 +327,10 @@ MUTANTS = (
         "backends/test_sqlite.py",
     ),
     Mutant(
-        "no row is compared with its seal",
+        "a page is not compared with its seal",
         "backends/sealed.py",
-        "return seal == seal_of(*values)",
-        "return True or seal == seal_of(*values)",
+        'if seal != seal_of("page", segment, number, record):',
+        "if not seal:",
         "backends/test_damage.py",
     ),
     Mutant(

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import kilburn
+from effort import each_value
 from kilburn.agents.access import Privilege, Rights
 from kilburn.agents.loop import InBranch, Limits, Returned, Stopped
 from kilburn.agents.tool import Tool
@@ -399,19 +400,18 @@ def test_a_cell_with_refused_calls_is_the_same_when_the_run_goes_on() -> None:
     assert resume(session, Scripted(), TEXT, sub=sub).missing == result.missing
 
 
-@pytest.mark.parametrize("half", ["", 'answer["content"] = "half"\n'])
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [
-        (Limits(steps=2), {"steps": 10}),
-        (Limits(calls=10), {"calls": None}),
-        (Limits(tokens=1), {"tokens": 10**6}),
-        (Limits(money=0.000001, prices=Prices(input=1.0)), {"money": 5}),
-        (Limits(seconds=0), {"seconds": 600}),
-    ],
-    ids=["steps", "calls", "tokens", "money", "seconds"],
-)
-def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(low: Limits, high: dict[str, Any], half: str) -> None:
+LOW_AND_HIGH: dict[str, tuple[Limits, dict[str, Any]]] = {
+    "steps": (Limits(steps=2), {"steps": 10}),
+    "calls": (Limits(calls=10), {"calls": None}),
+    "tokens": (Limits(tokens=1), {"tokens": 10**6}),
+    "money": (Limits(money=0.000001, prices=Prices(input=1.0)), {"money": 5}),
+    "seconds": (Limits(seconds=0), {"seconds": 600}),
+}
+
+
+@pytest.mark.parametrize(("limit", "half"), each_value(list(LOW_AND_HIGH), ["", 'answer["content"] = "half"\n']))
+def test_a_run_that_a_limit_ended_goes_on_when_it_is_higher(limit: str, half: str) -> None:
+    low, high = LOW_AND_HIGH[limit]
     session, sub = opened(), Answering()
     script = [cell(f"{half}x = llm_query('{n}')") if n < 9 else cell("for n in range(40): llm_query('more')") for n in range(20)]
     first = ask(*script, session=session, sub=sub, limits=low)
@@ -519,11 +519,11 @@ def test_many_threads_ask_and_call_at_once() -> None:
             return len(log)
 
     below = cell('answer["content"] = [keep(context), llm_query(context)]' + READY)
-    code = 'answer["content"] = [one[1] for one in rlm_query_batched("q", [str(n) for n in range(24)])]' + READY
+    code = 'answer["content"] = [one[1] for one in rlm_query_batched("q", [str(n) for n in range(9)])]' + READY
     session = opened()
-    result = ask(cell(code), *[below] * 24, depth=2, functions={"keep": keep}, parallel=8, session=session)
-    assert result.content == [str(n) for n in range(24)]
+    result = ask(cell(code), *[below] * 9, depth=2, functions={"keep": keep}, parallel=4, session=session)
+    assert result.content == [str(n) for n in range(9)]
     assert sorted(log, key=int) == result.content
     assert replay(session, opened(), TEXT, functions={"keep": keep}).content == result.content
-    assert len(log) == 24
+    assert len(log) == 9
     check_laws(session)

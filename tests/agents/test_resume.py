@@ -17,6 +17,7 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as command
+from effort import each_value
 from kilburn.agents.loop import Limits, Returned
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
@@ -521,8 +522,7 @@ def test_a_run_that_another_program_has_taken_up_ends(tmp_path: Path) -> None:
         check_all(store.session("a"))
 
 
-@pytest.mark.parametrize("dies_in", ["send", "sub-call"])
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize(("number", "dies_in"), each_value([1, 2, 5], ["send", "sub-call"]))
 def test_functions_of_the_caller_are_not_called_again_after_a_kill(tmp_path: Path, dies_in: str, number: int) -> None:
     """Only one that was killed itself, before it returned, is."""
     log, dies = tmp_path / "sent", True

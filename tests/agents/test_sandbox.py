@@ -29,6 +29,8 @@ from waiting import until
 BOUNDS = Bounds(seconds=30, memory=64 << 20, output=1000)
 SHORT = 0.5
 """Seconds for a cell that does not stop. Cells that are to end well have those of `BOUNDS`, however busy the machine is."""
+FEW_SECONDS = Bounds(seconds=2, memory=64 << 20, output=1000)
+"""Where Monty is to stop a cell: it looks at the bound of the sandbox, and not at the seconds of one cell."""
 SANDBOXES = ["cpython", "cpython without landlock", "cpython without namespace", "cpython without both", "monty"]
 CANARY = "canary-5af1"
 received: list[Any] = []
@@ -109,7 +111,7 @@ def test_a_file_is_a_string(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("name", ["cpython", "monty"])
 def test_bytes_are_a_string_that_is_in_no_folder(name: str, text: Path) -> None:
     data = text.read_bytes() * 100
-    with open_any(name, files={"text": data, "none": b""}) as made:
+    with open_any(name, FEW_SECONDS, files={"text": data, "none": b""}) as made:
         for _ in range(2):
             assert printed(made, "print(len(text), text[:6], text[-1] == '\\ufffd', none == '')") == "700100 häuser True True"
             made.run("while True: pass", total=SHORT)  # it is started again
@@ -331,7 +333,7 @@ def test_closing_while_a_cell_runs_ends_it() -> None:
 
 @pytest.mark.parametrize("name", SANDBOXES)
 def test_an_endless_cell_is_stopped(name: str) -> None:
-    with open_any(name) as made:
+    with open_any(name, FEW_SECONDS) as made:
         made.run("kept = 1")
         cell = made.run("while True:\n    pass", total=SHORT)
         assert cell.outcome is CellOutcome.TIMEOUT
@@ -393,7 +395,7 @@ def test_a_flood_of_output_is_counted(each: Sandbox) -> None:
 
 @pytest.mark.parametrize("name", ["cpython", "monty"])
 def test_a_flood_of_short_lines_is_stopped_and_counted(name: str) -> None:
-    with open_any(name, Bounds(seconds=2, output=1000)) as made:
+    with open_any(name, FEW_SECONDS) as made:
         cell = made.run("while True:\n    print('x')")
     assert (cell.outcome, len(cell.output)) == (CellOutcome.TIMEOUT, 1000)
     assert cell.cut > 0

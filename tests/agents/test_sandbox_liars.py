@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from effort import pairs, rounds
+from effort import each_value, rounds
 from kilburn.errors import KilburnError, MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
 from kilburn.recursion.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
 from waiting import MINUTES, until
@@ -34,7 +34,9 @@ def open_any(name: str, call: Callable[..., Any] = lambda: None, **given: Any) -
 
 
 def works(sandbox: Sandbox) -> bool:
-    return sandbox.run("print(len('abc'), repr(1))").output == "3 1\n"
+    """Return whether the next cell works. On a busy machine a cell may take too long, however little it does: then one more."""
+    cells = (sandbox.run("print(len('abc'), repr(1))") for _ in range(5))
+    return next((cell.output == "3 1\n" for cell in cells if cell.outcome is not CellOutcome.TIMEOUT), False)
 
 
 def children() -> list[int]:
@@ -93,10 +95,10 @@ def test_what_code_computes_while_a_function_of_ours_runs_is_its_own_time() -> N
 
     def call() -> None:
         (pid,) = {*children()} - others
-        until(lambda: time.clock_gettime((~pid << 3) | 2) > 2.2)
+        until(lambda: time.clock_gettime((~pid << 3) | 2) > 1.2)
 
-    code = "import time\nos.write(link.link, frame)\nwhile time.process_time() < 2.5: pass\nlink.receive()\nprint('on')"
-    with open_any("cpython", call, bounds=Bounds(seconds=2)) as sandbox:
+    code = "import time\nos.write(link.link, frame)\nwhile time.process_time() < 1.5: pass\nlink.receive()\nprint('on')"
+    with open_any("cpython", call, bounds=Bounds(seconds=1)) as sandbox:
         cell = sandbox.run(LINK + FRAME + code)
         assert (cell.outcome, cell.output) == (CellOutcome.TIMEOUT, "")
         assert works(sandbox)
@@ -276,7 +278,7 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize(("name", "how"), pairs(list(SPOILED), ["failed", "failed", "failed", "ended well"]))
+@pytest.mark.parametrize(("name", "how"), each_value(list(SPOILED), ["failed", "failed", "failed", "ended well"]))
 def test_a_cell_does_not_spoil_the_next(name: str, how: str) -> None:
     own = name in ("exec", "print", "repr")
     if how == "ended well" and own:
@@ -324,7 +326,7 @@ MOMENTS = ["in a call", "between cells", "in get"]
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(("how", "when"), pairs(SIGNALS, MOMENTS))
+@pytest.mark.parametrize(("how", "when"), each_value(SIGNALS, MOMENTS))
 def test_an_inside_that_dies_or_stops_is_a_typed_outcome(name: str, how: signal.Signals, when: str) -> None:
     others = {*children()}
 
@@ -484,7 +486,11 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("name", LACKING)
+COMMON = ("no fork", "no filter of system calls", "no Python", "no worker", "no wheel", "neither")
+"""One machine of each kind; the others take the same paths."""
+
+
+@pytest.mark.parametrize("name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in LACKING])
 def test_where_one_cannot_start_it_says_so_and_auto_takes_the_other(name: str) -> None:
     for each in BOTH:
         open_any(each).close()

@@ -204,12 +204,12 @@ def test_an_endpoint_that_refuses_tools_is_noticed_and_remembered(kind: Any) -> 
     with serving(upstream) as url, kind("m", f"{url}/v1" if kind is Chat else url, "none", context=1500) as model:
         agent = Agent(model, [], session, limits=Limits(reply=50))
         assert not agent.searches
-        for number in range(30):
+        for number in range(15):
             events = list(agent.stream(line(number)))
             assert isinstance(events[-1], Stopped)
             assert events[-1].outcome.text == "Noted."
         assert not takes_tools(model)
         assert Agent(model, [], opened()).searches, "another agent of this model need not be refused"
     assert [sent.status for sent in upstream.prompts].count(400) == 1
-    assert len(upstream.prompts) == 31
+    assert len(upstream.prompts) == 16
     check_laws(session)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
@@ -151,7 +151,7 @@ def overpinned(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "tokenizer"), pairs([name for name in names("policies") if name != "chain"], ["chars/4", "chars/3"])
+    ("policy", "tokenizer"), each_value([name for name in names("policies") if name != "chain"], ["chars/4", "chars/3"])
 )
 def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
     policy: str, tokenizer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kernel.talk import FORMS, assistant, call_of, tool, user
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
@@ -38,7 +38,7 @@ def filled(path: Path, policy: str = "fifo", form: str = "chat", window: int = 1
         return json.dumps(session.render()), json.dumps(session.render("messages"))
 
 
-@pytest.mark.parametrize(("policy", "form"), pairs([name for name in names("policies") if name != "chain"], list(FORMS)))
+@pytest.mark.parametrize(("policy", "form"), each_value([name for name in names("policies") if name != "chain"], list(FORMS)))
 def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     before = filled(path, policy, form)
@@ -52,7 +52,8 @@ def test_same_state_same_bytes(policy: str, form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "window"), pairs(["chars/4", "chars/2", "chars/1", "auto", "gpt-4o", "claude-sonnet-4"], [300, 700, 20_000])
+    ("tokenizer", "window"),
+    each_value(["chars/4", "chars/2", "chars/1", "auto", "gpt-4o", "claude-sonnet-4"], [300, 700, 20_000]),
 )
 def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path: Path) -> None:
     path = tmp_path / "a.db"
@@ -329,7 +330,7 @@ def test_another_ruler_counts_also_when_the_session_is_opened_again(tmp_path: Pa
     assert len(set(uses)) == 1, "the pages' costs were by the first counter again"
 
 
-@pytest.mark.parametrize(("policy", "window"), pairs(["fifo", "lru", "hybrid"], [60, 150, 400]))
+@pytest.mark.parametrize(("policy", "window"), each_value(["fifo", "lru", "hybrid"], [60, 150, 400]))
 def test_opening_a_session_again_moves_nothing(policy: str, window: int, tmp_path: Path) -> None:
     """Not even the user's message, where the live window had no room for it and has some now."""
     for seed in range(4):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kernel.talk import PIXEL, assistant, call_of, tool, user
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken, SpecError
@@ -49,7 +49,7 @@ def _texts(content: Any) -> list[Any]:
     return [part.get("text") for part in content] if isinstance(content, list) else [content]
 
 
-@pytest.mark.parametrize(("policy", "window"), pairs(POLICIES, [8000, 1000]))
+@pytest.mark.parametrize(("policy", "window"), each_value(POLICIES, [8000, 1000]))
 def test_the_latest_request_is_in_every_prompt(policy: str, window: int) -> None:
     session = opened(window, policy)
     session.append({"role": "system", "content": "You repair programs."}, user(FIRST))
@@ -61,7 +61,7 @@ def test_the_latest_request_is_in_every_prompt(policy: str, window: int) -> None
     check_laws(session)
 
 
-@pytest.mark.parametrize(("policy", "window"), pairs(POLICIES, [1000, 8000]))
+@pytest.mark.parametrize(("policy", "window"), each_value(POLICIES, [1000, 8000]))
 def test_of_a_long_request_head_and_tail_and_handle_are_in_every_prompt(policy: str, window: int) -> None:
     session = opened(window, policy)
     long = "\n".join(

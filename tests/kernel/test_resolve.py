@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,11 @@ def trap(tmp_path: Path) -> Iterator[Path]:
         sys.modules.pop("trap", None)
 
 
-# The adapters of models are a package of their own, which need not be installed.
-PRESSES = ["kilburn_kv.presses"] if importlib.util.find_spec("kilburn_kv") else []
+PRESSES: list[str] = []
+"""The kind of a package of its own, which need not be installed."""
+with suppress(ModuleNotFoundError):
+    PRESSES.append(importlib.import_module("kilburn_kv.presses").__name__)
+
 KINDS = [
     "policies",
     "models",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import kilburn
-from effort import FULL, pairs
+from effort import FULL, each_value
 from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
@@ -34,7 +34,7 @@ def edits(session: Session) -> int:
     return sum(event.act in EDITS for event in session.events())
 
 
-@pytest.mark.parametrize(("policy", "form"), pairs(POLICIES, list(FORMS)))
+@pytest.mark.parametrize(("policy", "form"), each_value(POLICIES, list(FORMS)))
 def test_never_over_always_valid_stable_in_front(policy: str, form: str) -> None:
     sizes = ((1, 250), (2, 700), (3, 2000), (4, 6000), (5, 40_000))
     for seed, window in sizes if FULL else sizes[1:3]:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from effort import pairs
+from effort import each_value
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
@@ -175,7 +175,7 @@ def test_without_a_model_every_outcome_is_typed(spec: str) -> None:
     assert all(event.data["outcome"] != "illegal" for event in compacted)
 
 
-@pytest.mark.parametrize(("spec", "way"), pairs(ASKING, list(WAYS)))
+@pytest.mark.parametrize(("spec", "way"), each_value(ASKING, list(WAYS)))
 def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again(spec: str, way: str) -> None:
     answer, outcome = WAYS[way]
     model = Scripted([answer] * 2000)

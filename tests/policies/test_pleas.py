@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
@@ -320,7 +320,7 @@ LIE = (
 BAD = {"lies": LIE, "fails": fails, "overflows": overflows, "nothing": "", "little": "Done."}
 
 
-@pytest.mark.parametrize(("policy", "way"), pairs(ASKING, list(BAD)))
+@pytest.mark.parametrize(("policy", "way"), each_value(ASKING, list(BAD)))
 def test_a_summariser_that_fails_overflows_or_lies_loses_nothing(policy: str, way: str) -> None:
     model = Scripted([BAD[way]] * 500)
     session = opened(policy, model=model)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from effort import pairs
+from effort import each_value
 from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
@@ -186,7 +186,7 @@ def test_an_estimate_grows_with_the_text_and_hides_nothing_at_a_seam(one: str, t
 UNITS = ["a", "-", " ", "\n", "\0", "<|endoftext|>", "漢", "👩‍👩‍👧", "e\u0301", "\ud800", "\U0010ffff", "aB1", " -"]
 
 
-@pytest.mark.parametrize(("name", "unit"), pairs(NAMES, UNITS), ids=repr)
+@pytest.mark.parametrize(("name", "unit"), each_value(NAMES, UNITS), ids=repr)
 def test_long_runs_are_counted(name: str, unit: str) -> None:
     """And one that goes back in them would take minutes. Ten times the text has ten times the tokens."""
     counter = counter_for(name)
