@@ -127,7 +127,7 @@ verb(
 verb(
     "session",
     _session,
-    Work("replaying", "request", 0.06, {"runs": 10}),
+    Work("replaying", "request", 0.025, {"runs": 10}),
     _session.__doc__,
     among=benches,
     data=DATA,
