@@ -76,7 +76,7 @@ def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> 
 verb(
     "gateway",
     evaluate_gateway,
-    Work("asking", "request", 0.02, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
+    Work("asking", "request", 0.01, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
     GATEWAY,
     draw,
     "latency and memory",
@@ -127,7 +127,7 @@ verb(
 verb(
     "session",
     _session,
-    Work("replaying", "request", 0.06, {"runs": 10}),
+    Work("replaying", "request", 0.025, {"runs": 10}),
     _session.__doc__,
     among=benches,
     data=DATA,

@@ -15,7 +15,7 @@ from kilburn_lab.evals.readers import ExactReader, reader_of
 verb(
     "chat",
     evaluate,
-    Work("chatting", "exchange", 0.003, {"length": LENGTH}),
+    Work("chatting", "exchange", 0.002, {"length": LENGTH}),
     __doc__,
     policies=policies_of(EVERYBODY),
     windows=WINDOWS._replace(help="Tokens of four characters; may be given again. 8000 by default."),

@@ -1,7 +1,7 @@
 """Let a model read what policies show: how well does it foresee what the agent really wrote next?
 
-It takes minutes: on a CPU, a model of 135 million parameters reads some hundred tokens a second. Set OMP_NUM_THREADS=1
-where the machine has other work.
+On a CPU, a model of 135 million parameters reads some hundred tokens a second, so only one step is read by default. Set
+OMP_NUM_THREADS=1 where the machine has other work.
 
 Examples:
 

@@ -7,12 +7,14 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kilburn.errors import MissingExtra
 from kilburn_lab.cli.verbs import HALF, Option, Work, verb
 from kilburn_lab.evals.kv_report import CacheReport, draw
+from kilburn_lab.evals.measure import Progress
 
 MADE = 60
 """Made-up traces where no file is given, and all are wanted."""
@@ -21,16 +23,13 @@ MADE = 60
 def _measured(
     *,
     data: Path | None = None,
-    capacities: Sequence[int] = (),
-    policies: Sequence[str] = (),
     traces: int | None = 15,
     half: str = "",
     seed: int = 0,
-    weavings: int = 1,
-    hours: float = 10.0,
-    subs: bool | None = None,
-    hold: bool = False,
-    progress: Callable[[int, int], None],
+    capacities: Sequence[int] = (),
+    policies: Sequence[str] = (),
+    progress: Progress,
+    **options: Any,
 ) -> CacheReport:
     try:
         from kilburn_lab.evals.kv import CAPACITIES, POLICIES, evaluate, sample
@@ -40,21 +39,22 @@ def _measured(
     every = synthetic(traces or MADE, seed) if data is None else read(data)
     return evaluate(
         sample(list(every), seed, traces, half),
-        capacities=capacities or CAPACITIES,
-        hours=hours,
         seed=seed,
-        subs=(True, False) if subs is None else (subs,),
-        hold=hold,
+        capacities=capacities or CAPACITIES,
         policies=policies or POLICIES,
-        weavings=weavings,
         progress=progress,
+        **options,
     )
+
+
+def _arms(subs: bool | None) -> tuple[bool, ...]:
+    return (True, False) if subs is None else (subs,)
 
 
 verb(
     "kv",
     _measured,
-    Work("replaying", "replay", 0.07, {"traces": None}),
+    Work("replaying", "replay", 0.05, {"traces": None}),
     __doc__,
     draw,
     "the hit rates",
@@ -63,9 +63,11 @@ verb(
     policies=Option("An order of eviction; may be given again. All by default; lru and min always.", "NAME", "--policy"),
     traces=Option("Only so many traces, drawn by the seed.", "N", "--sample", least=1),
     half=HALF._replace(help="Only the traces of this half, by their id; all by default."),
-    weavings=Option("Merge them so many times, with the next seeds; hits are summed.", "N", least=1),
+    weavings=Option("Merge them so many times, with the next seeds; hits are summed.", "N", least=1, kind=int, default=1),
     seed=Option("For the drawing, for when each session begins, for made-up traces, for intervals."),
-    hours=Option("All sessions begin within so many hours, evenly."),
-    subs=Option("Only with, or only without; both by default.", name="--sub-agents/--no-sub-agents"),
-    hold=Option("All of a prompt stays until its reply is complete, as in an engine; min is lower then."),
+    hours=Option("All sessions begin within so many hours, evenly.", kind=float, default=10.0),
+    subs=Option("Only with, or only without; both by default.", name="--sub-agents/--no-sub-agents", kind=bool | None, by=_arms),
+    hold=Option(
+        "All of a prompt stays until its reply is complete, as in an engine; min is lower then.", kind=bool, default=False
+    ),
 )

@@ -13,7 +13,7 @@ from kilburn_lab.evals.poisoning import ATTACKS, DEFENCES, evaluate
 verb(
     "poisoning",
     evaluate,
-    Work("attacking", "attack", 0.015, {"repeats": 20}),
+    Work("attacking", "attack", 0.03, {"repeats": 20}),
     __doc__,
     attacks=Option(f"{', '.join(ATTACKS)}; may be given again. All by default.", "NAME", "--attack"),
     defences=Option(f"{', '.join(DEFENCES)}; may be given again. All by default.", "NAME", "--defence"),

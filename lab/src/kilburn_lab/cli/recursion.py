@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Limits
+from kilburn.agents.loop import UNLIMITED, Limits
 from kilburn.cli.access import model_of
 from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.aggregation import TASKS
@@ -28,23 +28,19 @@ def _measured(
     model: str = "",
     sub: str = "",
     steps: int = 8,
-    calls: int | None = None,
-    spent: int | None = None,
-    seconds: float | None = None,
     reply: int = 1024,
     **options: Any,
 ) -> RecursionReport:
-    given = {name: most for name, most in (("calls", calls), ("tokens", spent), ("seconds", seconds)) if most is not None}
     # The program and the oracle cost nothing.
     usual = Limits() if model or sub else UNLIMITED
-    limits = msgspec.structs.replace(usual, steps=steps, reply=reply, **given)
+    limits = msgspec.structs.replace(usual, steps=steps, reply=reply)
     return evaluate(model=model_of(model or None), sub=model_of(sub or None), limits=limits, **options)
 
 
 verb(
     "recursion",
     _measured,
-    Work("asking", "question", 0.3, {"tokens": (24_000, 131_000), "count": 3}),
+    Work("asking", "question", 0.08, {"tokens": (24_000, 131_000), "count": 3}),
     __doc__,
     like=evaluate,
     tokens=Option("Sizes of the texts; may be given again. 24000 by default.", least=100),
@@ -57,9 +53,6 @@ verb(
     model=Option("The root; a program that makes no mistakes by default.", "SPEC"),
     sub=Option("Answers sub-calls; an oracle by default.", "SPEC", "--sub-model"),
     steps=Option("Replies of the root to one question, at most.", least=0),
-    calls=Option(f"Replies to one question, at most; {CALLS:,} with a model.", least=0),
-    spent=Option(f"Tokens that one question may take; {TOKENS:,} with a model.", least=0),
-    seconds=Option(f"For one question, at most; {SECONDS:,.0f} with a model.", least=0),
     reply=Option("Tokens of one reply, at most.", least=1),
     tools=Option("Offer the root tools.", name="--tools/--no-tools"),
     sandbox=Option("Where the code runs.", "NAME"),

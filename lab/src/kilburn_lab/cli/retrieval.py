@@ -14,8 +14,7 @@ Examples:
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +45,13 @@ def _measured(
     asked = known if rename is None else [renamed(corpus, rename) for corpus in known]
     names = (ranking, "words", FLOOR)
     paths = {name: rankings if name == ranking else rankings.with_name(f"{rankings.name}.{name}") for name in names}
-    total = len(asked) * len(names)
+    finished, total = count(1), len(names) * len(asked)
     progress(0, total)
-    for turn, (name, path) in enumerate(paths.items()):
-        shown = partial(_shown, progress, turn * len(asked), total)
-        written(rank(asked, ranking=name, embedder=made, budget=budget, progress=shown), path)
+    for name, path in paths.items():
+        lines = rank(asked, ranking=name, embedder=made, budget=budget, finished=lambda: progress(next(finished), total))
+        written(lines, path)
     answers = answers_of(data) if data is not None else synthetic(seed)[1]
     return report({name: read_rows(path) for name, path in paths.items()}, answers, seed)
-
-
-def _shown(progress: Progress, before: int, total: int, done: int) -> None:
-    progress(before + done, total)
 
 
 def _embedder(spec: str) -> Any:
@@ -73,7 +68,7 @@ def _embedder(spec: str) -> Any:
 verb(
     "recall",
     _measured,
-    Work("searching", "conversation", 0.3, {"sample": None}),
+    Work("searching", "conversation", 0.15, {"sample": None}),
     __doc__,
     rankings=Option("Where the rankings go, JSON lines, one a question.", "FILE", "--out"),
     data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),

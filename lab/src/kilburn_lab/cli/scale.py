@@ -18,7 +18,7 @@ from kilburn_lab.evals.scale_report import draw
 verb(
     "scale",
     evaluate,
-    Work("storing and asking", "fact", 0.001, {"counts": (1000, 10_000, 100_000, 1_000_000)}),
+    Work("storing and asking", "fact", 0.0007, {"counts": (1000, 10_000, 100_000, 1_000_000)}),
     __doc__,
     draw,
     "times against facts",
@@ -31,6 +31,5 @@ verb(
         kind=list[str] | None,
         by=peers_of,
     ),
-    most=Option("Facts that another system gets at most.", least=1),
     seed=Option("Of the facts and questions."),
 )

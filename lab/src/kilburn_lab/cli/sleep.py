@@ -13,7 +13,7 @@ from kilburn_lab.evals.sleeping import WAYS, sleeping
 verb(
     "sleep",
     sleeping,
-    Work("asking", "conversation", 0.3, {"talks": 10}),
+    Work("asking", "conversation", 0.2, {"talks": 10}),
     __doc__,
     ways=Option(f"{', '.join(WAYS)}; may be given again. Both by default.", "NAME", "--way"),
     talks=Option("Conversations.", "N", "--sample", least=1),

@@ -38,7 +38,7 @@ def _measured(
 verb(
     "tasks",
     _measured,
-    Work("working", "task", 0.07, {"count": 32}),
+    Work("working", "task", 0.08, {"count": 32}),
     __doc__,
     partial(draw, worth="solved"),
     like=evaluate,

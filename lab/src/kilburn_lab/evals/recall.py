@@ -67,7 +67,7 @@ def rank(
     ranking: Any = "blend",
     embedder: Embedder | None = None,
     budget: int = 4000,
-    progress: Callable[[int], None] = lambda done: None,
+    finished: Callable[[], None] = lambda: None,
 ) -> Iterator[RecallLine]:
     """What the product finds for each question.
 
@@ -75,10 +75,11 @@ def rank(
         ranking: a spec or an object, or `FLOOR`.
         embedder: None for words alone.
         budget: tokens for which there should be enough hits.
+        finished: called after each conversation.
     """
-    for number, corpus in enumerate(corpora, 1):
+    for corpus in corpora:
         yield from _by_floor(corpus, embedder) if ranking == FLOOR else _by_product(corpus, ranking, embedder, budget)
-        progress(number)
+        finished()
 
 
 def _by_product(corpus: Corpus, ranking: Any, embedder: Embedder | None, budget: int) -> Iterator[RecallLine]:

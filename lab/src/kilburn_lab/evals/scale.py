@@ -53,6 +53,7 @@ CANDIDATES = 50
 """Of each arm of the floor."""
 
 PEERS = tuple(scale_peers.SYSTEMS)
+PEER_FACTS = 10_000  # other systems get no more: they are slow
 
 Say = Callable[[int], None]
 
@@ -63,7 +64,6 @@ def evaluate(
     many: int = 200,
     seed: int = 0,
     peers: Mapping[str, str] | None = None,
-    most: int = 10_000,
     progress: Progress = unwatched,
 ) -> ScaleReport:
     """Measure each number of facts, each system in an operating-system process of its own.
@@ -73,13 +73,12 @@ def evaluate(
         many: questions.
         seed: of the facts and questions.
         peers: of the systems in `PEERS`, which Python has them.
-        most: facts that other systems get at most, because they are slow.
         progress: called with the facts that are done, of all systems, and their total.
 
     Raises:
         SpecError: a number below 1, or no such system. MissingExtra: no NumPy. Unavailable: another system failed.
     """
-    if not counts or min(*counts, many, most) < 1:
+    if not counts or min(*counts, many) < 1:
         raise SpecError(f"counts={list(counts)}, questions={many}", advice="give numbers of 1 or more")
     others = dict(peers or {})
     check_known("system", others, PEERS)
@@ -103,7 +102,7 @@ def evaluate(
                 )
                 done += count
             for name, python in others.items():
-                if count <= most:
+                if count <= PEER_FACTS:
                     rows.append(ScaleRow(system=name, count=count, **_peer(name, python, Path(folder), count, many, seed)))
     return ScaleReport(questions=many, seed=seed, embedder=WordVectors().name, rows=rows)
 

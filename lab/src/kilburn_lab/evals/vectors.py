@@ -152,6 +152,11 @@ def evaluate(
     """
     if any(count < 2 * NEAREST for count in counts) or not counts or queries < 1:
         raise SpecError(f"counts {list(counts)}, {queries} queries", advice=f"give {2 * NEAREST} vectors or more, and a query")
+    known = [SCAN, *(codec.name for codec in codecs())]
+    if set(only) - set(known):
+        raise SpecError(f"no codec {sorted(set(only) - set(known))}", advice=f"known: {', '.join(known)}")
+    steps = len(counts) * len(only or known)
+    progress(0, steps)
     begun = time.perf_counter()
     made: Embedder | None = None if embedder is None else resolve("search.embedders", embedder)
     if data is None:
@@ -161,11 +166,6 @@ def evaluate(
     else:
         source = read(data, made or resolve("search.embedders", "hashing"), sample, queries, seed)
     rows: list[VectorRow] = []
-    known = [SCAN, *(codec.name for codec in codecs())]
-    if set(only) - set(known):
-        raise SpecError(f"no codec {sorted(set(only) - set(known))}", advice=f"known: {', '.join(known)}")
-    steps = len(counts) * len(only or known)
-    progress(0, steps)
     for count in counts:
         originals = np.concatenate([part.astype(np.float16) for part in _vectors(source.vectors, count, seed)])
         truth = _truth(originals, source.queries)
