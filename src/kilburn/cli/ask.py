@@ -238,7 +238,7 @@ def _coder(model: str) -> str:
 def _check_size(name: str, parameters: int) -> None:
     """Raise `SpecError` if a model of so many parameters, 0 for an unknown number, is too small to write code."""
     if 0 < parameters < MIN_PARAMETERS:
-        what = f"{name} has {parameters // 10**6} million parameters, too few to write code"
+        what = f"{name} has {round(parameters / 10**6)} million parameters, too few to write code"
         raise SpecError(what, advice=f"{CONNECT}, such as --model qwen")
 
 
