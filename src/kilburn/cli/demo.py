@@ -76,11 +76,9 @@ def demo(
 
     The exit status is 0 only if no prompt overflowed, no byte was lost, and every question was answered exactly.
 
-    Examples:
+    Example:
 
-        kilburn demo
-
-        kilburn demo --model smollm2 --plot window.html
+        kilburn demo --plot window.html
     """
     if plot is not None:
         check_picture(plot, force=force, formats=FORMATS)
