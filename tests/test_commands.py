@@ -48,7 +48,7 @@ LEFT = {
     ),
     **dict.fromkeys(
         (
-            "kilburn demo --model none --plot window.html",
+            "kilburn demo --plot window.html",
             "kilburn lab answers --window 2000 --policy hybrid --policy cost",
             "kilburn lab answers --data runs.jsonl.gz --model qwen --sessions 12 --questions 3 --tools --out replies.jsonl "
             "--resume",
@@ -92,12 +92,7 @@ LEFT = {
 """Commands that no test runs, and why; 40 of them."""
 
 WITH_MODEL = (
-    "kilburn chat",
-    "kilburn chat --notes core/human --recall 1000",
-    "kilburn chat session-1 --model smollm2",
-    "kilburn chat light --model smollm2",
     "kilburn serve",
-    'echo "What is a drum memory?" | kilburn chat',
     "kilburn models pull smollm2",
 )
 """Commands that load or fetch the embedded model."""

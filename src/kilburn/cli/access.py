@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from typer import Option
 
 import kilburn
 from kilburn.backend import SegmentKind
@@ -31,6 +33,9 @@ from kilburn.models.download import Progress
 from kilburn.models.weights import catalogue, pull
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
+
+Advanced = partial(Option, rich_help_panel="Advanced")
+"""An option that stands apart in `--help`: few people set it in their first week."""
 
 CONNECT = "set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama, llama.cpp or vLLM on this machine, or give --model SPEC"
 """How a person connects a language model."""

