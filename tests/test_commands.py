@@ -309,8 +309,8 @@ def draw(words: list[str], folder: Path) -> None:
     assert screen.returncode == 0, said.decode()
 
 
-READS = {"ask", "chat", "demo", "mcp"}
-"""Commands that may read standard input or set up the whole process: they run as processes of their own."""
+READS = {"ask", "chat", "demo", "lab", "mcp"}
+"""Commands that may read standard input, or start processes: they run as processes of their own."""
 
 
 def ended(words: list[str], folder: Path, typed: bytes) -> tuple[int, str]:
@@ -347,7 +347,7 @@ def rows() -> Iterator[Any]:
     for command in SHOWN:
         if command not in LEFT:
             words, _ = said_by(command)
-            quick = not (words[0] in READS or serves(words) or words[0] in ("lab", "top") or "--model" in words)
+            quick = not (words[0] in READS or serves(words) or words[0] == "top" or "--model" in words)
             marks = [pytest.mark.model] * (command in WITH_MODEL) + [pytest.mark.slow] * (not quick)
             yield pytest.param(command, marks=marks, id=command.removeprefix("kilburn "))
 

@@ -109,7 +109,7 @@ def test_the_package_imports_no_recipe_and_no_benchmark() -> None:
     beside = {path.stem for folder in ("recipes", "benchmarks") for path in (ROOT / "lab" / folder).iterdir()}
     found = []
     for path in SOURCES:
-        for node in nodes_of(path, rf"\b({'|'.join(beside)})\b"):
+        for node in nodes_of(path, rf"^\s*(from|import) +({'|'.join(beside)})\b"):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] in beside]

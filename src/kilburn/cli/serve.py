@@ -53,8 +53,8 @@ BOUNDS = (
     "(bytes per second of a body)"
 )
 
-ADVANCED = "Advanced"
-"""The panel of options that few people need in their first week."""
+Advanced = partial(Option, rich_help_panel="Advanced")
+"""An option that few people need in their first week."""
 
 
 @app.command()
@@ -94,94 +94,69 @@ def serve(
         bool, Option("--dashboard", help="Show the sessions at /dashboard, to people who sign in with a key.")
     ] = False,
     allow_host: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", rich_help_panel=ADVANCED, help="Accept requests for this host name too; may be repeated."),
+        list[str] | None, Advanced(metavar="NAME", help="Accept requests for this host name too; may be repeated.")
     ] = None,
     allow_origin: Annotated[
-        list[str] | None,
-        Option(metavar="ORIGIN", rich_help_panel=ADVANCED, help="Accept requests of web pages of this origin; may be repeated."),
+        list[str] | None, Advanced(metavar="ORIGIN", help="Accept requests of web pages of this origin; may be repeated.")
     ] = None,
     memory_tools: Annotated[
         str,
-        Option(
+        Advanced(
             metavar="auto|on|off",
-            rich_help_panel=ADVANCED,
             help="Offer the model the tools recall and search_memory. auto: until it refuses tools; then the gateway searches "
             "for the words of the user.",
         ),
     ] = "auto",
     link: Annotated[
         str,
-        Option(
+        Advanced(
             metavar="auto|on|off",
-            rich_help_panel=ADVANCED,
             help="Link a session to the earlier one that a client compacted. auto: if the gateway knows whose sessions they are.",
         ),
     ] = "auto",
     limit: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=N", rich_help_panel=ADVANCED, help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}."
-        ),
+        list[str] | None, Advanced(metavar="NAME=N", help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}.")
     ] = None,
     prices: Annotated[
         str | None,
-        Option(
+        Advanced(
             metavar="NAME",
-            rich_help_panel=ADVANCED,
             help="The price table for the savings that are shown: hosted, automatic or local; by default the one that fits.",
         ),
     ] = None,
     log: Annotated[
-        str,
-        Option(
-            metavar="FILE",
-            rich_help_panel=ADVANCED,
-            help='Write a line of JSON for each request to this file; "-" for standard error.',
-        ),
+        str, Advanced(metavar="FILE", help='Write a line of JSON for each request to this file; "-" for standard error.')
     ] = "-",
-    contents: Annotated[
-        bool, Option("--log-contents", rich_help_panel=ADVANCED, help="Write the texts of requests to the log, too.")
-    ] = False,
+    contents: Annotated[bool, Advanced("--log-contents", help="Write the texts of requests to the log, too.")] = False,
     fail: Annotated[
         str,
-        Option(
+        Advanced(
             metavar="closed|open",
-            rich_help_panel=ADVANCED,
             help="Refuse a request that the gateway cannot read or store, for example on a full disk, or pass it on unread.",
         ),
     ] = "closed",
     background: Annotated[
         bool,
-        Option(
+        Advanced(
             "--background/--no-background",
-            rich_help_panel=ADVANCED,
             help="Learn, embed and expire sessions in this process when it is idle. Otherwise `kilburn worker` does that.",
         ),
     ] = True,
     workers: Annotated[
         int,
-        Option(
+        Advanced(
             min=1,
             max=MOST_WORKERS,
             metavar="N",
-            rich_help_panel=ADVANCED,
             help="Number of processes that serve the same store; SIGHUP replaces them one by one. The limits running, bodies and "
             "connections hold for each of them.",
         ),
     ] = 1,
-    drain: Annotated[
-        float,
-        Option(min=0.0, metavar="SECONDS", rich_help_panel=ADVANCED, help="How long running requests may take at the end."),
-    ] = 60.0,
+    drain: Annotated[float, Advanced(min=0.0, metavar="SECONDS", help="How long running requests may take at the end.")] = 60.0,
     wait: Annotated[
         float,
-        Option(
-            "--wait",
-            min=0.0,
-            metavar="SECONDS",
-            rich_help_panel=ADVANCED,
-            help="How long to wait at the start for a database that cannot be reached.",
+        Advanced(
+            "--wait", min=0.0, metavar="SECONDS", help="How long to wait at the start for a database that cannot be reached."
         ),
     ] = 60.0,
     db: Db = None,
