@@ -283,7 +283,7 @@ def _label(part: Part, counter: Counter, trust: Trust) -> str:
         return describe_image(part.text)
     block = block_in(part.text)
     if block is not None:
-        return COMPACTION if block.stands else f"failed {COMPACTION}"
+        return COMPACTION if block.stands else "failed compaction"
     return line_of(describe(counter, unpack(part.text), named=trust > Trust.TOOL))
 
 

@@ -81,16 +81,27 @@ def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
     tokens = 0
     for key, text in strings:
         media = read_media(counter, key, text)
-        if media is not None:
-            tokens += media.tokens
-        elif key not in _IGNORED:
+        if media is None:
             words.append(text)
+        else:
+            tokens += media.tokens
     return counter.count(" ".join(words)) + tokens
 
 
 def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
-    """Return what a provider's block costs in a prompt, in tokens, without its message's envelope."""
-    return strings_tokens(counter, _strings(block))
+    """Return what a provider's block costs in a prompt, in tokens, without its message's envelope: its JSON without media, and
+    its media."""
+    media = [found for key, text in _strings(block) if (found := read_media(counter, key, text)) is not None]
+    text = msgspec.json.encode(_without_media(block)).decode() if media else msgspec.json.encode(block).decode()
+    return counter.count(text) + sum(item.tokens for item in media)
+
+
+def _without_media(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _without_media(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_media(inner, key) for inner in value]
+    return "" if isinstance(value, str) and _payload(key, value) is not None else value
 
 
 def describe(counter: Counter, block: dict[str, Any], *, named: bool = True) -> str:

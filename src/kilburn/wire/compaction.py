@@ -24,7 +24,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 EDITING = "context-management-2025-06-27"
 THRESHOLD = "compact-2026-01-12"
 ON_DEMAND = "compact-2026-09-04"
-COMPACTION = "compaction"
+COMPACTION = "compaction by the provider"
 """The label of a page with a compaction that stands for everything before it."""
 
 
