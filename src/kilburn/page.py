@@ -50,6 +50,10 @@ class Place(StrEnum):
     """Forgotten; only its number is left."""
 
 
+ATOMIC = frozenset({Kind.IMAGE, Kind.OPAQUE})
+"""Kinds of pages that are in the prompt whole or not at all."""
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a fact says, in three parts: "Ana", "lives in", "Porto". Of an entity: its name as `subject`, the rest empty.
 
@@ -130,7 +134,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     @property
     def is_atomic(self) -> bool:
         """Whether it is in the prompt whole or not at all: an image, or a provider's block such as a document or a ciphertext."""
-        return self.kind in (Kind.IMAGE, Kind.OPAQUE)
+        return self.kind in ATOMIC
 
     @property
     def is_blank(self) -> bool:

@@ -147,9 +147,7 @@ def leaves(value: Any, key: str = "") -> Iterator[str]:
             and "base64," not in value
             and value != PIXEL
         ):
-            # A ciphertext counts by its bytes.
-            cipher = key in ("signature", "data") and len(value) >= 64 and value.isalnum()
-            yield value[: len(value) * 3 // 4] if cipher else value
+            yield value
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from leaves(inner, name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 import msgspec
@@ -82,7 +82,10 @@ def pages_of(
     texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
-    named = dict.fromkeys([part.call for message in messages for part in message.parts if part.call])
+    named = {part.call for message in messages for part in message.parts if part.call}
+    if named:
+        messages = _with_distinct_calls(messages, named, window)
+        named = {part.call for message in messages for part in message.parts if part.call}
     before = _calls_before(named, window) if named else {}
     # The place among these pages of the last compaction.
     last: int | None = None
@@ -140,16 +143,13 @@ def pages_of(
     return pages, texts
 
 
-def with_distinct_calls(messages: Sequence[Message], window: WindowState) -> list[Message]:
+def _with_distinct_calls(messages: Sequence[Message], named: Set[str], window: WindowState) -> Sequence[Message]:
     """Return messages whose calls have ids of their own in this session.
 
     Some models count their calls from 0 in every reply. A call whose id is taken gets another one, `ID_N` with the number of its
     message, and its results get the same: a result belongs to the newest call of its id that waits for one.
     """
-    named = {part.call for message in messages for part in message.parts if part.call}
-    taken = window.calls.among(named) if named else {}
-    if not taken and all(part.kind is not Kind.CALL for message in messages for part in message.parts):
-        return list(messages)
+    taken = window.calls.among(named)
     waiting = [page.call or "" for page in map(window.pages.__getitem__, sorted(window.open))]
     latest: dict[str, str] = {}
     for call in named & taken.keys():

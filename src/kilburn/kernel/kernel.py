@@ -31,7 +31,7 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import STATE, Act, Data, Event, writable
-from kilburn.kernel.admission import pages_of, pins_on_arrival, with_distinct_calls
+from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
 from kilburn.kernel.checkpoint import checkpoint_of
 from kilburn.kernel.contents import Contents
@@ -348,7 +348,6 @@ class Kernel:
             WireError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
         said = self.clock() if time is None else float(time)
-        messages = with_distinct_calls(messages, self.window)
         cites = [message.cites for message in messages if message.cites]
         cited = self._cited(chain.from_iterable(cites)) if cites else {}
         pages, texts = pages_of(messages, self.window, self.counter, said, cited)

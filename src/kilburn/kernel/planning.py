@@ -117,7 +117,7 @@ class Planner:
         # What stands in the prompt itself is held.
         if kernel.excess or (not window.shown.issuperset(window.request) and len(window.held()) < len(window.request)):
             self._hold_request()
-        if window.use + self._handle > kernel.capacity:
+        if window.use + self._handle_costs[bool(window.atomic)] > kernel.capacity:
             self._page_oversized(came)
         return wanted
 

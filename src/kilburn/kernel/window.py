@@ -25,7 +25,7 @@ from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.kernel.standing import shows, unpacked
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import Page, Place, Span, tombstone_of
+from kilburn.page import ATOMIC, Page, Place, Span, tombstone_of
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
@@ -457,7 +457,7 @@ class WindowState:
                 self.request.append(page.id)
             else:
                 self.request = [page.id]
-        if page.is_atomic:
+        if page.kind in ATOMIC:
             self.atomic.append(page.id)
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)

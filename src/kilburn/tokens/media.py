@@ -159,9 +159,13 @@ def _payload(key: str, text: str) -> bytes | str | None:
         return _decode(encoded) if comma and "base64" in head.lower() else None
     if key in _FILE_KEYS:
         return text if key == "file_id" or text[:4].lower() in ("http", "gs:/", "s3:/", "file") else None
-    if len(text) >= MIN_CIPHER_CHARS and _BASE64.fullmatch(text):
-        return _decode(text)
-    return None
+    return _decode(text) if len(text) >= MIN_CIPHER_CHARS and _is_encoded(text) else None
+
+
+def _is_encoded(text: str) -> bool:
+    """Return whether a string is bytes in base64, and no path, identifier or run of letters."""
+    classes = (str.isupper, str.islower, str.isdigit)
+    return _BASE64.fullmatch(text) is not None and all(any(map(is_one, text[:MIN_CIPHER_CHARS])) for is_one in classes)
 
 
 def _decode(encoded: str) -> bytes | None:
