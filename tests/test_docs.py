@@ -236,8 +236,8 @@ def names_a_model(page: Path) -> bool:
 
 
 def needs_more(page: Path) -> bool:
-    """Whether a block needs what the default run does without: the laboratory, the KV level, a PostgreSQL."""
-    return names(page, r"kilburn_lab|kilburn_kv|kilburn lab|lab/recipes|postgres start", "python", "console")
+    """Whether a block needs what the default run does without: the laboratory, the KV level, torch, a PostgreSQL."""
+    return names(page, r"kilburn_lab|kilburn_kv|kilburn lab|lab/recipes|postgres start|import torch", "python", "console")
 
 
 def rows(pages: list[Path]) -> list[Any]:

@@ -5,12 +5,10 @@ Only the list of models is requested, with a short timeout. No prompt is sent.
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import time
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -80,6 +78,8 @@ def detect(environment: Mapping[str, str] = os.environ, *, patience: float = PAT
 
 def chat_models(base_url: str, key: str = "none", *, patience: float = PATIENCE) -> list[str]:
     """Return the names of the chat models that a server lists, or an empty list if it is not an OpenAI-compatible server."""
+    import http.client  # with ssl: many commands import this module, and few ask a server
+
     url = urlsplit(base_url)
     connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     deadline = time.monotonic() + 2 * patience
@@ -90,7 +90,7 @@ def chat_models(base_url: str, key: str = "none", *, patience: float = PATIENCE)
             connection.request("GET", f"{url.path.rstrip('/')}/models", headers={"Authorization": f"Bearer {key}"})
             response = connection.getresponse()
             # An endless answer would be read for ever.
-            while response.status == HTTPStatus.OK and time.monotonic() < deadline:
+            while response.status == http.HTTPStatus.OK and time.monotonic() < deadline:
                 piece = response.read1(MAX_LIST_BYTES - len(body))
                 body += piece
                 if not piece:
