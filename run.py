@@ -28,10 +28,10 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(ROOT, ".venv")
 BIN = os.path.join(VENV, "Scripts" if os.name == "nt" else "bin")
 PYTHON = os.path.join(BIN, "python.exe" if os.name == "nt" else "python")
-EXTRAS = {"demo": "", "test": "test", "all": "test-all"}
-"""Sets of extras, each a superset of the one before it."""
+EXTRAS = {"demo": "", "demo with a model": "local", "test": "test", "all": "test-all"}
+"""The extras of each environment. Each environment holds those before it."""
 NEEDS = {"demo": "demo", "test": "test", "reference": "all", "docs": "all"}
-"""The set that each command installs; `test --all` and tests of kv and lab install `all`."""
+"""The environment of each command; `test --all` and tests of kv and lab need `all`, `demo --model` one with a model."""
 BESIDE = ["kv", "lab"]
 """Folders of the distributions that `all` installs beside the product."""
 
@@ -100,7 +100,7 @@ def fingerprint(environment):
 
 
 def stamp_path(environment):
-    return os.path.join(VENV, "kilburn-%s.stamp" % environment)
+    return os.path.join(VENV, "kilburn-%s.stamp" % environment.replace(" ", "-"))
 
 
 def is_ready(environment):
@@ -257,7 +257,8 @@ def main(args):
     command, rest = args[0], args[1:]
     if command == "test":
         return test(rest)
-    install(NEEDS[command])
+    with_model = command == "demo" and any(arg.startswith("--model") for arg in rest)
+    install("demo with a model" if with_model else NEEDS[command])
     if command == "demo":
         # In the caller's folder: paths among the arguments are relative to it.
         return subprocess.call([os.path.join(BIN, "kilburn" + (".exe" if os.name == "nt" else "")), "demo", *rest])
