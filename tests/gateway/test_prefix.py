@@ -13,7 +13,7 @@ from kilburn.kernel.memory_tools import OURS
 from kilburn.testing.upstream import BLOCK
 
 QUESTIONS = 30
-WINDOW = 2500
+WINDOW = 2900
 RIVERS = ("Arno", "Besos", "Clyde", "Douro", "Ebro", "Forth", "Garonne", "Hudson", "Indus", "Jordan", "Kama", "Loire", "Meuse")
 
 

@@ -125,10 +125,10 @@ def test_one_canned_answer_links_nobody_to_somebody_else(
 
 
 def compacted(it: House, path: str = CHAT, /, **headers: str) -> tuple[int, ...]:
-    """The sessions that a history is linked to which its client has compacted: the last turns alone."""
+    """The sessions that a history is linked to which its client has compacted: a note for the middle, and the last turns."""
     talked = talk("alice", 8)
     it.ask(path, {"messages": talked[:-1]}, **headers)
-    answer = it.ask(path, {"messages": [*talked[-4:], open_("Go on.")]}, **headers)
+    answer = it.ask(path, {"messages": [open_("[Older messages were left out.]"), *talked[-4:], open_("Go on.")]}, **headers)
     assert answer.status_code == 200, answer.text
     with it.store() as store:
         session = store.session(answer.headers["x-kilburn-session"], store_user(headers))

@@ -524,8 +524,11 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), 0, -1):
-            if len(chain) > 1 and at == max(1, len(chain) - NEW) and (continued := self._continued(request)) is not None:
-                return continued
+            if not alike and len(chain) > 1 and at == max(1, len(chain) - NEW):
+                # No session in the store has this history without its newest messages.
+                continued = self._continued(request)
+                if continued is not None:
+                    return continued
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
             ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])

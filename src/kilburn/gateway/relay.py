@@ -246,12 +246,13 @@ class _Work:
         return sum(map(self.conversation.cost, self.asked.beside)) + self._room + tools
 
     def _fit(self, budget: Budget) -> None:
-        """Reserve room for the reply and for what is sent beside the conversation, of which an eighth of the window is kept."""
+        """Reserve room for the reply, and for what is sent beside the conversation: each half of the window at most, and together
+        so much that the conversation keeps three eighths of it."""
         window, warnings = budget.window, self._exchange.warnings
         reserve = max(budget.reserve, min(self.asked.reply, window // 2))
         if self.asked.reply > window // 2:
             warnings.append(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
-        beside, room = self._beside, window - reserve - window // 8
+        beside, room = self._beside, max(0, min(window // 2, window - reserve - 3 * window // 8))
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
         if beside > room:
             warnings.append(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
