@@ -103,12 +103,12 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
         ("connections", f"{bounds.connections:,}", f"{4 * bounds.connections:,}"),
     ):
         assert re.search(rf"\| `{name}`: [^|]+ \| {one} \| {four} \|", page), name
-    assert "running=512 and connections=2048 (at once, of each worker)" in BOUNDS
-    assert "bodies=1073741824 (bytes of a request, and of all that a worker has)" in BOUNDS
+    assert "running=512 and connections=2048 (concurrent, in each worker)" in BOUNDS
+    assert "bodies=1073741824 (bytes of a request, and of all requests in a worker)" in BOUNDS
     given = limits_of(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
     assert (4 * given.running, 4 * given.bodies) == (bounds.running, 1 << 30)
     told = kilburn("serve", "--help").out
-    assert "each has its own running, bodies and connections" in " ".join(told.replace("│", " ").split())
+    assert "The limits running, bodies and connections hold for each of them." in " ".join(told.replace("│", " ").split())
     model = (docs / "explanation" / "threat-model.md").read_text()
     assert f"| requests at once of a key; of a process | {bounds.per_key}; {bounds.running} |" in model
 

@@ -25,8 +25,8 @@ from kilburn.tokens.images import cost_of_image, image_size
 
 log = logging.getLogger("kilburn")
 
-FILE_TOKENS = 5_000
-"""Tokens of a file that the prompt only refers to, by an id or a URL, unless the counter has `file_tokens`."""
+FILE_TOKENS = 2_000
+"""Tokens of a file that the prompt refers to by an id or a URL, unless the counter has `file_tokens`: a page, or an image."""
 PDF_TOKENS = {"claude": 3_000, "claude-large": 6_000}
 """Tokens of one PDF page, by family. Anthropic: 1,500 to 3,000 for the text, and the page's image. Others: `PDF_PAGE`."""
 PDF_PAGE = 2_000
