@@ -45,7 +45,7 @@ def _measured(
 verb(
     "equivalence",
     _measured,
-    Work("reading", "forecast", 5.0, {"windows": (1000, 2000, 4000), "steps": 30, "sample": None}),
+    Work("reading", "forecast", 2.0, {"windows": (1000, 2000, 4000), "steps": 30, "sample": None}),
     __doc__,
     like=evaluate,
     data=DATA,

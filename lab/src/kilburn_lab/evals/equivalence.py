@@ -286,9 +286,9 @@ def evaluate(
         for prompt, same in groupby(views, key=lambda view: view.prompt):
             forecast = _read(forecaster, prompt, moment.text, saved)
             found |= {(view.policy, view.window): forecast for view in same}
+            progress(done + sum(policy != STRANGER for policy, _ in found), total)
         forecasts.append((moment, found))
-        done += len(found) - sum(policy == STRANGER for policy, _ in found)
-        progress(done, total)
+        done += sum(policy != STRANGER for policy, _ in found)
     labels = [TASK, FULL, STRANGER, *(entry.label for _, entry in entrants)]
     return _report(sample, forecasts, list(dict.fromkeys(labels)), model or forecaster.name, shipped)
 

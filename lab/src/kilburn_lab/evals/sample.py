@@ -93,8 +93,11 @@ def sample_of(
     made = sourced(sources, limit or MADE, seed) if sources is not None else synthetic(limit or MADE, seed, copying=True)
     every = made if path is None else read(path)
     every = (run for run in every if half in ("", half_of(run)))
-    taken = islice((run for run in every if not referring or references(run, reply=reply)), limit)
-    runs = tuple(taken if session is None else braided(taken, session, seed))
+    drawn = (run for run in every if not referring or references(run, reply=reply))
+    taken = list(islice(drawn, None if limit is None else limit + 1))
+    if path is not None and limit is not None and len(taken) <= limit:
+        limit = None  # they are all
+    runs = tuple(taken[:limit] if session is None else braided(taken[:limit], session, seed))
     if not runs:
         raise SpecError(f"{path}: no runs", advice=f"give {FORMS}")
     listed = [reference for run in runs for kind in KINDS for reference in references(run, kind, reply=reply)]
