@@ -7,16 +7,17 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.compaction import is_own
+from kilburn.gateway.compaction import PLACES, is_own
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
-from kilburn.kernel.admission import attachment_costs
+from kilburn.kernel.admission import attachments_above
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
@@ -162,7 +163,7 @@ class Conversation:
         """
         if not self.digests or self.gaps:
             return 0
-        for last in reversed(places.get(self.digests[-1], ())):
+        for last in reversed(places.get(self.digests[-1], ())[-PLACES:]):
             count, skipped = last + 1, len(self.digests) - last - 1
             # A few words may end many sessions.
             if skipped > 0 and (count < MIN_OVERLAP or not is_own(read(0, count))):
@@ -314,20 +315,21 @@ def shortened(window: WindowState) -> list[str]:
 
 
 def check_attachments(session: Session, messages: Sequence[Message]) -> None:
-    """Refuse an attachment that no prompt of this session can show: the model would answer without having seen it.
+    """Refuse an attachment of the newest request that no prompt of this session can show: the model would answer without having
+    seen it. What a history has before the assistant's last message is out like any other page.
 
     Raises:
         Problem: 400, which names it. Nothing was appended.
     """
-    for label, tokens in attachment_costs(messages, session.counter):
-        if tokens > session.capacity:
-            raise Problem(
-                400,
-                "attachment_too_large",
-                f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
-                "the conversation; send a smaller part of it, or raise the gateway's --window",
-                param="messages",
-            )
+    newest = reversed([*takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages))])
+    for label, tokens in attachments_above(newest, session.counter, session.capacity):
+        raise Problem(
+            400,
+            "attachment_too_large",
+            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
+            "the conversation; send a smaller part of it, or raise the gateway's --window",
+            param="messages",
+        )
 
 
 def is_beginning(digests: Sequence[bytes], others: Sequence[bytes]) -> bool:

@@ -146,7 +146,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
             own = _address_in(other, arguments)
             if own is not None:
                 said = memory_tools.call(other, name, own)
-                return MemoryReply(text=said.text, cites=_cites(other, said))
+                return msgspec.structs.replace(said, sources=(), cites=_cites(other, said))
         return memory_tools.call(session, name, arguments)
     room = session.capacity // 2
     found = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)

@@ -247,17 +247,21 @@ class _Work:
 
     def _fit(self, budget: Budget) -> None:
         """Reserve room for the reply and for what is sent beside the conversation, of which an eighth of the window is kept."""
-        window, warnings = budget.window, self._exchange.warnings
+        window = budget.window
         reserve = max(budget.reserve, min(self.asked.reply, window // 2))
         if self.asked.reply > window // 2:
-            warnings.append(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+            self._warn(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
         beside, room = self._beside, window - reserve - window // 8
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
         if beside > room:
-            warnings.append(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
+            self._warn(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
                 self.conversation.session.resize(Budget(budget.window, reserve, overhead))
+
+    def _warn(self, *lines: str) -> None:
+        """Add warnings, each once, to those of earlier rounds."""
+        self._exchange.warnings = [*dict.fromkeys([*self._exchange.warnings, *lines])]
 
     def render(self) -> None:
         """Make the body that goes upstream: the client's own, as long as nothing has left the window.
@@ -273,7 +277,6 @@ class _Work:
             if session.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
-        self._exchange.warnings = []
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
@@ -288,7 +291,7 @@ class _Work:
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
-        self._exchange.warnings += shortened(session.window)
+        self._warn(*shortened(session.window))
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
         if misses and not self.tools and (found := self._brought(beside)) is not None:

@@ -139,12 +139,14 @@ def pages_of(
     return pages, texts
 
 
-def attachment_costs(messages: Iterable[Message], counter: Counter) -> Iterator[tuple[str, int]]:
-    """Yield what each image and each provider's block in these messages is, and what it costs in a prompt, in tokens."""
+def attachments_above(messages: Iterable[Message], counter: Counter, tokens: int) -> Iterator[tuple[str, int]]:
+    """Yield what each image and each provider's block in these messages is, and its tokens, if it costs more than `tokens`."""
     for message in messages:
         for part in message.parts:
             if part.kind in (Kind.IMAGE, Kind.OPAQUE):
-                yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost_of(counter, part, message.role, message.extra)
+                cost = cost_of(counter, part, message.role, message.extra)
+                if cost > tokens:
+                    yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost
 
 
 def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
@@ -235,7 +237,8 @@ def extra_text(part: str | None, message: str | None) -> str:
 
 
 def _label(part: Part, counter: Counter, trust: Trust) -> str:
-    """Return one line on what the part is, for its handle. Tools choose no word of a handle, as it stands in a user message."""
+    """Return one line on what the part is, for its handle. Tools and web pages, which a provider's own tools quote in the
+    assistant's message, choose no word of a handle, as it stands in a user message."""
     if part.kind is Kind.CALL:
         return line_of(f"{part.name}({part.text.strip().strip('{}')})")
     if part.kind is Kind.RESULT:
@@ -247,7 +250,7 @@ def _label(part: Part, counter: Counter, trust: Trust) -> str:
     block = block_in(part.text)
     if block is not None:
         return COMPACTION if block.stands else f"failed {COMPACTION}"
-    return line_of(describe(counter, unpack(part.text), named=trust > Trust.TOOL))
+    return line_of(describe(counter, unpack(part.text), named=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:
