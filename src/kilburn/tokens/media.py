@@ -179,7 +179,7 @@ def _decode(encoded: str) -> bytes | None:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands. A URL inside of an object
+    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands. A URL inside an object
     has that object's key too (`source_url`), and the id of a file that a provider reads has `_FILE`."""
     stack = [(key, value)]
     while stack:
