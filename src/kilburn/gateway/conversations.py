@@ -71,6 +71,8 @@ class Conversation:
         """How many of these the store has, as far as is known here."""
         self.aliases: dict[int, bytes] = {}
         """By the place of a digest, the digest of the same message without what the client had added to it."""
+        self.newest: tuple[int, Message] | None = None
+        """The last message that a client sent, and its place: it is the one that a client shortens next."""
         self.verbatim = True
         """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
@@ -191,10 +193,13 @@ class Conversation:
             return True
         if 2 * len(differing) > len(digests) + 1:
             return False
-        said = list(visible(self.session.originals()))
+        said: Mapping[int, Message] = dict([self.newest] if self.newest else ())
+        if not said.keys() >= {skipped + at for at in differing}:
+            said = dict(enumerate(visible(self.session.originals())))
         for at in differing:
             [message, *more] = read(at, at + 1)
-            if more or not _is_part_of(message, said[skipped + at]):
+            # Something may have been forgotten meanwhile.
+            if more or skipped + at not in said or not _is_part_of(message, said[skipped + at]):
                 return False
         self.aliases |= {skipped + at: digests[at] for at in differing}
         return True

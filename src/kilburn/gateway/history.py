@@ -307,6 +307,7 @@ class Histories:
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)
+                    conversation.newest = (len(conversation.digests) - 1, fresh[-1])
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = (
