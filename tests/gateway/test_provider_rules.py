@@ -38,6 +38,8 @@ class StrictProvider:
         self.issued: dict[str, Json] = {}
         self.bodies: list[Json] = []
         self.refused: list[str] = []
+        self.failing, self.words = 0, "it did not work"
+        """Requests that are refused without a reason of the provider's rules, and with what words."""
 
     @property
     def app(self) -> Starlette:
@@ -85,6 +87,9 @@ class StrictProvider:
         yield b"data: [DONE]\n\n"
 
     def fault(self, body: Json) -> str:
+        if self.failing:
+            self.failing -= 1
+            return self.words
         if body.get("response_format") and body.get("tools") and not self.tools_with_json:
             return "please choose one of structured output and function declarations"
         for message in body["messages"]:
@@ -168,6 +173,27 @@ def test_our_tools_never_break_a_request(front: Callable[..., Front]) -> None:
     assert len(provider.refused) == 1
     assert at.say(f"plain: {LONG}").status_code == 200
     assert provider.bodies[-1]["tools"]
+
+
+def test_one_refusal_without_a_reason_does_not_end_the_tools_of_a_model(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    for turn in range(10):
+        assert at.say(f"{turn}: {LONG}").status_code == 200
+    for number, offered in enumerate([True, False]):
+        provider.failing = 1
+        assert at.say(f"fails {number}").status_code == 200
+        assert at.say(f"and after {number}?").status_code == 200
+        assert bool(provider.bodies[-1].get("tools")) is offered
+
+
+def test_a_window_that_was_refused_as_too_long_has_room_for_the_reply(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider, window=32_000)
+    provider.failing, provider.words = 2, "This model's maximum context length is 16384 tokens. Please reduce the length."
+    at.say(LONG, max_tokens=16_000)
+    provider.failing = 0
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
 
 
 def test_a_document_arrives_as_it_was_sent_or_is_refused_by_name(front: Callable[..., Front]) -> None:

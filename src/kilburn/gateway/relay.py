@@ -251,7 +251,8 @@ class _Work:
         reserve = max(budget.reserve, min(self.asked.reply, window // 2))
         if self.asked.reply > window // 2:
             self._warn(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
-        beside, room = self._beside, window - reserve - window // 8
+        # A window that a provider refused as too long is smaller than it was, and its reserve is not.
+        beside, room = self._beside, max(0, window - reserve - window // 8)
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
         if beside > room:
             self._warn(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
@@ -358,7 +359,9 @@ class _Turn:
         self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
         self._turn = conversation.turn
         self._started = self._given = False
-        self._retried = self._without = False
+        self._retried = False
+        self._refusal: ModelError | None = None
+        """The refusal after which our tools were left out."""
         self._failed = 0
         """How often the upstream had no room for a hidden round."""
         self._reading: Reading | None = None
@@ -530,8 +533,9 @@ class _Turn:
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, conversation = self._work, self._conversation
-        if self._without:
-            self._relay.offer.refused(work.asked.model, work.asked.fields)
+        if self._refusal is not None:
+            certain = isinstance(self._refusal, ToolsRefused)
+            self._relay.offer.refused(work.asked.model, work.asked.fields, certain=certain)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         spans.answered(self._call, str(reply.finish), reply.usage)
@@ -629,8 +633,8 @@ class _Turn:
     async def _mended(self, error: ModelError) -> bool:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
         begins = self._reading is None or not self._reading.rounds
-        if begins and not self._without and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
-            self._without = True
+        if begins and self._refusal is None and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
+            self._refusal = error
             await in_thread(self._work.without)
             return True
         if not isinstance(error, Overlong) or self._retried:
