@@ -190,9 +190,10 @@ def test_one_refusal_without_a_reason_does_not_end_the_tools_of_a_model(front: C
 def test_a_window_that_was_refused_as_too_long_has_room_for_the_reply(front: Callable[..., Front]) -> None:
     provider = StrictProvider()
     at = front(provider, window=32_000)
-    provider.failing, provider.words = 2, "This model's maximum context length is 16384 tokens. Please reduce the length."
-    at.say(LONG, max_tokens=16_000)
-    provider.failing = 0
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
+    provider.failing = 1
+    provider.words = "This model's maximum context length is 901 tokens. However, your messages resulted in 902 tokens."
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
     assert at.say(LONG, max_tokens=16_000).status_code == 200
 
 
