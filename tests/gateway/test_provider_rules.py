@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from gateway.talk import said
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.limits import RequestBounds
+from kilburn.gateway.logs import Log
 from kilburn.testing.upstream import serving
 from tokens.test_media import pdf
 
@@ -232,3 +234,29 @@ def test_what_is_shortened_is_said(front: Callable[..., Front]) -> None:
         for n in range(20)
     ]
     assert "and the window of 4000 has room for" in at.say("go on", tools=tools).headers["x-kilburn-warning"]
+
+
+def test_the_log_has_no_words_of_what_was_left_out(front: Callable[..., Front]) -> None:
+    provider, out = StrictProvider(), io.StringIO()
+    at = front(provider, log=Log(out))
+    file = {"type": "file", "file": {"filename": "divorce.pdf", "file_data": f"data:application/pdf;base64,{pdf(1)}"}}
+    for n in range(8):
+        at.say(f"{n}: {LONG}")
+    provider.recalls = 1
+    answer = at.say([file, file, {"type": "text", "text": "Compare them."}])
+    # The warning of the first round is there, although the model recalled something in between.
+    assert provider.recalls == 0
+    assert "divorce" in answer.headers["x-kilburn-warning"]
+    # One connection answers one request after the other, and the log of the first is written in between.
+    assert at.say("And?").status_code == 200
+    assert "left out" in out.getvalue()
+    assert "divorce" not in out.getvalue()
+
+
+def test_a_history_may_hold_an_attachment_that_no_window_holds(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    large = {"type": "file", "file": {"filename": "thesis.pdf", "file_data": f"data:application/pdf;base64,{pdf(40)}"}}
+    at.talk = [{"role": "user", "content": [large]}, said("I read it.")]
+    assert at.say("What did it say?").status_code == 200
+    assert "thesis.pdf, 40 pages" in json.dumps(provider.bodies[-1]["messages"])
