@@ -263,7 +263,7 @@ def pdf_pages(data: bytes) -> int:
     import pypdf
 
     # The default limits allow a minute of decoding.
-    limits = dict.fromkeys(
+    limits: dict[str, Any] = dict.fromkeys(
         (
             "zlib_maximum_output_length",
             "lzw_maximum_output_length",
