@@ -167,8 +167,8 @@ class Conversation:
             return 0
         for last in reversed(places.get(self.digests[-1], ())[-PLACES:]):
             count, skipped = last + 1, len(self.digests) - last - 1
-            # A few words may end many sessions.
-            if skipped > 0 and (count < MIN_OVERLAP or not is_own(read(0, count))):
+            # A few words may end many sessions, and a history that says nothing new may be a compaction of the client's own.
+            if skipped > 0 and (count < MIN_OVERLAP or count == len(digests) or not is_own(read(0, count))):
                 continue
             if skipped >= 0 and self._ends_with(digests[:count], skipped, read):
                 return count
