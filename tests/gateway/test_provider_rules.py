@@ -16,13 +16,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+import kilburn
 from gateway.talk import said
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.faults import answered
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.logs import Log
+from kilburn.message import Kind, Part
 from kilburn.testing.upstream import serving
-from tokens.test_media import pdf
+from tokens.test_media import document, pdf
 
 Json = dict[str, Any]
 LONG = "The parser drops the last line of the file. " * 40
@@ -260,3 +265,16 @@ def test_a_history_may_hold_an_attachment_that_no_window_holds(front: Callable[.
     at.talk = [{"role": "user", "content": [large]}, said("I read it.")]
     assert at.say("What did it say?").status_code == 200
     assert "thesis.pdf, 40 pages" in json.dumps(provider.bodies[-1]["messages"])
+
+
+def test_an_attachment_of_an_earlier_session_comes_back_whole() -> None:
+    with kilburn.open(":memory:", window=16_000, policy="lru", tokenizer="chars/4", embedder=None) as store:
+        earlier, session = store.session("a"), store.session("b")
+        block = document(pdf(1), title="report.pdf")
+        earlier.append({"role": "user", "content": [block]})
+        session.append({"role": "user", "content": "What was in it?"})
+        call = Part(kind=Kind.CALL, text='{"address":"a p1"}', call="c", name="recall")
+        conversation = Conversation(session, "b", [earlier.number])
+        [result] = answered(store, conversation, [call], Exchange(), over=False)
+        assert [json.loads(part.text) for part in result.parts if part.kind is Kind.OPAQUE] == [block]
+        assert result.cites == ((earlier.number, 1),)
