@@ -81,7 +81,8 @@ class StrictProvider:
         calls = [{**call, "index": index} for index, call in enumerate(message.pop("tool_calls", ()))]
         deltas = [
             {"role": "assistant"},
-            *({key: value} for key, value in message.items() if value),
+            *({key: value} for key, value in message.items() if value and key != "reasoning_details"),
+            *({"reasoning_details": [piece]} for entry in message.get("reasoning_details", ()) for piece in pieces_of(entry)),
             {"tool_calls": calls} if calls else {},
         ]
         for delta in deltas:
@@ -109,6 +110,14 @@ class StrictProvider:
                 if any(message.get(key) != value for key, value in issued["beside"].items()):
                     return "reasoning must be passed back"
         return ""
+
+
+def pieces_of(entry: Json) -> list[Json]:
+    """Return an entry of reasoning as it is streamed: its text in two pieces, and the signature with the last one."""
+    if "text" not in entry:
+        return [entry]
+    first = {key: value for key, value in entry.items() if key != "signature"}
+    return [{**first, "text": entry["text"][:5]}, {**entry, "text": entry["text"][5:]}]
 
 
 class Front:
@@ -155,9 +164,10 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
     [
         {"reasoning_content": "I should look at p1."},
         {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AbCd" * 40, "index": 0}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "I should look.", "index": 0, "signature": "c2ln" * 9}]},
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}]},
     ],
-    ids=["reasoning_content", "reasoning_details", "thinking chunk"],
+    ids=["reasoning_content", "reasoning_details", "signed details", "thinking chunk"],
 )
 def test_a_reasoning_model_goes_on_after_a_recall(front: Callable[..., Front], beside: Json, stream: bool) -> None:
     provider = StrictProvider(recalls=3, beside=beside)
