@@ -80,14 +80,15 @@ def _continued(entries: list[Any], more: list[Any]) -> list[Any]:
         if not isinstance(entry, dict) or not isinstance(last, dict) or "index" not in entry or not _is_piece(entry, last):
             out.append(entry)
             continue
-        joined = {key: last[key] + text for key, text in entry.items() if key in _PIECES and isinstance(last.get(key), str)}
-        out[-1] = {**last, **{key: value for key, value in entry.items() if value is not None}, **joined}
+        piece = {key: value for key, value in entry.items() if value is not None}
+        joined = {key: last[key] + piece[key] for key in _PIECES if key in piece and isinstance(last.get(key), str)}
+        out[-1] = {**last, **piece, **joined}
     return out
 
 
 def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
     same = entry["index"] == last.get("index") and entry.get("type") == last.get("type")
-    return same and all(isinstance(entry.get(key, ""), str) for key in _PIECES)
+    return same and all(isinstance(entry.get(key) or "", str) for key in _PIECES)
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
