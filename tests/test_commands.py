@@ -49,7 +49,8 @@ LEFT = {
     **dict.fromkeys(
         (
             "kilburn demo --plot window.html",
-            "kilburn lab answers --data runs.jsonl.gz --model qwen --sample 12 --questions 3 --tools --out replies.jsonl --resume",
+            "kilburn lab answers --data runs.jsonl.gz --model qwen --sample 12 --questions 3 --tools --out replies.jsonl "
+            "--resume",
             "kilburn lab drift --policy summarize --policy recursive --arm plain --model smollm2",
             "kilburn lab equivalence",
             "kilburn lab equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume",

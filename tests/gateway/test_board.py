@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +23,8 @@ from kilburn.gateway.metrics import NOW, POLICIES, Metrics
 from kilburn.kernel.ledger import Stats
 from kilburn.prices import PRICES
 from kilburn.testing.upstream import Upstream, calling
+
+promql_parser = pytest.importorskip("promql_parser")
 
 Series = dict[str, list[dict[str, str]]]
 """The labels of each sample, by its name."""

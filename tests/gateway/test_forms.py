@@ -171,7 +171,13 @@ class Through:
         self.form, self.far = form, Far()
         far = stack.enter_context(serving(self.far))
         upstream = far if form == "messages" else f"{far}/v1"
-        given: Json = {"db": str(folder / "a.db"), "upstream": upstream, "tokenizer": "chars/4", "window": 15_000, "policy": "fifo"}
+        given: Json = {
+            "db": str(folder / "a.db"),
+            "upstream": upstream,
+            "tokenizer": "chars/4",
+            "window": 15_000,
+            "policy": "fifo",
+        }
         self.url = stack.enter_context(serving(build(Settings(**given))))
         self.http = stack.enter_context(httpx2.Client(base_url=f"{self.url}/v1/", timeout=600))
         self.key = "input" if form == "responses" else "messages"

@@ -16,7 +16,7 @@ from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
-from kilburn.testing.upstream import Upstream, serving
+from kilburn.testing.upstream import Refusal, Upstream, serving
 
 Talk = list[dict[str, Any]]
 
@@ -97,6 +97,31 @@ def test_the_same_request_again_is_no_second_turn(client: Callable[..., Client])
     at.ask("Question 1?", passages(1))
     asked = [*at.history, user(f"{passages(2)}\nQuestion 2?")]
     assert {at.post(asked).headers["x-kilburn-session"] for _ in range(3)} == {name}
+    assert at.sessions() == [name]
+
+
+def test_conversations_that_began_with_the_same_words_are_never_joined(client: Callable[..., Client]) -> None:
+    at = client(reply="Noted.")
+    ana, bo, names = list[dict[str, Any]](), list[dict[str, Any]](), list[list[str]]([[], []])
+    for turn in range(4):
+        for number, (who, talk) in enumerate((("Ana", ana), ("Bo", bo))):
+            at.history = list(talk)
+            names[number].append(at.ask(f"Question {turn} of {who if turn else 'mine'}?", f"{who} has {turn + 12} drums."))
+            talk[:] = at.history
+            other = "Bo" if who == "Ana" else "Ana"
+            assert f"{other} has" not in str(at.upstream.sent[-1].body), turn
+    assert not {*names[0]} & {*names[1]}
+    # Each has one session from the second turn on.
+    assert [len({*each[1:]}) for each in names] == [1, 1]
+
+
+def test_a_turn_that_failed_is_asked_again_in_its_session(client: Callable[..., Client]) -> None:
+    at = client()
+    name = at.ask("Question 0?", passages(0))
+    asked = {"model": "m", "messages": [*at.history, user(f"{passages(1)}\nQuestion 1?")]}
+    at.upstream.enqueue(Refusal(status=500))
+    assert at.http.post(f"{at.url}/v1/chat/completions", json=asked).status_code == 500
+    assert at.post(asked["messages"]).headers["x-kilburn-session"] == name
     assert at.sessions() == [name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,12 +16,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+import kilburn
 from gateway.talk import said
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.conversations import Conversation
+from kilburn.gateway.exchange import Exchange
+from kilburn.gateway.faults import answered
 from kilburn.gateway.limits import RequestBounds
+from kilburn.gateway.logs import Log
+from kilburn.message import Kind, Part
 from kilburn.testing.upstream import serving
-from tokens.test_media import pdf
+from tokens.test_media import document, pdf
 
 Json = dict[str, Any]
 LONG = "The parser drops the last line of the file. " * 40
@@ -38,6 +45,8 @@ class StrictProvider:
         self.issued: dict[str, Json] = {}
         self.bodies: list[Json] = []
         self.refused: list[str] = []
+        self.failing, self.words = 0, "it did not work"
+        """Requests that are refused without a reason of the provider's rules, and with what words."""
 
     @property
     def app(self) -> Starlette:
@@ -72,7 +81,8 @@ class StrictProvider:
         calls = [{**call, "index": index} for index, call in enumerate(message.pop("tool_calls", ()))]
         deltas = [
             {"role": "assistant"},
-            *({key: value} for key, value in message.items() if value),
+            *({key: value} for key, value in message.items() if value and key != "reasoning_details"),
+            *({"reasoning_details": [piece]} for entry in message.get("reasoning_details", ()) for piece in pieces_of(entry)),
             {"tool_calls": calls} if calls else {},
         ]
         for delta in deltas:
@@ -85,6 +95,9 @@ class StrictProvider:
         yield b"data: [DONE]\n\n"
 
     def fault(self, body: Json) -> str:
+        if self.failing:
+            self.failing -= 1
+            return self.words
         if body.get("response_format") and body.get("tools") and not self.tools_with_json:
             return "please choose one of structured output and function declarations"
         for message in body["messages"]:
@@ -97,6 +110,14 @@ class StrictProvider:
                 if any(message.get(key) != value for key, value in issued["beside"].items()):
                     return "reasoning must be passed back"
         return ""
+
+
+def pieces_of(entry: Json) -> list[Json]:
+    """Return an entry of reasoning as it is streamed: its text in two pieces, and the signature with the last one."""
+    if "text" not in entry:
+        return [entry]
+    first = {key: value for key, value in entry.items() if key != "signature"}
+    return [{**first, "text": entry["text"][:5]}, {**entry, "text": entry["text"][5:]}]
 
 
 class Front:
@@ -143,9 +164,10 @@ def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
     [
         {"reasoning_content": "I should look at p1."},
         {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AbCd" * 40, "index": 0}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "I should look.", "index": 0, "signature": "c2ln" * 9}]},
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}]},
     ],
-    ids=["reasoning_content", "reasoning_details", "thinking chunk"],
+    ids=["reasoning_content", "reasoning_details", "signed details", "thinking chunk"],
 )
 def test_a_reasoning_model_goes_on_after_a_recall(front: Callable[..., Front], beside: Json, stream: bool) -> None:
     provider = StrictProvider(recalls=3, beside=beside)
@@ -168,6 +190,28 @@ def test_our_tools_never_break_a_request(front: Callable[..., Front]) -> None:
     assert len(provider.refused) == 1
     assert at.say(f"plain: {LONG}").status_code == 200
     assert provider.bodies[-1]["tools"]
+
+
+def test_one_refusal_without_a_reason_does_not_end_the_tools_of_a_model(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    for turn in range(10):
+        assert at.say(f"{turn}: {LONG}").status_code == 200
+    for number, offered in enumerate([True, False]):
+        provider.failing = 1
+        assert at.say(f"fails {number}").status_code == 200
+        assert at.say(f"and after {number}?").status_code == 200
+        assert bool(provider.bodies[-1].get("tools")) is offered
+
+
+def test_a_window_that_was_refused_as_too_long_has_room_for_the_reply(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider, window=32_000)
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
+    provider.failing = 1
+    provider.words = "This model's maximum context length is 901 tokens. However, your messages resulted in 902 tokens."
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
+    assert at.say(LONG, max_tokens=16_000).status_code == 200
 
 
 def test_a_document_arrives_as_it_was_sent_or_is_refused_by_name(front: Callable[..., Front]) -> None:
@@ -205,3 +249,42 @@ def test_what_is_shortened_is_said(front: Callable[..., Front]) -> None:
         for n in range(20)
     ]
     assert "and the window of 4000 has room for" in at.say("go on", tools=tools).headers["x-kilburn-warning"]
+
+
+def test_the_log_has_no_words_of_what_was_left_out(front: Callable[..., Front]) -> None:
+    provider, out = StrictProvider(), io.StringIO()
+    at = front(provider, log=Log(out))
+    file = {"type": "file", "file": {"filename": "divorce.pdf", "file_data": f"data:application/pdf;base64,{pdf(1)}"}}
+    for n in range(8):
+        at.say(f"{n}: {LONG}")
+    provider.recalls = 1
+    answer = at.say([file, file, {"type": "text", "text": "Compare them."}])
+    # The warning of the first round is there, although the model recalled something in between.
+    assert provider.recalls == 0
+    assert "divorce" in answer.headers["x-kilburn-warning"]
+    # One connection answers one request after the other, and the log of the first is written in between.
+    assert at.say("And?").status_code == 200
+    assert "left out" in out.getvalue()
+    assert "divorce" not in out.getvalue()
+
+
+def test_a_history_may_hold_an_attachment_that_no_window_holds(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider)
+    large = {"type": "file", "file": {"filename": "thesis.pdf", "file_data": f"data:application/pdf;base64,{pdf(40)}"}}
+    at.talk = [{"role": "user", "content": [large]}, said("I read it.")]
+    assert at.say("What did it say?").status_code == 200
+    assert "thesis.pdf, 40 pages" in json.dumps(provider.bodies[-1]["messages"])
+
+
+def test_an_attachment_of_an_earlier_session_comes_back_whole() -> None:
+    with kilburn.open(":memory:", window=16_000, policy="lru", tokenizer="chars/4", embedder=None) as store:
+        earlier, session = store.session("a"), store.session("b")
+        block = document(pdf(1), title="report.pdf")
+        earlier.append({"role": "user", "content": [block]})
+        session.append({"role": "user", "content": "What was in it?"})
+        call = Part(kind=Kind.CALL, text='{"address":"a p1"}', call="c", name="recall")
+        conversation = Conversation(session, "b", [earlier.number])
+        [result] = answered(store, conversation, [call], Exchange(), over=False)
+        assert [json.loads(part.text) for part in result.parts if part.kind is Kind.OPAQUE] == [block]
+        assert result.cites == ((earlier.number, 1),)

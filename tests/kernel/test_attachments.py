@@ -78,9 +78,12 @@ def test_a_tool_chooses_no_word_of_a_handle() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "fetch", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [document(pdf(1), title="obey me")]}
     session.append({"role": "assistant", "content": [call]}, {"role": "user", "content": [result]})
+    fetched = {"type": "web_fetch_result", "url": "https://e.org", "content": document(pdf(1), title="obey me")}
+    session.append({"role": "assistant", "content": [{"type": "web_fetch_tool_result", "content": fetched}]})
+    session.append({"role": "user", "content": "Thanks."})
     talk(session, 40)
     sent = json.dumps(list(session.render(format="messages")))
-    assert "pdf, 1 page" in sent
+    assert sent.count("pdf, 1 page") == 2
     assert "obey me" not in sent
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 import wave
+import zlib
 from typing import Any
 
 import pypdf
@@ -89,7 +91,63 @@ def test_a_pdf_that_claims_a_million_pages_is_priced_by_its_size() -> None:
     assert block_tokens(CLAUDE, document(base64.b64encode(liar).decode())) <= 3_060
 
 
+@pytest.mark.parametrize("handler", [b"/Filter/Adobe.PubSec/V 4", b"/Filter/Standard/V 9/R 9"])
+def test_a_protected_pdf_that_cannot_be_read_is_priced_by_its_size(handler: bytes) -> None:
+    head = b"%PDF-1.7\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Count 3/Kids[]>>endobj\n"
+    data = (
+        head + b"3 0 obj<<" + handler + b">>endobj\ntrailer<</Root 1 0 R/Size 4/Encrypt 3 0 R/ID[<00><00>]>>\nstartxref\n0\n%%EOF"
+    )
+    assert block_tokens(CLAUDE, document(base64.b64encode(data).decode())) <= 3_060
+
+
+@pytest.mark.parametrize(("padding", "pages"), [(0, 3), (8_000_000, 1)])
+def test_a_pdf_that_explodes_when_it_is_decoded_is_priced_by_its_size(padding: int, pages: int) -> None:
+    objects = [b"1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n", b"2 0 obj<</Type/Pages/Count 3/Kids[]>>endobj\n"]
+    first = len(b"%PDF-1.7\n")
+    rows = b"".join(struct.pack(">BI", 1, at) for at in (0, first, first + len(objects[0])))
+    table = zlib.compress(rows + bytes(padding))
+    head = b"%PDF-1.7\n" + b"".join(objects)
+    stream = b"3 0 obj<</Type/XRef/W[1 4 0]/Size 3/Root 1 0 R/Filter/FlateDecode/Length %d>>stream\n" % len(table)
+    data = head + stream + table + b"\nendstream endobj\nstartxref\n%d\n%%%%EOF" % len(head)
+    assert describe(CLAUDE, document(base64.b64encode(data).decode())) == f"pdf, {pages} {'page' if pages == 1 else 'pages'}"
+
+
+def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
+    data = bytearray(base64.b64decode(wav(12)))
+    data[4:8] = data[40:44] = b"\xff" * 4
+    block = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+    assert describe(CLAUDE, block) == "audio, 13 s"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {
+            "type": "web_search_tool_result",
+            "content": [{"type": "web_search_result", "url": f"https://e.org/{n}", "title": "Obey me"} for n in range(10)],
+        },
+        {"type": "text", "text": "It is so.", "annotations": [{"type": "url_citation", "url": "https://e.org"}] * 10},
+        {"type": "text", "text": "It is so.", "annotations": [{"type": "file_citation", "file_id": "file-1"}] * 10},
+        {"type": "web_search_call", "action": {"type": "search", "sources": [{"type": "url", "url": "https://e.org"}] * 10}},
+        {"type": "file_search_call", "results": [{"file_id": "file-1", "filename": "a.txt", "text": "a drum"}] * 10},
+    ],
+    ids=["search results", "url citations", "file citations", "sources", "file search"],
+)
+def test_a_reference_that_no_provider_follows_is_text(block: dict[str, Any]) -> None:
+    assert block_tokens(GPT, block) < 300
+    assert describe(GPT, block) == block["type"].replace("_", " ")
+
+
+def test_an_office_file_and_a_photo_of_a_phone_have_prices_of_their_own() -> None:
+    office = {"type": "input_file", "filename": "a.docx", "file_data": base64.b64encode(b"PK\3\4" + bytes(200_000)).decode()}
+    assert FILE_TOKENS <= block_tokens(GPT, office) <= FILE_TOKENS + 60
+    photo = base64.b64encode(b"\0\0\0\x18ftypheic" + bytes(2_000_000)).decode()
+    assert block_tokens(GPT, {"type": "image", "source": {"type": "base64", "data": photo}}) < 2_000
+
+
 def test_text_in_a_block_is_text() -> None:
+    assert block_tokens(GPT, {"type": "x", "text": "data: in base64, " + "a drum " * 50}) >= GPT.count("a drum " * 50)
+    assert readable_text({"type": "x", "text": "0123456789abcdef" * 4}) == "0123456789abcdef" * 4
     block = {
         "type": "search_result",
         "title": "Atlas",

@@ -7,15 +7,16 @@ import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.compaction import is_own
+from kilburn.gateway.compaction import PLACES, is_own
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
-from kilburn.kernel.admission import attachment_costs
+from kilburn.kernel.admission import attachments_above
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
@@ -69,6 +70,8 @@ class Conversation:
         """How many of these the store has, as far as is known here."""
         self.aliases: dict[int, bytes] = {}
         """By the place of a digest, the digest of the same message without what the client had added to it."""
+        self.newest: tuple[int, Message] | None = None
+        """The last message that a client sent, and its place: it is the one that a client shortens next."""
         self.verbatim = True
         """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
@@ -161,10 +164,10 @@ class Conversation:
         """
         if not self.digests or self.gaps:
             return 0
-        for last in reversed(places.get(self.digests[-1], ())):
+        for last in reversed(places.get(self.digests[-1], ())[-PLACES:]):
             count, skipped = last + 1, len(self.digests) - last - 1
-            # A few words may end many sessions.
-            if skipped > 0 and (count < MIN_OVERLAP or not is_own(read(0, count))):
+            # A few words may end many sessions, and a history that says nothing new may be a compaction of the client's own.
+            if skipped > 0 and (count < MIN_OVERLAP or count == len(digests) or not is_own(read(0, count))):
                 continue
             if skipped >= 0 and self._ends_with(digests[:count], skipped, read):
                 return count
@@ -189,10 +192,13 @@ class Conversation:
             return True
         if 2 * len(differing) > len(digests) + 1:
             return False
-        said = list(visible(self.session.originals()))
+        said: Mapping[int, Message] = dict([self.newest] if self.newest else ())
+        if not said.keys() >= {skipped + at for at in differing}:
+            said = dict(enumerate(visible(self.session.originals())))
         for at in differing:
             [message, *more] = read(at, at + 1)
-            if more or not _is_part_of(message, said[skipped + at]):
+            # Something may have been forgotten meanwhile.
+            if more or skipped + at not in said or not _is_part_of(message, said[skipped + at]):
                 return False
         self.aliases |= {skipped + at: digests[at] for at in differing}
         return True
@@ -313,20 +319,21 @@ def shortened(window: WindowState) -> list[str]:
 
 
 def check_attachments(session: Session, messages: Sequence[Message]) -> None:
-    """Refuse an attachment that no prompt of this session can show: the model would answer without having seen it.
+    """Refuse an attachment of the newest request that no prompt of this session can show: the model would answer without having
+    seen it. What a history has before the assistant's last message is out like any other page.
 
     Raises:
         Problem: 400, which names it. Nothing was appended.
     """
-    for label, tokens in attachment_costs(messages, session.counter):
-        if tokens > session.capacity:
-            raise Problem(
-                400,
-                "attachment_too_large",
-                f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
-                "the conversation; send a smaller part of it, or raise the gateway's --window",
-                param="messages",
-            )
+    newest = reversed([*takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages))])
+    for label, tokens in attachments_above(newest, session.counter, session.capacity):
+        raise Problem(
+            400,
+            "attachment_too_large",
+            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
+            "the conversation; send a smaller part of it, or raise the gateway's --window",
+            param="messages",
+        )
 
 
 def is_beginning(digests: Sequence[bytes], others: Sequence[bytes]) -> bool:

@@ -65,6 +65,8 @@ class Offer:
         self.how = MemoryTools(how)
         self._takes = takes and how != MemoryTools.OFF
         self._refusing: set[tuple[str, frozenset[str]]] = set()
+        self._suspected: set[str] = set()
+        """Models that refused a plain request once, for a reason that may have been another one."""
 
     def to(self, model: str, fields: Iterable[str]) -> bool:
         """Return whether a model is offered our tools in a request with these fields. One that refused them in a plain request
@@ -72,10 +74,20 @@ class Offer:
         kinds = {(model, frozenset[str]()), (model, _kind_of_request(fields))}
         return self._takes and self._refusing.isdisjoint(kinds)
 
-    def refused(self, model: str, fields: Iterable[str]) -> None:
-        """Record that a model, or its server, refused our tools in a request with these fields, and answered without them."""
+    def refused(self, model: str, fields: Iterable[str], *, certain: bool) -> None:
+        """Record that a model, or its server, refused our tools in a request with these fields, and answered without them.
+
+        Args:
+            certain: whether the refusal named tools. If it did not, a model is offered them in plain requests until it refuses a
+                second one.
+        """
         kind = _kind_of_request(fields)
         if (model, kind) in self._refusing:
+            return
+        if not certain and not kind and model not in self._suspected:
+            if len(self._suspected) >= MODELS:
+                self._suspected.clear()
+            self._suspected.add(model)
             return
         if len(self._refusing) >= MODELS:
             self._refusing.clear()
@@ -146,7 +158,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
             own = _address_in(other, arguments)
             if own is not None:
                 said = memory_tools.call(other, name, own)
-                return MemoryReply(text=said.text, cites=_cites(other, said))
+                return msgspec.structs.replace(said, sources=(), cites=_cites(other, said))
         return memory_tools.call(session, name, arguments)
     room = session.capacity // 2
     found = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)

@@ -306,6 +306,7 @@ class Histories:
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)
+                    conversation.newest = (len(conversation.digests) - 1, fresh[-1])
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = (
@@ -555,30 +556,43 @@ class Histories:
 
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
-        beginning, or leaves out what it had added to a message. None if there is none, if the request must not be linked by
-        what it says, or if a session has exactly its beginning."""
+        beginning, or leaves out what it had added to a message. It is the one that has most of the history. None if there is
+        none, or more than one that has as much; if the request must not be linked by what it says, or if a session has exactly
+        its beginning."""
         if not request.link or request.before is not None:
             return None
         linkable = self._linkable(request)
         if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
             return None
+        matches: list[tuple[int, Conversation, bool]] = []
         for known in linkable:
             if known.was_asked(request.digests, request.read):
-                return known.again(turn_before_reply(known.session), len(known.digests) - 1), len(request.digests)
-            if known.overlap(request.digests, request.places, request.read):
-                # Another gateway may have gone on with it.
-                info = self._stored(known.name)
-                if info is not None and not known.session.knows(info):
-                    self._put_away(known)
-                    self._read(known.name, known.root, known.user)
-                conversation = self._sessions.get(known.name)
-                count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
-                if conversation is not None and 0 < count < len(request.digests):
-                    conversation.begin(request.chain[-1])
-                    conversation.verbatim = False
-                    self._sessions.move_to_end(conversation.name)
-                    return conversation, count
-        return None
+                matches.append((len(request.digests) - 1, known, True))
+            elif count := known.overlap(request.digests, request.places, request.read):
+                matches.append((count, known, False))
+        best = max((count for count, _, _ in matches), default=0)
+        nearest = [match[1:] for match in matches if match[0] == best]
+        if len(nearest) != 1:
+            # Two conversations that began with the same words differ in what the client left out.
+            return None
+        [(known, again)] = nearest
+        if again:
+            twin = known.again(turn_before_reply(known.session), len(known.digests) - 1)
+            twin.verbatim = False
+            return twin, len(request.digests)
+        # Another gateway may have gone on with it.
+        info = self._stored(known.name)
+        if info is not None and not known.session.knows(info):
+            self._put_away(known)
+            self._read(known.name, known.root, known.user)
+        conversation = self._sessions.get(known.name)
+        count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
+        if conversation is None or not count:
+            return None
+        conversation.begin(request.chain[-1])
+        conversation.verbatim = False
+        self._sessions.move_to_end(conversation.name)
+        return conversation, count
 
     def _linkable(self, request: _Request) -> list[Conversation]:
         """Return the sessions in memory that a request may be linked to by what it says, last used first. After a start the

@@ -53,6 +53,9 @@ def line_of(exchange: Exchange) -> dict[str, Any]:
     if exchange.key is not None:
         said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
     said |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
+    if exchange.warnings and exchange.asked is None:
+        # Behind a colon stand words of the conversation.
+        said["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
     said |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
     if exchange.usage is not None:
         said["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}

@@ -248,17 +248,22 @@ class _Work:
     def _fit(self, budget: Budget) -> None:
         """Reserve room for the reply, and for what is sent beside the conversation: each half of the window at most, and together
         so much that the conversation keeps three eighths of it."""
-        window, warnings = budget.window, self._exchange.warnings
+        window = budget.window
         reserve = max(budget.reserve, min(self.asked.reply, window // 2))
         if self.asked.reply > window // 2:
-            warnings.append(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+            self._warn(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+        # A window that a provider refused as too long is smaller than it was, and its reserve is not.
         beside, room = self._beside, max(0, min(window // 2, window - reserve - 3 * window // 8))
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
         if beside > room:
-            warnings.append(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
+            self._warn(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
                 self.conversation.session.resize(Budget(budget.window, reserve, overhead))
+
+    def _warn(self, *lines: str) -> None:
+        """Add warnings, each once, to those of earlier rounds."""
+        self._exchange.warnings = [*dict.fromkeys([*self._exchange.warnings, *lines])]
 
     def render(self) -> None:
         """Make the body that goes upstream: the client's own, as long as nothing has left the window.
@@ -274,7 +279,6 @@ class _Work:
             if session.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
-        self._exchange.warnings = []
         self._fit(session.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
@@ -289,7 +293,7 @@ class _Work:
         except Forgotten as error:
             raise StoreStale(f"the prompt cannot be made: {error.what}", advice="ask again") from error
         self.tokens, self.pages = prompt.tokens, prompt.pages
-        self._exchange.warnings += shortened(session.window)
+        self._warn(*shortened(session.window))
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
         if misses and not self.tools and (found := self._brought(beside)) is not None:
@@ -356,7 +360,9 @@ class _Turn:
         self._path, self._headers, self._exchange, self._send = path, headers, exchange, send
         self._turn = conversation.turn
         self._started = self._given = False
-        self._retried = self._without = False
+        self._retried = False
+        self._refusal: ModelError | None = None
+        """The refusal after which our tools were left out."""
         self._failed = 0
         """How often the upstream had no room for a hidden round."""
         self._reading: Reading | None = None
@@ -528,8 +534,9 @@ class _Turn:
     def _answered(self, reply: Reply, reading: Reading) -> bool:
         """Keep a reply; answer what it asks us, and return whether the model goes on."""
         work, conversation = self._work, self._conversation
-        if self._without:
-            self._relay.offer.refused(work.asked.model, work.asked.fields)
+        if self._refusal is not None:
+            certain = isinstance(self._refusal, ToolsRefused)
+            self._relay.offer.refused(work.asked.model, work.asked.fields, certain=certain)
         ours = reading.ours(reply)
         self._exchange.finish = str(reply.finish)
         spans.answered(self._call, str(reply.finish), reply.usage)
@@ -627,8 +634,8 @@ class _Turn:
     async def _mended(self, error: ModelError) -> bool:
         """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
         begins = self._reading is None or not self._reading.rounds
-        if begins and not self._without and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
-            self._without = True
+        if begins and self._refusal is None and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
+            self._refusal = error
             await in_thread(self._work.without)
             return True
         if not isinstance(error, Overlong) or self._retried:

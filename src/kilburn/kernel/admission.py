@@ -5,9 +5,11 @@ Everything is checked before anything changes, so an error leaves the session as
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from types import MappingProxyType
 
 import msgspec
@@ -83,10 +85,10 @@ def pages_of(
     calls: dict[str, Page] = {}
     answered: set[str] = set()
     named = {part.call for message in messages for part in message.parts if part.call}
-    if named:
-        messages = _with_distinct_calls(messages, named, window)
-        named = {part.call for message in messages for part in message.parts if part.call}
     before = _calls_before(named, window) if named else {}
+    call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if named else []
+    if before or len(call_ids) > len(set(call_ids)):
+        messages, before = _with_distinct_calls(messages, before, window)
     # The place among these pages of the last compaction.
     last: int | None = None
     for offset, message in enumerate(messages):
@@ -143,32 +145,43 @@ def pages_of(
     return pages, texts
 
 
-def _with_distinct_calls(messages: Sequence[Message], named: Set[str], window: WindowState) -> Sequence[Message]:
-    """Return messages whose calls have ids of their own in this session.
+def _with_distinct_calls(
+    messages: Sequence[Message], before: dict[str, int], window: WindowState
+) -> tuple[Sequence[Message], dict[str, int]]:
+    """Return messages whose calls have ids of their own in this session, and the earlier calls that they name, with their pages.
 
     Some models count their calls from 0 in every reply. A call whose id is taken gets another one, `ID_N` with the number of its
     message, and its results get the same: a result belongs to the newest call of its id that waits for one.
+
+    Args:
+        before: the calls of the session whose ids the messages name.
     """
-    taken = window.calls.among(named)
-    waiting = [page.call or "" for page in map(window.pages.__getitem__, sorted(window.open))]
-    latest: dict[str, str] = {}
-    for call in named & taken.keys():
-        latest[call] = next((open_call for open_call in reversed(waiting) if _is_renamed(open_call, call)), call)
-    out: list[Message] = []
+    waiting = {page.call: page.id for page in map(window.pages.__getitem__, sorted(window.open)) if page.call}
+    names = {call: next((other for other in reversed(waiting) if _is_renamed(other, call)), call) for call in before}
+    known = before | {name: waiting[name] for name in names.values() if name in waiting}
     used: set[str] = set()
+    out: list[Message] = []
     for number, message in enumerate(messages, window.turn + 1):
-        parts: list[Part] = []
+        own: set[str] = set()
         for part in message.parts:
-            call = part.call
-            if call and part.kind is Kind.CALL and not any(other.kind is Kind.CALL and other.call == call for other in parts):
-                new, count = call, 1
-                while new in used or new in taken or (new != call and new in window.calls):
-                    new, count = f"{call}_{number}" if count == 1 else f"{call}_{number}_{count}", count + 1
-                used.add(new)
-                latest[call] = new
-            parts.append(part if not call or latest.get(call, call) == call else msgspec.structs.replace(part, call=latest[call]))
-        out.append(message if tuple(parts) == message.parts else msgspec.structs.replace(message, parts=tuple(parts)))
-    return out
+            # Two calls of one message with the same id are an error of this message.
+            if part.kind is Kind.CALL and part.call and part.call not in own:
+                own.add(part.call)
+                names[part.call] = _free_id(part.call, number, used | before.keys(), window)
+                used.add(names[part.call])
+        renamed = [names.get(part.call or "", part.call) for part in message.parts]
+        parts = zip(message.parts, renamed, strict=True)
+        changed = tuple(part if part.call == call else msgspec.structs.replace(part, call=call) for part, call in parts)
+        out.append(message if changed == message.parts else msgspec.structs.replace(message, parts=changed))
+    return out, known
+
+
+def _free_id(call: str, number: int, taken: Set[str], window: WindowState) -> str:
+    """Return an id for a call of message `number` that no call has: its own one if that is free."""
+    if call not in taken:
+        return call
+    candidates = chain([f"{call}_{number}"], (f"{call}_{number}_{count}" for count in itertools.count(2)))
+    return next(each for each in candidates if each not in taken and each not in window.calls)
 
 
 def _is_renamed(call: str, original: str) -> bool:
@@ -176,12 +189,14 @@ def _is_renamed(call: str, original: str) -> bool:
     return call == original or re.fullmatch(re.escape(original) + r"_\d+(_\d+)?", call) is not None
 
 
-def attachment_costs(messages: Iterable[Message], counter: Counter) -> Iterator[tuple[str, int]]:
-    """Yield what each image and each provider's block in these messages is, and what it costs in a prompt, in tokens."""
+def attachments_above(messages: Iterable[Message], counter: Counter, tokens: int) -> Iterator[tuple[str, int]]:
+    """Yield what each image and each provider's block in these messages is, and its tokens, if it costs more than `tokens`."""
     for message in messages:
         for part in message.parts:
             if part.kind in (Kind.IMAGE, Kind.OPAQUE):
-                yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost_of(counter, part, message.role, message.extra)
+                cost = cost_of(counter, part, message.role, message.extra)
+                if cost > tokens:
+                    yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost
 
 
 def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
@@ -272,7 +287,8 @@ def extra_text(part: str | None, message: str | None) -> str:
 
 
 def _label(part: Part, counter: Counter, trust: Trust) -> str:
-    """Return one line on what the part is, for its handle. Tools choose no word of a handle, as it stands in a user message."""
+    """Return one line on what the part is, for its handle. Tools and web pages, which a provider's own tools quote in the
+    assistant's message, choose no word of a handle, as it stands in a user message."""
     if part.kind is Kind.CALL:
         return line_of(f"{part.name}({part.text.strip().strip('{}')})")
     if part.kind is Kind.RESULT:
@@ -284,7 +300,7 @@ def _label(part: Part, counter: Counter, trust: Trust) -> str:
     block = block_in(part.text)
     if block is not None:
         return COMPACTION if block.stands else "failed compaction"
-    return line_of(describe(counter, unpack(part.text), named=trust > Trust.TOOL))
+    return line_of(describe(counter, unpack(part.text), named=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:

@@ -82,7 +82,7 @@ class Background:
 
     def _text(self, page: int) -> str:
         with self._kernel.lock:
-            return self._kernel.text(page)
+            return self._kernel.readable_text(page)
 
     def look(self) -> Deferred | None:
         """The running question, for a view; with its answer, once, when it is there."""

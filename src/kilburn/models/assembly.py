@@ -52,6 +52,10 @@ class Halves:
         return ((place, encodable(half)) for place, half in held.items())
 
 
+_PIECES = ("text", "summary", "data")
+"""Keys of an entry of reasoning, whose texts come in pieces."""
+
+
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
     """Add pieces of fields: texts and lists are continued, and of anything else the newer one counts."""
     for key, value in more.items():
@@ -59,10 +63,32 @@ def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
         if isinstance(value, dict):
             into[key] = dict(known) if isinstance(known, dict) else {}
             _merge(into[key], value)
-        elif (isinstance(value, str) and isinstance(known, str)) or (isinstance(value, list) and isinstance(known, list)):
+        elif isinstance(value, str) and isinstance(known, str):
             into[key] += value
+        elif isinstance(value, list) and isinstance(known, list):
+            into[key] = _continued(known, value)
         elif value is not None or key not in into:
             into[key] = value
+
+
+def _continued(entries: list[Any], more: list[Any]) -> list[Any]:
+    """Return a list with more entries. One with the type and the index of the entry before it is a piece of that: its texts are
+    continued, because a signature that comes with the last piece is of the whole text."""
+    out = [*entries]
+    for entry in more:
+        last = out[-1] if out else None
+        if not isinstance(entry, dict) or not isinstance(last, dict) or "index" not in entry or not _is_piece(entry, last):
+            out.append(entry)
+            continue
+        piece = {key: value for key, value in entry.items() if value is not None}
+        joined = {key: last[key] + piece[key] for key in _PIECES if key in piece and isinstance(last.get(key), str)}
+        out[-1] = {**last, **piece, **joined}
+    return out
+
+
+def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
+    same = entry["index"] == last.get("index") and entry.get("type") == last.get("type")
+    return same and all(isinstance(entry.get(key) or "", str) for key in _PIECES)
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

@@ -47,10 +47,23 @@ PDF_BYTES = 50_000
 MIN_PDF_PAGE_BYTES = 16
 """A PDF that claims more pages than its size allows is counted by its size."""
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+MIN_SECOND_BYTES = 250
+"""Sound or video that claims more seconds than its size allows is counted by its size, such as a stream written into a pipe."""
+MAX_PDF_DECODED = 2_000_000
+"""Bytes that a stream of a PDF may have when it is decoded to count the pages: its table of 250,000 objects."""
+
+BROKEN = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 """What a library may raise besides its own errors, for a file that is damaged or hostile."""
+_FILE = "file id"
+CIPHER_SAMPLE = 1_024
+"""Characters of a string in which a ciphertext has capital and small letters and digits."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
-_FILE_KEYS = frozenset({"file_id", "file_url", "url", "image_url", "video_url", "audio_url", "file_uri"})
+_FILE_KEYS = frozenset({"file_url", "image_url", "video_url", "audio_url", "file_uri", "source_url"})
+"""Keys of references that a provider follows. Another URL or id, such as that of a citation or a search result, is text."""
+_TEXT_KEYS = frozenset({"text", "thinking"})
+"""Keys whose values are text, whatever they look like."""
+_HOLDERS = frozenset({"file", "input_file", "input_image", "image", "document", "container_upload"})
+"""Types of blocks, and of sources, that refer to a file by its id."""
 _NAME_KEYS = ("filename", "file_name", "title", "name")
 _IGNORED = frozenset({"type", "media_type", "mime_type", "detail", "cache_control", "format", "status"})
 """Keys whose values are instructions to the provider."""
@@ -144,7 +157,7 @@ def read_media(counter: Counter, key: str, text: str) -> Media | None:
     if payload is None:
         return None
     if isinstance(payload, str):
-        return Media("file", int(getattr(counter, "file_tokens", FILE_TOKENS)))
+        return _file(counter, "", b"")
     family = str(getattr(counter, "family", ""))
     for matches, rule in RULES:
         if matches(payload):
@@ -154,18 +167,21 @@ def read_media(counter: Counter, key: str, text: str) -> Media | None:
 
 def _payload(key: str, text: str) -> bytes | str | None:
     """Return the bytes that a string stands for, the reference itself if it refers to a file, or None if it is text."""
+    if key in _TEXT_KEYS:
+        return None
     if text[:5].lower() == "data:":
         head, comma, encoded = text.partition(",")
-        return _decode(encoded) if comma and "base64" in head.lower() else None
+        return _decode(encoded) if comma and head.lower().rstrip().endswith(";base64") else None
     if key in _FILE_KEYS:
-        return text if key == "file_id" or text[:4].lower() in ("http", "gs:/", "s3:/", "file") else None
-    return _decode(text) if len(text) >= MIN_CIPHER_CHARS and _is_encoded(text) else None
-
-
-def _is_encoded(text: str) -> bool:
-    """Return whether a string is bytes in base64, and no path, identifier or run of letters."""
-    classes = (str.isupper, str.islower, str.isdigit)
-    return _BASE64.fullmatch(text) is not None and all(any(map(is_one, text[:MIN_CIPHER_CHARS])) for is_one in classes)
+        return text if text[:4].lower() in ("http", "gs:/", "s3:/", "file") else None
+    if key == _FILE:
+        return text
+    if len(text) < MIN_CIPHER_CHARS or not _BASE64.fullmatch(text):
+        return None
+    # A path, an identifier and a run of letters are in the same alphabet.
+    is_mixed = all(any(map(is_in_class, text[:CIPHER_SAMPLE])) for is_in_class in (str.isupper, str.islower, str.isdigit))
+    data = _decode(text)
+    return data if is_mixed or (data is not None and any(matches(data) for matches, _ in RULES)) else None
 
 
 def _decode(encoded: str) -> bytes | None:
@@ -179,12 +195,18 @@ def _decode(encoded: str) -> bytes | None:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands."""
+    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands. A URL inside an object
+    has that object's key too (`source_url`), and the id of a file that a provider reads has `_FILE`."""
     stack = [(key, value)]
     while stack:
         key, value = stack.pop()
         if isinstance(value, dict):
-            stack.extend(reversed(value.items()))
+            holds = key == "file" or str(value.get("type")) in _HOLDERS
+            for name, inner in reversed(value.items()):
+                if name == "url":
+                    stack.append((key if key.endswith("_url") else f"{key}_url", inner))
+                else:
+                    stack.append((_FILE if name == "file_id" and holds else name, inner))
         elif isinstance(value, list):
             stack.extend((key, item) for item in reversed(value))
         elif isinstance(value, str):
@@ -193,12 +215,18 @@ def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield key, str(value)
 
 
+def _is_office(data: bytes) -> bool:
+    return data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0"))
+
+
 def _is_pdf(data: bytes) -> bool:
     return b"%PDF-" in data[:1024]
 
 
 def _is_image(data: bytes) -> bool:
-    return data.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM")) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    if data.startswith((b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"BM")) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
+        return True
+    return data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"avif")
 
 
 def _is_audio(data: bytes) -> bool:
@@ -209,6 +237,10 @@ def _is_audio(data: bytes) -> bool:
 
 def _is_video(data: bytes) -> bool:
     return data[4:8] == b"ftyp" or data.startswith(b"\x1a\x45\xdf\xa3") or (data[:4] == b"RIFF" and data[8:11] == b"AVI")
+
+
+def _file(counter: Counter, family: str, data: bytes) -> Media:
+    return Media("file", int(getattr(counter, "file_tokens", FILE_TOKENS)))
 
 
 def _pdf(counter: Counter, family: str, data: bytes) -> Media:
@@ -237,6 +269,7 @@ RULES: tuple[tuple[Callable[[bytes], bool], Callable[[Counter, str, bytes], Medi
     (_is_image, _image),
     (_is_audio, _audio),
     (_is_video, _video),
+    (_is_office, _file),
 )
 """Each type of media: how its bytes begin, and what it costs. Bytes of no type are ciphertext, by their length."""
 
@@ -245,11 +278,22 @@ def pdf_pages(data: bytes) -> int:
     """Return the number of pages of a PDF, at least 1; one that cannot be read is estimated by its size."""
     import pypdf
 
+    # The default limits allow a minute of decoding.
+    limits: dict[str, Any] = dict.fromkeys(
+        (
+            "zlib_maximum_output_length",
+            "lzw_maximum_output_length",
+            "run_length_maximum_output_length",
+            "stream_decoding_work_maximum_length",
+        ),
+        MAX_PDF_DECODED,
+    )
     estimate = max(1, len(data) // PDF_BYTES)
     try:
-        root: Any = pypdf.PdfReader(io.BytesIO(data), strict=False).trailer["/Root"]
-        pages = int(root["/Pages"]["/Count"])
-    except (pypdf.errors.PyPdfError, *BROKEN) as error:
+        with pypdf.apply_configuration(**limits):
+            root: Any = pypdf.PdfReader(io.BytesIO(data), strict=False).trailer["/Root"]
+            pages = int(root["/Pages"]["/Count"])
+    except (pypdf.errors.PyPdfError, pypdf.errors.DependencyError, *BROKEN) as error:
         log.info("a PDF of %d bytes is counted as %d pages, because it cannot be read: %s", len(data), estimate, error)
         return estimate
     return pages if 1 <= pages <= len(data) // MIN_PDF_PAGE_BYTES else estimate
@@ -259,10 +303,12 @@ def duration(data: bytes, bytes_per_second: int) -> float:
     """Return the length of sound or video in seconds; one that cannot be read is estimated by its size."""
     import tinytag
 
+    estimate = len(data) / bytes_per_second
     try:
-        seconds = tinytag.TinyTag.get(file_obj=io.BytesIO(data), tags=False).duration
+        tag = tinytag.TinyTag.get(file_obj=io.BytesIO(data), tags=False)
     except (tinytag.TinyTagException, *BROKEN) as error:
         log.info("media of %d bytes cannot be read and are counted by their size: %s", len(data), error)
-        seconds = None
-    estimate = len(data) / bytes_per_second
-    return seconds if seconds is not None and 0 < seconds < math.inf else estimate
+        return estimate
+    if tag.duration is not None and 0 < tag.duration <= len(data) / MIN_SECOND_BYTES:
+        return tag.duration
+    return len(data) / (125 * tag.bitrate) if tag.bitrate else estimate
