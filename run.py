@@ -82,10 +82,9 @@ def packages(environment):
     extras = EXTRAS[environment]
     targets = ["%s[%s]" % (ROOT, extras) if extras else ROOT]
     if environment == "all":
-        targets += [os.path.join(ROOT, name) for name in BESIDE]
         # llama-cpp-python is compiled when it is installed.
-        if shutil.which("c++"):
-            targets[1] += "[llama]"
+        kv_extras = "torch,llama" if shutil.which("c++") else "torch"
+        targets += ["%s[%s]" % (os.path.join(ROOT, "kv"), kv_extras), os.path.join(ROOT, "lab")]
     return [word for target in targets for word in ("--editable", target)]
 
 

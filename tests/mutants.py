@@ -300,9 +300,9 @@ MUTANTS = (
     Mutant(
         "a call's id may be used twice",
         "kernel/admission.py",
-        "if known is not None or part.call in calls:",
-        "if part.call in calls:",
-        "kernel/test_process.py kernel/test_names.py kernel/test_loop.py",
+        "    if call not in taken:\n        return call",
+        "    if call:\n        return call",
+        "kernel/test_repeated_calls.py",
     ),
     Mutant(
         "a reply that was cut counts as whole",

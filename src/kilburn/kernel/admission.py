@@ -260,9 +260,7 @@ def _call_of(
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
         if known is not None or part.call in calls:
-            raise DuplicateCall(
-                f"call id {part.call!r} was used before in this session", advice="give every call an id of its own"
-            )
+            raise DuplicateCall(f"two calls of one message have the id {part.call!r}", advice="give every call an id of its own")
         return None
     made = calls.get(part.call or "") or (window.pages[known] if known is not None else None)
     if part.kind is Kind.RESULT:
