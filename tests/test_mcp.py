@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import kilburn
 from cli.terminal import kilburn as shell
 from effort import rounds
 from kilburn.kernel.store import Store
-from kilburn.mcp import app, server
+from kilburn.mcp import TOOLS, app, server
 from kilburn.memory.retention import Quota
 from kilburn.message import Trust
 
@@ -200,6 +201,20 @@ async def test_recall_abstains_and_says_how_sure_it_is(store: Store) -> None:
         assert 0 < found["confidence"] <= 1
         assert (await call(client, "search", abstain=True, query="xylophone"))["hits"] == []
         assert (await call(client, "search", abstain=True, query="Lisbon flight", at="2001-01-01"))["hits"] == []
+
+
+async def test_recall_reads_the_memory_where_no_session_is_named(store: Store) -> None:
+    async with Client(server(store, "ana")) as client:
+        assert (await call(client, "recall", address="p1"))["text"] == "Ana's flight to Lisbon is on 12 May."
+        [tool] = [tool for tool in (await client.list_tools()).tools if tool.name == "recall"]
+        assert tool.input_schema["required"] == ["address"]
+
+
+def test_the_pages_name_tools_that_exist() -> None:
+    pages = (Path(SOURCES).parent / "docs").rglob("*.md")
+    named = {name for page in pages for name in re.findall(r"mcp__kilburn__(\w+)", page.read_text())}
+    assert named
+    assert named <= TOOLS.keys()
 
 
 async def test_a_long_page_is_read_in_parts(store: Store) -> None:

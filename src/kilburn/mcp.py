@@ -123,21 +123,23 @@ class Remember(Struct, forbid_unknown_fields=True):
 
 class Search(Struct, forbid_unknown_fields=True):
     """Find passages in sessions, facts and documents by words and by meaning, best first; or, to know what is known about
-    something, in reading order, and nothing where no answer is likely."""
+    something, nothing where no answer is likely, and passages in reading order."""
 
     query: Query
     tokens: Tokens = 1000
     limit: Annotated[int, Meta(ge=1, le=100, description="Hits at most.")] = 20
     where: Where | None = None
     at: Moment | None = None
-    abstain: Annotated[bool, Meta(description="Nothing rather than something unlikely; in reading order.")] = False
+    abstain: Annotated[
+        bool, Meta(description="Nothing rather than something unlikely; passages in reading order, facts best first.")
+    ] = False
 
 
 class Recall(Struct, forbid_unknown_fields=True):
     """Recall pages by their address, exactly as they were. Long ones come in parts: go on with `offset`."""
 
-    session: Name
     address: Address
+    session: Name | None = None
     offset: Annotated[int, Meta(ge=0, description="First character to read.")] = 0
     limit: Annotated[int, Meta(ge=1, le=CHARACTERS, description="Characters to read at most.")] = 20_000
 
