@@ -31,6 +31,7 @@ from kilburn.kernel.store import Store
 from kilburn.mcp import TOOLS, app, server
 from kilburn.memory.retention import Quota
 from kilburn.message import Trust
+from tokens.test_media import document, pdf_of
 
 TOKEN = "a-token-that-only-this-test-knows"
 CANARY = "zebra-of-bob-4711"
@@ -208,6 +209,18 @@ async def test_recall_reads_the_memory_where_no_session_is_named(store: Store) -
         assert (await call(client, "recall", address="p1"))["text"] == "Ana's flight to Lisbon is on 12 May."
         [tool] = [tool for tool in (await client.list_tools()).tools if tool.name == "recall"]
         assert tool.input_schema["required"] == ["address"]
+
+
+async def test_an_attachment_is_read_as_text(store: Store) -> None:
+    block = document(pdf_of("Revenue rose by 4 percent."), title="report.pdf")
+    store.session("papers", user="ana").append({"role": "user", "content": [block]})
+    async with Client(server(store, "ana")) as client:
+        text = (await call(client, "recall", session="papers", address="p1"))["text"]
+        assert text.startswith("[report.pdf, 1 page]")
+        assert "Revenue rose by 4 percent." in text
+        assert "base64" not in text
+        [content] = (await client.read_resource("kilburn://session/papers")).contents
+        assert "report.pdf, 1 page" in str(content)
 
 
 def test_the_pages_name_tools_that_exist() -> None:

@@ -33,12 +33,13 @@ from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, S
 from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
+from kilburn.kernel.render import readable, readable_document
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
-from kilburn.message import Kind, Trust
+from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.terminal import spelled
@@ -136,7 +137,8 @@ class Search(Struct, forbid_unknown_fields=True):
 
 
 class Recall(Struct, forbid_unknown_fields=True):
-    """Recall pages by their address, exactly as they were. Long ones come in parts: go on with `offset`."""
+    """Recall pages by their address, exactly as they were; of an attachment, what it is and its text. Long ones come in parts:
+    go on with `offset`."""
 
     address: Address
     session: Name | None = None
@@ -250,6 +252,8 @@ class _Door:
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
+            if page.is_atomic and text:
+                text = readable_document(page, text)
             cut = text[max(0, asked.offset - at) : max(0, end - at)]
             at += len(text)
             if cut or not text:
@@ -344,8 +348,8 @@ class _Door:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
             text = self.store.backend.texts([page.digest]).get(page.digest, "") if page.digest else ""
-            if page.kind in (Kind.IMAGE, Kind.OPAQUE):
-                text = f"[{page.kind}, {len(text):,} characters]"
+            if page.is_atomic and text:
+                text = readable(page, text)
             parts.append((f"{page.address} {page.role} {page.kind}, trust {page.trust.name.lower()}", text[:room]))
             room -= len(text)
         return with_headings(reversed(parts))
