@@ -59,8 +59,11 @@ def _main() -> None:
     import pypdf
 
     logging.disable()
-    names = ("zlib_maximum_output_length", "lzw_maximum_output_length", "run_length_maximum_output_length")
-    with pypdf.apply_configuration(**dict.fromkeys(names, MAX_STREAM_BYTES)):
+    with pypdf.apply_configuration(
+        zlib_maximum_output_length=MAX_STREAM_BYTES,
+        lzw_maximum_output_length=MAX_STREAM_BYTES,
+        run_length_maximum_output_length=MAX_STREAM_BYTES,
+    ):
         pages = pypdf.PdfReader(io.BytesIO(sys.stdin.buffer.read()), strict=False).pages
         total, size = len(pages), 0
         out = sys.stdout.buffer
