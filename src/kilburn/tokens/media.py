@@ -22,6 +22,7 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.tokens.images import cost_of_image, image_size
+from kilburn.tokens.pdf import pdf_text
 
 log = logging.getLogger("kilburn")
 
@@ -143,8 +144,6 @@ def readable_text(block: dict[str, Any]) -> str:
 
 def document_text(block: dict[str, Any]) -> str:
     """Return the text of the PDFs in a block. Each is read by a process of its own, so this is for what a model asks to read."""
-    from kilburn.tokens.pdf import pdf_text
-
     payloads = [payload for key, text in _strings(block) if isinstance(payload := _payload(key, text), bytes)]
     return "".join(pdf_text(payload) for payload in payloads if _is_pdf(payload))
 

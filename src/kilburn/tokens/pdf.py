@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import subprocess
 import sys
 
 log = logging.getLogger("kilburn")
@@ -29,6 +28,8 @@ PASSED_ON = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 def pdf_text(data: bytes) -> str:
     """Return the text of a PDF, page by page under its number, as far as it can be read within the limits; "" if it has none."""
+    import subprocess
+
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
