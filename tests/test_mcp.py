@@ -22,13 +22,13 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import TextResourceContents
+from mcp_types import TextContent, TextResourceContents
 
 import kilburn
 from cli.terminal import kilburn as shell
 from effort import rounds
 from kilburn.kernel.store import Store
-from kilburn.mcp import TOOLS, app, server
+from kilburn.mcp import PROMPTS, TOOLS, app, server
 from kilburn.memory.retention import Quota
 from kilburn.message import Trust
 from tokens.test_media import document, pdf_of
@@ -223,11 +223,26 @@ async def test_an_attachment_is_read_as_text(store: Store) -> None:
         assert "report.pdf, 1 page" in str(content)
 
 
+async def test_a_prompt_puts_the_users_words_before_the_model(store: Store) -> None:
+    async with Client(server(store, "ana")) as client:
+        prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
+        assert [(argument.name, argument.required) for argument in prompts["known"].arguments or ()] == [("question", True)]
+        [message] = (await client.get_prompt("remember", {"text": "Ana likes {} tea."})).messages
+        assert message.role == "user"
+        assert isinstance(message.content, TextContent)
+        assert message.content.text.startswith("Remember this: Ana likes {} tea.\n")
+        said = message.content.text.partition("\n")[0]
+        assert (await call(client, "remember", text="Ana likes {} tea.", said=said))["trust"] == "agent"
+        for name, arguments in (("known", {}), ("known", {"question": " "}), ("nothing", {"question": "x"})):
+            with pytest.raises(MCPError, match="prompts/list"):
+                await client.get_prompt(name, arguments)
+
+
 def test_the_pages_name_tools_that_exist() -> None:
     pages = (Path(SOURCES).parent / "docs").rglob("*.md")
     named = {name for page in pages for name in re.findall(r"mcp__kilburn__(\w+)", page.read_text())}
     assert named
-    assert named <= TOOLS.keys()
+    assert named <= TOOLS.keys() | PROMPTS.keys()
 
 
 async def test_a_long_page_is_read_in_parts(store: Store) -> None:

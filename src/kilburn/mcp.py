@@ -186,6 +186,38 @@ class Forget(Struct, forbid_unknown_fields=True):
     ticket: Annotated[str, Meta(max_length=64, description="From the call that said what would go.")] | None = None
 
 
+class Prompt(Struct, frozen=True):
+    """What a client shows its user as a command, such as `/mcp__kilburn__known` in Claude Code.
+
+    Args:
+        argument: the name of its one argument, and `says` what that is.
+        words: what the user says to the model by it, with the argument in place of `{}`.
+    """
+
+    description: str
+    argument: str
+    says: str
+    words: str
+
+
+PROMPTS = {
+    "known": Prompt(
+        "Answer from what was said and learned before.",
+        "question",
+        "What you want to know.",
+        "{}\n\nLook for the answer with the tools `search` and `recall` of kilburn, and name the session and address of what you "
+        "use. If nothing there answers it, say so.",
+    ),
+    "remember": Prompt(
+        "Keep something for later conversations.",
+        "text",
+        "What to remember, as a sentence that is clear on its own.",
+        "Remember this: {}\n\nCall the tool `remember` of kilburn with it, and give this message up to here as `said`.",
+    ),
+}
+"""They say what to do and hold nothing of the store: what is found comes as a tool's result, with its trust."""
+
+
 class _Door:
     """What the tools and resources do, for one user of one store."""
 
@@ -490,6 +522,26 @@ def server(
         text = await asking(door.resource, str(params.uri))
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type="text/plain")])
 
+    async def list_prompts(context: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(
+            prompts=[
+                types.Prompt(
+                    name=name,
+                    description=prompt.description,
+                    arguments=[types.PromptArgument(name=prompt.argument, description=prompt.says, required=True)],
+                )
+                for name, prompt in PROMPTS.items()
+            ]
+        )
+
+    async def get_prompt(context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        prompt = PROMPTS.get(params.name)
+        text = (params.arguments or {}).get(prompt.argument, "") if prompt is not None else ""
+        if prompt is None or not text.strip():
+            raise MCPError(types.INVALID_PARAMS, "no such prompt, or its argument is missing; see prompts/list")
+        content = types.TextContent(type="text", text=prompt.words.replace("{}", text))
+        return types.GetPromptResult(description=prompt.description, messages=[types.PromptMessage(role="user", content=content)])
+
     return Server(
         "kilburn",
         version=__version__,
@@ -499,6 +551,8 @@ def server(
         on_list_resources=list_resources,
         on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
     )
 
 
