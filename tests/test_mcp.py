@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,15 +22,16 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from mcp_types import TextResourceContents
+from mcp_types import TextContent, TextResourceContents
 
 import kilburn
 from cli.terminal import kilburn as shell
 from effort import rounds
 from kilburn.kernel.store import Store
-from kilburn.mcp import app, server
+from kilburn.mcp import PROMPTS, TOOLS, app, server
 from kilburn.memory.retention import Quota
 from kilburn.message import Trust
+from tokens.test_media import document, pdf_of
 
 TOKEN = "a-token-that-only-this-test-knows"
 CANARY = "zebra-of-bob-4711"
@@ -200,6 +202,47 @@ async def test_recall_abstains_and_says_how_sure_it_is(store: Store) -> None:
         assert 0 < found["confidence"] <= 1
         assert (await call(client, "search", abstain=True, query="xylophone"))["hits"] == []
         assert (await call(client, "search", abstain=True, query="Lisbon flight", at="2001-01-01"))["hits"] == []
+
+
+async def test_recall_reads_the_memory_where_no_session_is_named(store: Store) -> None:
+    async with Client(server(store, "ana")) as client:
+        assert (await call(client, "recall", address="p1"))["text"] == "Ana's flight to Lisbon is on 12 May."
+        [tool] = [tool for tool in (await client.list_tools()).tools if tool.name == "recall"]
+        assert tool.input_schema["required"] == ["address"]
+
+
+async def test_an_attachment_is_read_as_text(store: Store) -> None:
+    block = document(pdf_of("Revenue rose by 4 percent."), title="report.pdf")
+    store.session("papers", user="ana").append({"role": "user", "content": [block]})
+    async with Client(server(store, "ana")) as client:
+        text = (await call(client, "recall", session="papers", address="p1"))["text"]
+        assert text.startswith("[report.pdf, 1 page]")
+        assert "Revenue rose by 4 percent." in text
+        assert "base64" not in text
+        [content] = (await client.read_resource("kilburn://session/papers")).contents
+        assert "report.pdf, 1 page" in str(content)
+
+
+async def test_a_prompt_puts_the_users_words_before_the_model(store: Store) -> None:
+    async with Client(server(store, "ana")) as client:
+        prompts = {prompt.name: prompt for prompt in (await client.list_prompts()).prompts}
+        assert [(argument.name, argument.required) for argument in prompts["known"].arguments or ()] == [("question", True)]
+        [message] = (await client.get_prompt("remember", {"text": "Ana likes {} tea."})).messages
+        assert message.role == "user"
+        assert isinstance(message.content, TextContent)
+        assert message.content.text.startswith("Remember this: Ana likes {} tea.\n")
+        said = message.content.text.partition("\n")[0]
+        assert (await call(client, "remember", text="Ana likes {} tea.", said=said))["trust"] == "agent"
+        for name, arguments in (("known", {}), ("known", {"question": " "}), ("nothing", {"question": "x"})):
+            with pytest.raises(MCPError, match="prompts/list"):
+                await client.get_prompt(name, arguments)
+
+
+def test_the_pages_name_tools_that_exist() -> None:
+    pages = (Path(SOURCES).parent / "docs").rglob("*.md")
+    named = {name for page in pages for name in re.findall(r"mcp__kilburn__(\w+)", page.read_text())}
+    assert named
+    assert named <= TOOLS.keys() | PROMPTS.keys()
 
 
 async def test_a_long_page_is_read_in_parts(store: Store) -> None:

@@ -33,12 +33,13 @@ from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, S
 from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
+from kilburn.kernel.render import readable, readable_document
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
-from kilburn.message import Kind, Trust
+from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.terminal import spelled
@@ -123,21 +124,24 @@ class Remember(Struct, forbid_unknown_fields=True):
 
 class Search(Struct, forbid_unknown_fields=True):
     """Find passages in sessions, facts and documents by words and by meaning, best first; or, to know what is known about
-    something, in reading order, and nothing where no answer is likely."""
+    something, nothing where no answer is likely, and passages in reading order."""
 
     query: Query
     tokens: Tokens = 1000
     limit: Annotated[int, Meta(ge=1, le=100, description="Hits at most.")] = 20
     where: Where | None = None
     at: Moment | None = None
-    abstain: Annotated[bool, Meta(description="Nothing rather than something unlikely; in reading order.")] = False
+    abstain: Annotated[
+        bool, Meta(description="Nothing rather than something unlikely; passages in reading order, facts best first.")
+    ] = False
 
 
 class Recall(Struct, forbid_unknown_fields=True):
-    """Recall pages by their address, exactly as they were. Long ones come in parts: go on with `offset`."""
+    """Recall pages by their address, exactly as they were; of an attachment, what it is and its text. Long ones come in parts:
+    go on with `offset`."""
 
-    session: Name
     address: Address
+    session: Name | None = None
     offset: Annotated[int, Meta(ge=0, description="First character to read.")] = 0
     limit: Annotated[int, Meta(ge=1, le=CHARACTERS, description="Characters to read at most.")] = 20_000
 
@@ -180,6 +184,38 @@ class Forget(Struct, forbid_unknown_fields=True):
     address: Address
     session: Name | None = None
     ticket: Annotated[str, Meta(max_length=64, description="From the call that said what would go.")] | None = None
+
+
+class Prompt(Struct, frozen=True):
+    """What a client shows its user as a command, such as `/mcp__kilburn__known` in Claude Code.
+
+    Args:
+        argument: the name of its one argument, and `says` what that is.
+        words: what the user says to the model by it, with the argument in place of `{}`.
+    """
+
+    description: str
+    argument: str
+    says: str
+    words: str
+
+
+PROMPTS = {
+    "known": Prompt(
+        "Answer from what was said and learned before.",
+        "question",
+        "What you want to know.",
+        "{}\n\nLook for the answer with the tools `search` and `recall` of kilburn, and name the session and address of what you "
+        "use. If nothing there answers it, say so.",
+    ),
+    "remember": Prompt(
+        "Keep something for later conversations.",
+        "text",
+        "What to remember, as a sentence that is clear on its own.",
+        "Remember this: {}\n\nCall the tool `remember` of kilburn with it, and give this message up to here as `said`.",
+    ),
+}
+"""They say what to do and hold nothing of the store: what is found comes as a tool's result, with its trust."""
 
 
 class _Door:
@@ -248,6 +284,8 @@ class _Door:
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
+            if page.is_atomic and text:
+                text = readable_document(page, text)
             cut = text[max(0, asked.offset - at) : max(0, end - at)]
             at += len(text)
             if cut or not text:
@@ -342,8 +380,8 @@ class _Door:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
             text = self.store.backend.texts([page.digest]).get(page.digest, "") if page.digest else ""
-            if page.kind in (Kind.IMAGE, Kind.OPAQUE):
-                text = f"[{page.kind}, {len(text):,} characters]"
+            if page.is_atomic and text:
+                text = readable(page, text)
             parts.append((f"{page.address} {page.role} {page.kind}, trust {page.trust.name.lower()}", text[:room]))
             room -= len(text)
         return with_headings(reversed(parts))
@@ -484,6 +522,26 @@ def server(
         text = await asking(door.resource, str(params.uri))
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type="text/plain")])
 
+    async def list_prompts(context: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(
+            prompts=[
+                types.Prompt(
+                    name=name,
+                    description=prompt.description,
+                    arguments=[types.PromptArgument(name=prompt.argument, description=prompt.says, required=True)],
+                )
+                for name, prompt in PROMPTS.items()
+            ]
+        )
+
+    async def get_prompt(context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        prompt = PROMPTS.get(params.name)
+        text = (params.arguments or {}).get(prompt.argument, "") if prompt is not None else ""
+        if prompt is None or not text.strip():
+            raise MCPError(types.INVALID_PARAMS, "no such prompt, or its argument is missing; see prompts/list")
+        content = types.TextContent(type="text", text=prompt.words.replace("{}", text))
+        return types.GetPromptResult(description=prompt.description, messages=[types.PromptMessage(role="user", content=content)])
+
     return Server(
         "kilburn",
         version=__version__,
@@ -493,6 +551,8 @@ def server(
         on_list_resources=list_resources,
         on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
+        on_list_prompts=list_prompts,
+        on_get_prompt=get_prompt,
     )
 
 

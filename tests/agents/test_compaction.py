@@ -168,3 +168,13 @@ def test_a_compaction_within_a_run_goes_with_what_the_agent_was_shown() -> None:
     Agent(Scripted([whole], form="messages"), [], session).run("Go on.")
     assert session.forget("p5") == ["p5", "p22"]
     assert session.recall("p23") == "It is done."
+
+
+def test_a_compaction_within_a_run_stays_in_the_prompts_that_follow() -> None:
+    session = opened()
+    model = Scripted([block("line 0 to 5", {"type": "text", "text": "It is done."}), *["Noted."] * 30], form="messages")
+    agent = Agent(model, [], session)
+    for number in range(31):
+        agent.run(f"Go on with {number}. " + "It matters. " * 100)
+    assert session.window.last > len(session.window.resident())
+    assert all("line 0 to 5" in str(request.messages) for request in model.requests[1:])

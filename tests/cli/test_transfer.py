@@ -30,7 +30,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
 from kilburn.testing import MemoryBackend
-from kilburn.wire.recording import bounded_lines, read_lines
+from kilburn.wire.recording import bounded_lines, read_lines, read_runs
 
 ANTHROPIC: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "look", "cache_control": {"type": "ephemeral"}}]},
@@ -458,6 +458,55 @@ def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_p
     assert first == second
     assert first.count(b'"kilburn"') == len(cases)
     assert kilburn("fsck", "--db", tmp_path / "other.db").status == 0
+
+
+def test_what_branches_share_is_written_once(tmp_path: Path) -> None:
+    db = tmp_path / "a.db"
+    with package.open(str(db), window=4000, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("work")
+        for number in range(20):
+            session.append({"role": "user", "content": f"message {number}"})
+        for number in range(5):
+            branch = session.fork(f"question {number}")
+            branch.append({"role": "user", "content": f"only here {number}"})
+            branch.fork("deeper").append({"role": "user", "content": f"deeper {number}"})
+        store.session("other").append({"role": "user", "content": "message 0"})
+        store.session("work/b1").forget("p7")
+        names = [info.name for info in store.sessions()]
+        said = {name: store.session(name).messages() for name in names}
+    first, second = there_and_back(db)
+    assert first == second
+    assert first.count(b"message 12") == 1
+    assert first.count(b"only here 4") == 1
+    assert first.count(b'"message 0"') == 2
+    with package.open(str(tmp_path / "other.db"), window=4000, policy="fifo", tokenizer="chars/4") as store:
+        assert {name: store.session(name).messages() for name in names} == said
+    runs = {run.name: run.messages for run in read_runs(tmp_path / "copy.jsonl")}
+    # What a branch was begun with is no message of a client, and a run leaves it out.
+    assert runs["work/b5/b1"] == [message for message in said["work/b5/b1"] if message["content"] not in ("question 4", "deeper")]
+    assert runs.keys() == set(names)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"same":{"session":"a","lines":3}}',
+        '{"same":{"session":"c","lines":1}}',
+        '{"same":{"session":"b","lines":1}}',
+        '{"same":1}',
+        '{"same":{"session":"a","lines":5000001}}',
+    ],
+)
+def test_a_beginning_that_is_not_there_is_refused(line: str, tmp_path: Path) -> None:
+    header = '{{"kilburn":"session","version":1,"session":"{}","created":1}}'
+    message = '{"message":{"role":"user","content":"hello"},"time":1}'
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("\n".join([header.format("a"), message, message, header.format("b"), line, message]))
+    refused = kilburn("import", copy, "--db", tmp_path / "b.db")
+    assert refused.status != 0
+    assert "copy.jsonl:5" in refused.err
+    with pytest.raises(InvalidMessage, match=r"copy.jsonl:5"):
+        list(read_runs(copy))
 
 
 def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:

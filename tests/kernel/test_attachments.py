@@ -15,7 +15,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.window import MAX_LABELS
 from kilburn.move import Fold
 from kilburn.testing.laws import check_laws
-from tokens.test_media import PIXEL, document, pdf, wav
+from tokens.test_media import PIXEL, document, pdf, pdf_of, wav
 
 REPORT = document(pdf(2), title="report.pdf")
 SOUND = {"type": "input_audio", "input_audio": {"data": wav(3), "format": "wav"}}
@@ -118,3 +118,23 @@ def test_recall_brings_it_back_as_content_where_the_form_allows_that(block: dict
         assert REPORT in prompt[-1]["content"][0]["content"]
     else:
         assert PIXEL in text
+
+
+FILE = {"filename": "report.pdf", "file_data": f"data:application/pdf;base64,{pdf_of('Revenue rose by 4 percent.')}"}
+
+
+@pytest.mark.parametrize(
+    ("block", "window", "is_read"),
+    [
+        ({"type": "file", "file": FILE}, 16_000, True),
+        (document(pdf_of("Revenue rose by 4 percent."), title="report.pdf"), 16_000, False),
+        # It fits no tool result.
+        (document(pdf_of(*["Revenue rose by 4 percent."] * 4), title="report.pdf"), 16_000, True),
+    ],
+)
+def test_recall_reads_a_document_that_a_tool_result_cannot_show(block: dict[str, Any], window: int, *, is_read: bool) -> None:
+    session = opened("lru", block, window=window)
+    reply = memory_tools.call(session, "recall", json.dumps({"address": "p1"}))
+    assert "report.pdf" in reply.text
+    assert ("Revenue rose by 4 percent." in reply.text) is is_read
+    assert "base64" not in reply.text

@@ -116,6 +116,20 @@ def test_reading_order() -> None:
         assert [hit.reference for hit in [*found, *found.withheld]] == ["early p1", "early p2", "late p1"]
 
 
+def test_facts_are_best_first_and_beside_no_passage() -> None:
+    with opened() as store:
+        store.session("s").append(said("Ana", "My flight is on Monday."), time=50.0)
+        for user, text in (
+            ("", "A flight takes an hour."),
+            ("ana", "Ana likes a flight."),
+            ("ana", "Ana's flight to Faro is on 12 May."),
+        ):
+            store.memory(user).remember(text)
+        found = [hit for hit in store.search("Ana's flight to Faro on 12 May", abstain=True) if hit.session != "s"]
+        assert found[0].text == "Ana's flight to Faro is on 12 May."
+        assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+
+
 def test_it_abstains() -> None:
     with opened() as store:
         store.session("s").append(

@@ -11,11 +11,14 @@ from typing import Any
 
 import pypdf
 import pytest
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.media import FILE_TOKENS, block_tokens, describe, readable_text
+from kilburn.tokens.media import FILE_TOKENS, block_tokens, describe, document_text, readable_text
+from kilburn.tokens.pdf import MAX_CHARS, MAX_PAGES, pdf_text
 
 CLAUDE, GPT = counter_for("claude-opus-4-5"), counter_for("gpt-4o")
+FONT = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
@@ -23,6 +26,21 @@ def pdf(pages: int) -> str:
     writer = pypdf.PdfWriter()
     for _ in range(pages):
         writer.add_blank_page(600, 800)
+    file = io.BytesIO()
+    writer.write(file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def pdf_of(*texts: str, repeat: int = 1) -> str:
+    """A PDF with a page for each text, which its operators show so many times."""
+    writer = pypdf.PdfWriter()
+    font = DictionaryObject({NameObject(key): NameObject(name) for key, name in FONT.items()})
+    for text in texts:
+        page = writer.add_blank_page(600, 800)
+        stream = DecodedStreamObject()
+        stream.set_data(b"BT /F1 12 Tf 50 700 Td " + f"({text}) Tj 0 -14 Td ".encode() * repeat + b"ET")
+        page[NameObject("/Contents")] = writer._add_object(stream)
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): DictionaryObject({NameObject("/F1"): font})})
     file = io.BytesIO()
     writer.write(file)
     return base64.b64encode(file.getvalue()).decode()
@@ -159,3 +177,23 @@ def test_text_in_a_block_is_text() -> None:
     assert PIXEL not in readable_text(document(PIXEL, title="x"))
     assert describe(GPT, {"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
     assert describe(GPT, document(pdf(1), title="name"), named=False) == "pdf, 1 page"
+
+
+def test_the_text_of_a_pdf_is_read_page_by_page() -> None:
+    block = document(pdf_of("Revenue rose by 4 percent.", "Costs fell."), title="report.pdf")
+    assert document_text(block) == "[page 1]\nRevenue rose by 4 percent.\n[page 2]\nCosts fell.\n"
+    assert document_text({"type": "text", "text": "%PDF-1.4"}) == ""
+
+
+def test_of_a_long_pdf_the_beginning_is_read() -> None:
+    text = pdf_text(base64.b64decode(pdf_of(*["A page."] * (MAX_PAGES + 2))))
+    assert text.count("A page.") == MAX_PAGES
+    assert text.endswith(f"[the rest of {MAX_PAGES + 2} pages is left out]\n")
+    wide = pdf_text(base64.b64decode(pdf_of("w" * 1000, "The end.", repeat=MAX_CHARS // 500)))
+    assert MAX_CHARS <= len(wide) < MAX_CHARS + 100
+    assert "The end." not in wide
+
+
+@pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", b"%PDF-", base64.b64decode(pdf(1)), base64.b64decode(pdf_of("a"))[:300]])
+def test_a_pdf_without_text_or_that_is_damaged_has_none(data: bytes) -> None:
+    assert pdf_text(data) == ""

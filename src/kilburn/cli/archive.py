@@ -1,6 +1,7 @@
 """Sessions as JSONL: written so that reading it back gives the same file again, byte for byte.
 
     {"kilburn": "session", "version": 1, "session": NAME, "created": SECONDS}
+    {"same": {"session": NAME, "lines": N}}                it begins with the first N messages of that session, which is before it
     {"message": {...}, "time": SECONDS}                    as it was appended
     {"parts": [...], "role": ..., "time": SECONDS, ...}    where no wire form says all of it
     {"state": {"pinned": [...], "retired": [...], "marks": {...}}}
@@ -11,6 +12,7 @@ the window are not exported: they are made again from the originals. An unknown 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -27,7 +29,7 @@ from kilburn.move import Drop, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.terminal import line
 from kilburn.wire.form import check_fit, dump, parse
-from kilburn.wire.recording import Names, RecordedRun, is_run, run_of
+from kilburn.wire.recording import Names, RecordedRun, SharedBeginning, is_run, run_of, shared_beginning
 
 VERSION = 1
 
@@ -96,6 +98,43 @@ class ArchivedSession(msgspec.Struct, kw_only=True):
     entries: list[ArchivedMessages] = []
     state: _State | None = None
     where: str = ""
+
+
+class SharedBeginnings:
+    """The beginnings of the sessions of one export: what a session has in common with an earlier one is written once.
+
+    Only lines are compared, so an export of what was imported is the same file. A line has its time, so sessions that begin with
+    the same line are branches of one history.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[bytes, tuple[str, int]]] = {}
+        # A session whose first line no other has: its name, and a digest of each of its beginnings.
+        self._alone: dict[bytes, tuple[str, list[bytes]]] = {}
+
+    def shortened(self, name: str, lines: list[bytes]) -> list[bytes]:
+        """Return the lines of a session, as `write` gives them, with the name of an earlier session in place of the longest
+        beginning that it shares with one."""
+        header, *messages, state = lines
+        if not messages:
+            return lines
+        chain, digests = hashlib.sha256(), list[bytes]()
+        for message in messages:
+            chain.update(message)
+            digests.append(chain.digest())
+        first = digests[0]
+        if first not in self._known and first not in self._alone:
+            self._alone[first] = name, digests
+            return lines
+        if first in self._alone:
+            other, others = self._alone.pop(first)
+            self._known[first] = {digest: (other, number) for number, digest in enumerate(others, 1)}
+        known = self._known[first]
+        shared = sum(digest in known for digest in digests)
+        session, number = known[digests[shared - 1]]
+        known.update((digest, (name, at)) for at, digest in enumerate(digests[shared:], shared + 1))
+        same = msgspec.json.encode({"same": {"session": session, "lines": number}}) + b"\n"
+        return [header, same, *messages[shared:], state]
 
 
 def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
@@ -221,6 +260,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
         check_name(name, "session")
     found: list[ArchivedSession] = []
     names = Names()
+    shared = 0  # messages that sessions take from earlier ones
     whole = True  # whether the last session takes no more lines
     for where, value in lines:
         if "kilburn" in value:
@@ -236,11 +276,29 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: st
             raise SpecError(f"{where}: another session", advice="leave --session out")
         if whole or "kilburn" in value:
             continue
-        if "state" in value:
+        if "same" in value:
+            same = shared_beginning(value["same"], where, shared)
+            found[-1].entries += _beginning(same, found, where)
+            shared += same.lines
+        elif "state" in value:
             found[-1].state, found[-1].where = _converted(value["state"], _State, where), where
         else:
             found[-1].entries.append(_entry(where, value))
     return found
+
+
+def _beginning(same: SharedBeginning, found: Sequence[ArchivedSession], where: str) -> list[ArchivedMessages]:
+    """The messages that a session has in common with an earlier one.
+
+    Raises:
+        InvalidMessage: there is no such session before it, or not so many messages, or the line is not the first one.
+    """
+    entries = next((item.entries for item in found[:-1] if item.name == same.session), [])
+    if found[-1].entries or len(entries) < same.lines:
+        raise InvalidMessage(
+            f"{where}: no session {same.session[:80]!r} with {same.lines} messages is before it", advice="export it again"
+        )
+    return entries[: same.lines]
 
 
 def _recorded(run: RecordedRun, names: Names, where: str, name: str | None) -> ArchivedSession:

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, embed, existing, reading, session, writing
-from kilburn.cli.archive import ArchivedSession, Clock, gather, rebuild, write
+from kilburn.cli.archive import ArchivedSession, Clock, SharedBeginnings, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
 from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
@@ -64,14 +64,14 @@ def export(
             session(store, name)
         with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
             written = 0
-            damaged, forked = [], 0
+            damaged, forked, beginnings = [], 0, SharedBeginnings()
             left = len(store.session(name).branches.below()) if name is not None else 0
             for info in infos:
                 try:
                     if info.damaged:
                         raise StoreCorrupt(f"session {info.name!r}: {info.damaged}", advice="run `kilburn fsck`")
                     opened = store.session(info.name)
-                    lines = list(write(opened, info))
+                    lines = beginnings.shortened(info.name, list(write(opened, info)))
                     forked += opened.branches.forked is not None
                 except StoreCorrupt as error:
                     if name is not None:

@@ -296,8 +296,8 @@ class Memo:
 
 
 def shortened(window: WindowState) -> list[str]:
-    """Return what the prompt does not show whole of the newest request: of the system prompt, and of what came after the
-    assistant's last message."""
+    """Return what the prompt does not show whole of the newest request: of the system prompt, of what came after the assistant's
+    last message, and the provider's newest compaction if it did not fit."""
     newest: list[int] = []
     for page in range(window.last, 0, -1):
         if window.pages[page].role is Role.ASSISTANT:
@@ -309,7 +309,8 @@ def shortened(window: WindowState) -> list[str]:
             break
         leading.append(page)
     lines: list[str] = []
-    for page in (*leading, *reversed(newest)):
+    compaction = window.compaction
+    for page in (*leading, *(() if compaction is None else (compaction,)), *reversed(newest)):
         place, label = window.at(page), window.pages[page].label
         if place in (Place.OUT, Place.STUB):
             lines.append(line(f"{address_of(page)} left out: {label}" if label else f"{address_of(page)} left out"))

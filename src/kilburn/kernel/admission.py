@@ -21,7 +21,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
 from kilburn.tokens.media import block_tokens, describe, describe_image, strings_tokens
-from kilburn.wire.compaction import COMPACTION, block_in, is_compaction
+from kilburn.wire.compaction import COMPACTION, is_compaction, stands
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, strings_beside
 
@@ -29,7 +29,7 @@ LABEL = 60
 
 BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
 """Parts of an assistant's message that its provider accepts only unchanged: thinking, and calls that it carries out
-itself. They move with their whole message."""
+itself. They move with their whole message, but for a compaction: it is read without what was said behind it."""
 
 
 def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = None, number: int = 1) -> int:
@@ -96,21 +96,23 @@ def pages_of(
             raise InvalidMessage("a message without parts", advice="an empty message is one empty text part")
         trust, made_of, cites = _trust(message, window, cited, pages), message.sources, message.cites
         summary_trust = trust
-        summed = any(part.kind is Kind.OPAQUE and is_compaction(part) for part in message.parts)
+        summaries = [part for part in message.parts if part.kind is Kind.OPAQUE and is_compaction(part)]
+        summed = bool(summaries)
         if summed:
             prompt = pages[last:] if last is not None else (*window.visible(), *pages)
             shown = [page for page in prompt if page.id not in window.stubs]
             made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
             summary_trust = min([trust, *(page.trust for page in shown)])
             trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
-        bound = message.role is Role.ASSISTANT and any(part.kind in BOUND for part in message.parts)
+        bound = message.role is Role.ASSISTANT and any(part.kind in BOUND and part not in summaries for part in message.parts)
         speaker = _speaker(message) if message.extra is not None and '"name"' in message.extra else None
         first = window.last + len(pages) + 1
         for position, part in enumerate(message.parts):
             number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message) if position else message.extra
             extra = extra_text(part.extra, leftovers)
-            beside = summed and not is_compaction(part)
+            is_summary = part in summaries
+            beside = summed and not is_summary
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
             group = number if part.kind is Kind.CALL else 0 if call is None else call.group
             page = Page(
@@ -122,8 +124,8 @@ def pages_of(
                 message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers, number),
                 time=now,
-                trust=summary_trust if summed and not beside else trust,
-                group=first if bound else group,
+                trust=summary_trust if is_summary else trust,
+                group=first if bound and not is_summary else group,
                 answers=0 if call is None else call.id,
                 call=part.call,
                 name=part.name,
@@ -135,7 +137,7 @@ def pages_of(
             )
             if part.kind is Kind.CALL and part.call is not None:
                 calls[part.call] = page
-            if summed and not beside:
+            if is_summary:
                 last, made_of, cites = len(pages), (number,), ()
             pages.append(page)
             texts[page.digest] = part.text
@@ -295,9 +297,8 @@ def _label(part: Part, counter: Counter, trust: Trust) -> str:
         return line_of(part.text)
     if part.kind is Kind.IMAGE:
         return describe_image(part.text)
-    block = block_in(part.text)
-    if block is not None:
-        return COMPACTION if block.stands else "failed compaction"
+    if is_compaction(part):
+        return COMPACTION if stands(part) else "failed compaction"
     return line_of(describe(counter, unpack(part.text), named=trust >= Trust.USER))
 
 

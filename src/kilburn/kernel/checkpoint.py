@@ -65,6 +65,7 @@ class _Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     evicted: dict[int, int]
     standing: list[list[int]]
     atomic: Runs
+    compactions: list[int]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -105,6 +106,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             **ledger.state(window.turn),
             standing=packed(window.standing),
             atomic=_runs(window.atomic),
+            compactions=window.compactions,
         )
     )
 
@@ -137,7 +139,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         for count, turn, time, runs in found.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
         atomic = expanded(found.atomic)
-        sound = all(0 < page <= found.last for page in (*standing, *atomic))
+        sound = all(0 < page <= found.last for page in (*standing, *atomic, *found.compactions))
         sound = sound and found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
     except (msgspec.MsgspecError, ValueError, LookupError):
         return False
@@ -145,7 +147,7 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         return False
     window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
     window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
-    window.standing, window.atomic = standing, list(atomic)
+    window.standing, window.atomic, window.compactions = standing, list(atomic), found.compactions
     window.pages.settle(found.last_derived, found.last)
     window.costs = dict(enumerate(found.costs, 1)) | found.others
     window.groups = {group: members for group, *members in found.groups}

@@ -126,13 +126,18 @@ def check_paired(window: WindowState, pages: Iterable[int]) -> None:
 
 
 def check_standing(window: WindowState, move: Move, change: LegalMove) -> None:
-    """Check that what the user said that is to stay does stay, and what nobody has read yet of sub-agents' results; such a
-    result may be shortened."""
+    """Check that what the user said that is to stay does stay, the provider's newest compaction, and what nobody has read yet of
+    sub-agents' results; such a result may be shortened."""
     for page in window.kept():
         if change.at.get(page, Place.IN) != Place.IN:
             raise LawBroken(
                 3, f"{address_of(page)} is what the user said that is to stay", advice="leave it: it is among view.pins"
             )
+    compaction = window.compaction if window.compactions else None
+    if compaction in window.shown and change.at.get(compaction, Place.IN) != Place.IN:
+        raise LawBroken(
+            3, f"{address_of(compaction)} is the provider's newest compaction", advice="it may leave when a newer one is there"
+        )
     for page in window.unread():
         if change.at.get(page, Place.IN) != Place.IN and not (isinstance(move, Fold) and move.pages == (page,)):
             raise LawBroken(3, f"{address_of(page)} was not read yet", advice="shorten it, or wait for the next reply")

@@ -16,12 +16,13 @@ from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
 from kilburn.kernel.recalled import Recalled
-from kilburn.kernel.render import readable
+from kilburn.kernel.render import readable, readable_document
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
+from kilburn.wire.plain import unpack
 from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 
@@ -263,7 +264,9 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         rows = _rows(session, info, away[1])
         texts = session.backend.texts({page.digest for page, _ in rows})
         pieces, kept, left = _cut(
-            asked, session.capacity, [(_heading(info, page, state), texts[page.digest]) for page, state in rows]
+            asked,
+            session.capacity,
+            [(_heading(info, page, state), readable_document(page, texts[page.digest])) for page, state in rows],
         )
         return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
     if away:
@@ -271,25 +274,31 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
-    told = [
-        (f"{below}{page.address}, {origin_of(found.session, page)}", readable(page, text))
-        for page, text in zip(found.pages, found.parts, strict=True)
-    ]
+    attachments = _attachments(found, session.capacity // 2)
+    told = []
+    for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
+        # A result of the chat form has text only.
+        form = attachments[index][1] if index in attachments else None
+        is_shown = page.kind is Kind.IMAGE or unpack(form).get("form") == "messages"
+        read = readable if is_shown else readable_document
+        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", read(page, text)))
     pieces, kept, left = _cut(asked, session.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
-    return _with_attachments(reply, session, found, kept)
+    parts = [attachments[index] for index in kept if index in attachments]
+    forms = [form for _, form in parts if form is not None]
+    return msgspec.structs.replace(reply, attached=tuple(part for part, _ in parts), form=forms[0] if forms else None)
 
 
-def _with_attachments(reply: MemoryReply, session: Session, found: Recalled, kept: Sequence[int]) -> MemoryReply:
-    """Attach the recalled images and provider's blocks, as far as they fit half of the window."""
-    room, attached, form = session.capacity // 2, list[Part](), None
-    for index in kept:
-        page = found.pages[index]
+def _attachments(found: Recalled, room: int) -> dict[int, tuple[Part, str | None]]:
+    """Return the recalled images and provider's blocks that fit so many tokens, by their index among the pages, each with the
+    wire form that it came in."""
+    attachments: dict[int, tuple[Part, str | None]] = {}
+    for index, page in enumerate(found.pages):
         if page.is_atomic and page.tokens <= room:
             part, leftovers = found.session.part(page)
-            attached.append(part)
-            form, room = form or form_of(leftovers), room - page.tokens
-    return msgspec.structs.replace(reply, attached=tuple(attached), form=form)
+            attachments[index] = (part, form_of(leftovers))
+            room -= page.tokens
+    return attachments
 
 
 def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:

@@ -115,6 +115,8 @@ class Planner:
         if any(window.pages[number].role is Role.SYSTEM for number in came):
             self._page_system(came)
         # What stands in the prompt itself is held.
+        if kernel.excess:
+            self._drop_oversized_compaction()
         if kernel.excess or (not window.shown.issuperset(window.request) and len(window.held()) < len(window.request)):
             self._hold_request()
         if window.use + self._handle_costs[bool(window.atomic)] > kernel.capacity:
@@ -208,14 +210,21 @@ class Planner:
         )
 
     def _fixed(self) -> frozenset[int]:
-        """Pages that no policy may move: pins, the user's latest message, and what excerpts among them stand for.
+        """Pages that no policy may move: pins, the provider's newest compaction, the user's latest message, and what excerpts
+        among them stand for.
 
         While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
         older = (page for page in (*window.held(), *window.unread()) if window.pages[page].message != window.turn)
-        pins = window.pins.union(older, window.kept())
-        return frozenset(pins.union(*(window.stand_ins.of(page) for page in pins if page < 0)))
+        pins = self._pinned().union(older, window.kept())
+        return pins.union(*(window.stand_ins.of(page) for page in pins if page < 0))
+
+    def _pinned(self) -> frozenset[int]:
+        """The pins, and the provider's newest compaction if it is in the prompt."""
+        window = self.kernel.window
+        compaction = window.compaction if window.compactions else None
+        return frozenset(window.pins).union((compaction,) if compaction in window.shown else ())
 
     def _open(self, patience: int) -> frozenset[int]:
         """The resident pages of calls whose results may still come."""
@@ -252,6 +261,16 @@ class Planner:
                 page, kernel.capacity // 4
             ):
                 kernel.mark(Act.PIN, [window.last_derived], why="the system prompt is too long to pin whole")
+
+    def _drop_oversized_compaction(self) -> None:
+        """Evict the provider's newest compaction if it takes more than three quarters of what pins leave: it would leave no room
+        for what is said."""
+        window = self.kernel.window
+        compaction = window.compaction if window.compactions else None
+        if compaction is not None and compaction in window.shown and compaction not in window.pins:
+            cost = window.cost(compaction)
+            if 4 * cost > 3 * (self._room() + cost):
+                self._try(Evict((compaction,), why="a compaction by the provider that does not fit"))
 
     def _hold_request(self) -> None:
         """Keep the user's latest message in the window: whole, or its head and tail if it takes more than its share.
@@ -308,8 +327,8 @@ class Planner:
         return max(0, min(self.kernel.capacity // 4, self._room() // 2))
 
     def _room(self) -> int:
-        """The capacity less pins and one handle."""
-        return self.kernel.capacity - sum(map(self.kernel.window.cost, self.kernel.window.pins)) - self._handle
+        """The capacity less pins, the provider's newest compaction, and one handle."""
+        return self.kernel.capacity - sum(map(self.kernel.window.cost, self._pinned())) - self._handle
 
     def _page_oversized(self, wanted: tuple[int, ...]) -> None:
         """Replace a message that cannot fit by its head and tail."""
@@ -351,26 +370,28 @@ class Planner:
 
     def _fall_back(self) -> None:
         """Make room: first from everything else; then from an open tool loop, if the newest message is not part of it;
-        then from the user's latest message; and last from the thinking that the provider needs.
+        then from the user's latest message; then from the thinking that the provider needs; and last from its compaction.
 
         Raises:
             PinsExceedWindow: everything left is pinned, or waits for its result.
         """
         kernel, window = self.kernel, self.kernel.window
+        self._drop_oversized_compaction()
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
         small = sum(map(window.cost, window.held())) <= 2 * self._share()
-        stays = self._fixed() if small else window.pins.union(window.kept(), window.unread())
+        stays = self._fixed() if small else self._pinned().union(window.kept(), window.unread())
         loop = window.loop(LEAST)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
         self._crowd_out(stays - set(window.unread()))
         point = kernel.savepoint()
-        self._crowd_out(frozenset(window.pins))
+        self._crowd_out(self._pinned())
         if kernel.excess:
             # The user's latest message comes back if thinking has to leave in any case.
             kernel.undo(point)
             self._drop_thinking(window.last + 1)
+            self._crowd_out(self._pinned())
             self._crowd_out(frozenset(window.pins))
         if kernel.excess:
             raise kernel.too_much(kernel.use)

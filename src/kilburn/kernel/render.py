@@ -16,7 +16,7 @@ from kilburn.kernel.folding import shown_part
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page
-from kilburn.tokens.media import readable_text
+from kilburn.tokens.media import document_text, readable_text
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
 from kilburn.wire.plain import unpack
@@ -81,6 +81,13 @@ def readable(page: Page, text: str) -> str:
         return text
     words = readable_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
     return f"[{page.label}]\n{words}" if words else f"[{page.label}]"
+
+
+def readable_document(page: Page, text: str) -> str:
+    """Return the same, and the text of the PDFs in a provider's block: what a model reads that cannot be shown the block."""
+    words = readable(page, text)
+    document = document_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
+    return f"{words}\n{document}" if document else words
 
 
 def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:

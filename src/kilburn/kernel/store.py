@@ -346,9 +346,9 @@ class Store:
     ) -> Findings:
         """Passages of this tenant that match, best first, within a token budget. What is damaged is left out, with a warning.
 
-        With `abstain` they are in reading order, the turns that stand beside a hit are among them, and what was said twice is
-        there once. Where nothing that was found is likely to answer, it abstains: the result is empty, and what was found is
-        in its `withheld`.
+        With `abstain` they are in reading order, but facts are best first; the turns that stand beside a hit are among them, and
+        what was said twice is there once. Where nothing that was found is likely to answer, it abstains: the result is empty,
+        and what was found is in its `withheld`.
 
         Args:
             limit: hits at most; None for as many as fit.

@@ -26,6 +26,7 @@ from kilburn.kernel.stand_ins import StandIns
 from kilburn.kernel.standing import shows, unpacked
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, Span, tombstone_of
+from kilburn.wire.compaction import COMPACTION
 from kilburn.wire.messages import OPENING
 from kilburn.wire.sent import sent_name
 
@@ -117,6 +118,8 @@ class WindowState:
         self.gaps = Gaps(self._cost_of_gap, self._order)
         # Originals that are in the prompt whole or not at all, in order; handles name the newest.
         self.atomic: list[int] = []
+        # Of these, the providers' compactions.
+        self.compactions: list[int] = []
         self._resident: list[Page] | None = None
         self._use: int | None = None
         # Of `use`, what open calls in the prompt take: each, and all together; None where that is not known.
@@ -135,7 +138,7 @@ class WindowState:
             setattr(self, name, sheets_of(getattr(self, name)))
         made = copy.copy(self)
         sets = ("shown", "made", "folded", "gone", "pins")
-        for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request", "atomic"):
+        for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request", "atomic", "compactions"):
             setattr(made, name, getattr(self, name).copy())
         made.pages = self.pages.part([*self.shown, *self.open, *self.request])
         self._own_groups, made._own_groups, made._together = set(), set(), {}
@@ -278,6 +281,12 @@ class WindowState:
             if standing is not None and (standing < 0 or not sentences) and shows(self.pages[standing], page, sentences):
                 found.append(standing)
         return found
+
+    @property
+    def compaction(self) -> int | None:
+        """The newest compaction by a provider that is not forgotten or retired, in the prompt or not: the provider knows what was
+        before only from it. None if there is none."""
+        return next((page for page in reversed(self.compactions) if page not in self.gone), None)
 
     def unread(self) -> list[int]:
         """Results of sub-agents, and of memory's tools, that came since the assistant's last words: nobody has read them."""
@@ -459,6 +468,8 @@ class WindowState:
                 self.request = [page.id]
         if page.kind in ATOMIC:
             self.atomic.append(page.id)
+            if page.label == COMPACTION and page.role is Role.ASSISTANT:
+                self.compactions.append(page.id)
         self.last = max(self.last, page.id)
         self.turn = max(self.turn, page.message)
         self.seen += self.cost(page.id)
@@ -505,6 +516,8 @@ class WindowState:
         self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
         self.request, self.seen = before.request, before.seen
         del self.atomic[before.atomic :]
+        while self.compactions and self.compactions[-1] > self.last:
+            self.compactions.pop()
         del self.request[before.asked :]
 
     def _set(self, page: int, state: State) -> None:
@@ -645,6 +658,8 @@ class WindowState:
             call = self.pages[page].call
             if call is not None and self.calls.get(call) == page:
                 self.calls.pop(call)
+            if page in self.compactions:
+                self.compactions.remove(page)
             self.pages[page] = tombstone_of(self.pages[page])
         self._resident = self._use = self._waiting = None
 

@@ -63,7 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(list[Found]):
-    """What a search found, best first; of one that may abstain, in reading order: as it was said.
+    """What a search found, best first; of one that may abstain, in reading order: as it was said, and facts best first.
 
     Where such a search found nothing that is likely to be an answer, it is empty and `abstained` is set: a plausible wrong
     passage is worse than none.

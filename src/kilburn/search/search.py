@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import groupby, islice
 
 import msgspec
@@ -386,7 +386,8 @@ class Searcher:
         sure = confidence(self.text, best, cosines, turns)
         if not abstain:
             return Findings(best, sure)
-        hits = reading_order(best)
+        alone = {hit.session for hit, one in zip(best, of, strict=True) if one is not None and one.candidate.kind in ALONE}
+        hits = reading_order(best, alone)
         return Findings(hits, sure) if sure >= ENOUGH else Findings((), sure, hits)
 
     def best(
@@ -625,12 +626,22 @@ def hit_key(hit: Passage) -> Key:
     return hit.segment, hit.page
 
 
-def reading_order(hits: Sequence[Found]) -> list[Found]:
-    """Sessions in the order in which something was said that was found there; within each, as it was said."""
+def reading_order(hits: Sequence[Found], alone: Set[str]) -> list[Found]:
+    """Return hits by session, in the order in which something was said that was found there; within each, as it was said. Facts
+    and notes, each of which is read alone, are together and stay in the order that they have.
+
+    Args:
+        alone: names of the segments that hold facts and notes.
+    """
     begins: dict[str, float] = {}
-    for hit in hits:
-        begins[hit.session] = min(begins.get(hit.session, hit.time), hit.time)
-    return sorted(hits, key=lambda hit: (begins[hit.session], hit.session, hit.time, int(hit.address[1:]), hit.span))
+    names = ["" if hit.session in alone else hit.session for hit in hits]
+    for hit, name in zip(hits, names, strict=True):
+        begins[name] = min(begins.get(name, hit.time), hit.time)
+    keys = [
+        (begins[name], name, *((hit.time, int(hit.address[1:]), hit.span) if name else (0.0, rank, (0, 0))))
+        for rank, (hit, name) in enumerate(zip(hits, names, strict=True))
+    ]
+    return [hits[place] for place in sorted(range(len(hits)), key=keys.__getitem__)]
 
 
 def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:

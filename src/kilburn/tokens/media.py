@@ -22,6 +22,7 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.tokens.images import cost_of_image, image_size
+from kilburn.tokens.pdf import pdf_text
 
 log = logging.getLogger("kilburn")
 
@@ -139,6 +140,12 @@ def describe(counter: Counter, block: dict[str, Any], *, named: bool = True) -> 
 def readable_text(block: dict[str, Any]) -> str:
     """Return the text in a block, without its media: what a model or a search can read of it in a text."""
     return "\n".join(text for key, text in _strings(block) if key not in _IGNORED and _payload(key, text) is None)
+
+
+def document_text(block: dict[str, Any]) -> str:
+    """Return the text of the PDFs in a block. Each is read by a process of its own, so this is for what a model asks to read."""
+    payloads = [payload for key, text in _strings(block) if isinstance(payload := _payload(key, text), bytes)]
+    return "".join(pdf_text(payload) for payload in payloads if _is_pdf(payload))
 
 
 def describe_image(url: str) -> str:

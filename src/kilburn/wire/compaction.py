@@ -142,6 +142,15 @@ def is_compaction(part: Part) -> bool:
     return isinstance(kind, str) and "compaction" in kind
 
 
+def stands(part: Part) -> bool:
+    """Whether a part is a compaction that did not fail: it has a summary, which may be encrypted."""
+    if not is_compaction(part):
+        return False
+    block = unpack(part.text)
+    summary = block.get("content", block.get("encrypted_content"))
+    return isinstance(summary, str) and bool(summary)
+
+
 def block_of(message: Message) -> CompactionBlock | None:
     """The last compaction block of a message that has content, else the last one without; None if there is no block."""
     found = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]

@@ -10,7 +10,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,10 @@ LONGEST = 128 << 20
 """Bytes of one line, and of one object over several lines."""
 
 
+MOST_SHARED = 5_000_000
+"""Messages that the sessions of one export may take from earlier ones: a few bytes can stand for all of a session."""
+
+
 class RecordedRun(msgspec.Struct, frozen=True):
     """One recorded run: a name, unique within what was read together, and its messages in order.
 
@@ -43,6 +47,13 @@ class RecordedRun(msgspec.Struct, frozen=True):
     name: str
     messages: list[dict[str, Any]]
     trajectory: Trajectory | None = None
+
+
+class SharedBeginning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a line of an export says of a session: it begins with so many messages of an earlier session."""
+
+    session: str
+    lines: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Names:
@@ -183,8 +194,13 @@ def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
 def _runs_of(file: Path) -> Iterator[RecordedRun]:
     stem = stem_of(file)
     name, gathered = stem, list[dict[str, Any]]()
+    # Of an export: the lines of each session, None for a message that no wire form says whole.
+    written: dict[str, list[dict[str, Any] | None]] = {}
+    shared = 0
     for where, value in read_lines(file):
-        if "role" in value:
+        if "parts" in value and written:
+            written[name].append(None)
+        elif "role" in value:
             gathered.append(value)
         elif "kilburn" in value or isinstance(value.get("message"), dict):
             if "kilburn" in value and gathered:
@@ -192,14 +208,43 @@ def _runs_of(file: Path) -> Iterator[RecordedRun]:
                 gathered = []
             if "kilburn" in value:
                 name = str(value.get("session", stem))
+                written[name] = []
             else:
                 gathered.append(value["message"])
-        elif "state" in value or "parts" in value:
-            continue  # an export's line about a message that is not whole any more
+                written.setdefault(name, []).append(value["message"])
+        elif "same" in value:
+            same = shared_beginning(value["same"], where, shared)
+            shared += same.lines
+            written[name] = written.get(same.session, [])[: same.lines]
+            if len(written[name]) < same.lines:
+                raise InvalidMessage(
+                    f"{where}: no session with {same.lines} such messages is before it", advice="export it again"
+                )
+            gathered += [message for message in written[name] if message is not None]
+        elif "state" in value:
+            continue
         else:
             yield run_of(value, where, stem)
     if gathered:
         yield RecordedRun(name, gathered)
+
+
+def shared_beginning(value: Any, where: str, before: int) -> SharedBeginning:
+    """Return the beginning that a line of an export names.
+
+    Args:
+        before: messages that earlier such lines of the file stand for.
+
+    Raises:
+        InvalidMessage: it is malformed, or they are too many; `where` is in its message.
+    """
+    try:
+        same = msgspec.convert(value, SharedBeginning)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
+    if before + same.lines > MOST_SHARED:
+        raise InvalidMessage(f"{where}: its sessions share more than {MOST_SHARED:,} messages", advice="export fewer sessions")
+    return same
 
 
 def stem_of(file: Path) -> str:
