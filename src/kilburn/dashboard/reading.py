@@ -23,14 +23,13 @@ from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act, Event
 from kilburn.kernel.breaker import FAILURES, Breaker
-from kilburn.kernel.checkpoint import figures_in
-from kilburn.kernel.ledger import Ledger, Stats, counter_of
+from kilburn.kernel.checkpoint import figures_of
+from kilburn.kernel.ledger import Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
 from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
-from kilburn.tokens.choice import counter_for
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough, so that nothing leaves by looking."""
@@ -85,7 +84,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fill(self) -> float | None:
         """The share of its window that its prompt takes."""
-        return self.stats.tokens_in_window / self.stats.window if self.stats is not None and self.stats.window else None
+        return self.stats.fill if self.stats is not None else None
 
 
 class LedgerReader:
@@ -196,25 +195,14 @@ class LedgerReader:
     def _count(self, info: SegmentInfo) -> int:
         """Bring a session's figures up to date; returns what that took."""
         try:
-            last = self.backend.checkpoint(info.number)
-            begun = figures_in(last[1]) if last is not None else None
-            head, ledger = (last[0], begun) if last is not None and begun is not None else (0, Ledger())
-            stats = ledger.stats
-            nothing = WindowState(counter_for("chars/4"))
-            use = stats.tokens_in_window
-            for event in islice(self.backend.events(info.number, head), max(0, info.head - head)):
-                ledger.count(event, nothing)
-                use = event.tokens
-            if not use and head:
-                use = next((event.tokens for event in self.backend.events(info.number, head - 1)), 0)
-            report = ledger.report(use=use, window=stats.window)
+            report, events = figures_of(self.backend, info)
             rests = self._resting(info, report) if report.asks_failed >= FAILURES else ""
             self._figures[info.number] = (info.head, report, rests)
         except (KilburnError, *SENSELESS):
             # Opening it says what is wrong; it blocks no other.
             self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), "")
             return GLANCE
-        return GLANCE + max(0, info.head - head)
+        return GLANCE + max(0, events)
 
     def _resting(self, info: SegmentInfo, stats: Stats) -> str:
         """What is wrong with a policy's model, in words: whether its last questions failed, and until when it is spared."""
@@ -356,5 +344,5 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: st
         yield f"{stats.tokens_reprefilled / stats.tokens_shipped:.0%} of the tokens read again"
     if edits:
         yield edits
-    if stats.window and not (stats.evictions or stats.folds) and stats.tokens_in_window / stats.window >= NEAR:
-        yield f"window {stats.tokens_in_window / stats.window:.0%} full, and nothing has left it"
+    if stats.fill is not None and not (stats.evictions or stats.folds) and stats.fill >= NEAR:
+        yield f"window {stats.fill:.0%} full, and nothing has left it"

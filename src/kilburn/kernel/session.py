@@ -191,9 +191,9 @@ class Session(Segment):
 
     @property
     def shipped(self) -> int | None:
-        """Tokens that the last prompt might take; None before the first prompt."""
+        """Tokens, by the session's own counter, that the last prompt might take; None before the first prompt."""
         with self.lock:
-            return self._kernel.ledger.stats.window or None
+            return self._kernel.ledger.stats.room or None
 
     @property
     def turn(self) -> int:
@@ -697,7 +697,7 @@ class Session(Segment):
     @property
     def figures(self) -> Stats:
         """The ledger's figures without what waits to be written: nothing is read or written for their sake."""
-        return self._kernel.ledger.report(use=self.use, window=self.capacity)
+        return self._kernel.ledger.report(use=self.use)
 
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
