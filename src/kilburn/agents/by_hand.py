@@ -49,16 +49,17 @@ def decider(found: Sequence[Receipt]) -> str:
     return next(named, POLICY)
 
 
-def undo(session: Session, tokens: int | None = None) -> Receipt:
+def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:
     """Take the newest compaction back, if that fits.
 
     Args:
         tokens: that the prompt may take then; None for what the last one might take.
+        dry: see `Session.undo`.
 
     Raises:
         KernelError, LawBroken: see `Session.undo`.
     """
-    return session.undo(tokens or _room(session))
+    return session.undo(tokens or _room(session), dry=dry)
 
 
 def keep(session: Session, address: str) -> None:

@@ -188,7 +188,7 @@ def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
 
 VERBS: Mapping[str, tuple[Callable[[Hands, Mapping[str, str]], None], str]] = {
     "undo": (_undone, "Taken back: every page is where it was before."),
-    "compact": (_compacted, "Compacted. The newest receipt says what left, and takes it back."),
+    "compact": (_compacted, "Compacted. The newest receipt says what left."),
     "evict": (_evicted, "Let go. Its text stays under its address."),
     "pin": (_kept, "Kept: no policy takes it out until it is unpinned."),
     "unpin": (_let_move, "It may leave again."),
@@ -282,7 +282,8 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
                 looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
                 shown["preview"] = preview(looked, keep=keep, pages=pages)
             case "undo":
-                shown["newest"], *_ = newest_moves(list(session.events()))
+                looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
+                shown["newest"] = by_hand.undo(looked, dry=True)
             case "diff":
                 until = _number(shown["until"]) if shown["until"] else None
                 shown["difference"] = session.difference(_number(shown["turn"]), until)
