@@ -49,9 +49,6 @@ STRETCH = 2_000
 FARTHEST = 20_000
 """Events that one request looks through at most."""
 
-NEAR = 0.9
-"""The share of a window from which on it is nearly full."""
-
 AGAIN = 1 / 3
 """The share of the tokens shipped that were read again because of edits, from which on it is an alarm."""
 
@@ -61,8 +58,8 @@ EDITS = 3
 WEIGHED = 240
 """Events, the newest ones, in which edits are looked at for the list of sessions."""
 
-REFAULTS = 3
-"""Pages that came back soon after they had left, from which on it is an alarm."""
+REFAULTS, REFAULT_SHARE = 3, 0.05
+"""Pages that came back soon after they had left, and their share of the prompts, from which on they are an alarm."""
 
 REPLAYED = 4_000
 """Events that one request replays at most: as many take some 0.3 s."""
@@ -180,7 +177,7 @@ class LedgerReader:
     def _has_edits(self, info: SegmentInfo) -> bool:
         """Whether a session has edits enough to look at, and was not looked at since it changed."""
         head, stats, _ = self._figures.get(info.number, (-1, Stats(), ""))
-        if not stats.tokens_reprefilled or stats.evictions + stats.folds < EDITS:
+        if not stats.tokens_cached or not stats.tokens_reprefilled or stats.evictions + stats.folds < EDITS:
             return False
         return self._edits.get(info.number, (-1, ""))[0] != head
 
@@ -318,7 +315,7 @@ class LedgerReader:
 
 
 def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: str = "") -> Iterator[str]:
-    """What is wrong with a session, in words.
+    """What is wrong with a session, and can be mended, in words.
 
     Args:
         rests: of the model that its policy asks; edits: of what its edits saved.
@@ -338,11 +335,10 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: st
         yield f"the policy failed {stats.policy_failures:,}×"
     if stats.lost:
         yield f"{stats.lost:,} observations lost"
-    if stats.refaults >= REFAULTS:
+    if stats.refaults >= max(REFAULTS, REFAULT_SHARE * stats.prompts):
         yield f"{stats.refaults:,} refaults"
-    if stats.tokens_shipped and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
+    # Where the provider reports no cached tokens, what an edit changes costs nothing more.
+    if stats.tokens_cached and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
         yield f"{stats.tokens_reprefilled / stats.tokens_shipped:.0%} of the tokens read again"
     if edits:
         yield edits
-    if stats.fill is not None and not (stats.evictions or stats.folds) and stats.fill >= NEAR:
-        yield f"window {stats.fill:.0%} full, and nothing has left it"

@@ -50,6 +50,8 @@ class Stats(msgspec.Struct, kw_only=True):
     prompt: an engine with a prefix cache processes them again because of an edit. `tokens_new` counts those that were in none;
     the rest of `tokens_shipped` is in a cache of the prefix. `tokens_unshipped` were appended since the last prompt.
 
+    `tokens_reported` are the provider's counts of all prompts, `tokens_cached` what it says that it read from its cache.
+
     `refused_moves` counts plans that broke a law, `policy_failures` those in which the policy itself raised or returned nonsense.
     `overflow` counts prompts over the window and must be 0.
     """
@@ -87,6 +89,7 @@ class Stats(msgspec.Struct, kw_only=True):
     lost: int = 0
     utilisation: float = 0.0
     tokens_reported: int = 0
+    tokens_cached: int = 0
     warnings: list[str] = []
 
     @property
@@ -167,6 +170,7 @@ class Ledger:
                 stats.policy_failures += bool(event.data.get("raised"))
             case Act.USAGE:
                 stats.tokens_reported += prompt if is_count(prompt := event.data.get("prompt")) else 0
+                stats.tokens_cached += cached if is_count(cached := event.data.get("cached")) else 0
             case Act.NOTE:
                 stats.lost += int(event.data.get("lost", 0))
             case _:
