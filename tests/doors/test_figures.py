@@ -95,7 +95,9 @@ def test_every_program_shows_the_figures_of_the_ledger(db: Path, backend: Sqlite
     # The library, and what is read without opening the session.
     stats, _ = figures_of(backend, info)
     with library.open(str(db), window=WINDOW, reserve=RESERVE, policy="cost", embedder=None, readonly=True) as store:
-        assert store.session(name).stats() == stats
+        session = store.session(name)
+        assert session.stats() == stats
+        capacity, use = session.capacity, session.use
     assert stats.pages == expected["pages"]
     assert stats.derived == expected["derived"]
     assert stats.tokens_seen == expected["tokens"]
@@ -115,6 +117,9 @@ def test_every_program_shows_the_figures_of_the_ledger(db: Path, backend: Sqlite
     assert {one["session"]: one for one in watched} == rows
     both = sum(one["pages"] for one in rows.values())
     assert f"2 sessions, {both:,} pages" in kilburn("top", "--once", "--db", db).out
+    preview = kilburn("window", "preview", name, "--db", db, "--json").json
+    assert (preview["use"], preview["capacity"]) == (use, capacity)
+    assert f"of what fits a window of {WINDOW:,}" in kilburn("window", "preview", name, "--db", db).out
     # The dashboard.
     app = build(backend)
     assert f"2 sessions, {short(both)} pages" in words_of(ask(app, "/"))

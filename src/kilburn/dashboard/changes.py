@@ -257,6 +257,7 @@ def said_of(query: Mapping[str, str]) -> str:
 def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
     """What the screen of previews and changes shows."""
     found, _ = reading.receipts(session.number, session.head, NEWEST)
+    budget = by_hand.last_budget(session)
     shown: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
@@ -266,7 +267,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": session.shipped or by_hand.WINDOW,
+        "window": budget.window,
         "preview": None,
         "difference": None,
         "trouble": None,
@@ -275,7 +276,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
     try:
         match shown["asked"]:
             case "leaves":
-                looked = by_hand.opened(reading.backend, session.name, window=shown["window"], policy=shown["policy"])
+                looked = by_hand.opened(reading.backend, session.name, budget=budget, policy=shown["policy"])
                 shown["preview"] = looked.preview(_number(shown["tokens"] or "0"))
             case "compact":
                 pages, keep = _range_of(query)

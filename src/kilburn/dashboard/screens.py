@@ -164,7 +164,7 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dic
         "event": event,
         "turn": turn,
         "use": use,
-        "capacity": _capacity(session, event),
+        "fill": shown["row"].fill if event is None else _fill_of(event, use),
         "kinds": [(shade, SHADES[shade], kinds[shade]) for shade in SHADES if kinds[shade]],
         "reasons": list(by_reason(reasons.most_common(), why, groups, pieces)),
         "ages": [(words, ages[words]) for words in AGES if ages[words]],
@@ -196,9 +196,10 @@ def what(window: WindowState, page: Page) -> str:
     return asked.label if asked is not None else ""
 
 
-def _capacity(session: Session, event: Event | None) -> int:
-    window = event.data.get("window", 0) if event is not None else 0
-    return window if isinstance(window, int) and window else session.shipped or 0
+def _fill_of(event: Event, use: int) -> float | None:
+    """The share of the room for pages that they took after an event; None where it was no prompt."""
+    room = event.data.get("window")
+    return use / room if isinstance(room, int) and room else None
 
 
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
