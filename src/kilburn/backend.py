@@ -81,6 +81,9 @@ class State(msgspec.Struct, frozen=True, gc=False):
 class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One segment of a tenant: its number in the store, name, time of creation, ledger length.
 
+    `pages` and `tokens` count the rows of the store, derived pages included; the figures that people see of a session are in
+    `kilburn.kernel.ledger.Stats`.
+
     `damaged` says in words why it cannot be opened; it is "" if nothing is known to be wrong. The other figures of a
     damaged segment mean nothing. `user` is the user of the tenant that it belongs to, or "" for all users.
     """

@@ -94,7 +94,13 @@ class Data(TypedDict, total=False):
     """Who asked for a prompt: ids by names of their owner's. In a gateway's they are `id`, `client` and `trace`."""
     again: int
     """Tokens after the first difference from the previous prompt, as far as they were shipped before."""
+    fresh: int
+    """Tokens after that difference that were in no earlier prompt; left out where the previous prompt is not known."""
     window: int
+    """Tokens that the pages of a prompt may take, by the session's own counter."""
+    whole: int
+    """The window that was asked for, where that differs; `beside` of it is kept for the reply and the tools."""
+    beside: int
     counted: int
     """Tokens of a prompt by the own counter; `prompt`, `cached` and `reply` are the provider's."""
     prompt: int | str
@@ -155,6 +161,7 @@ class Data(TypedDict, total=False):
     branch: str
     spent: int
     tokens: int
+    """In a session also: what the pages that an event appends cost."""
     money: float
     resident: int
     resumed: int

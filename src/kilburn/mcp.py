@@ -356,9 +356,7 @@ class _Door:
         """One page of them, oldest first, after the segment of that number; and where the next page begins."""
         infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > after]
         found = [
-            types.Resource(
-                uri=_uri(info), name=info.name, mime_type="text/plain", description=f"{info.kind}, {info.pages:,} pages"
-            )
+            types.Resource(uri=_uri(info), name=info.name, mime_type="text/plain", description=str(info.kind))
             for info in infos[:LISTED]
         ]
         return found, str(infos[LISTED - 1].number) if len(infos) > LISTED else None

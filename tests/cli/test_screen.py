@@ -45,7 +45,8 @@ def session(name: str, number: int, **more: object) -> dict[str, object]:
     """A row of `top`, with large figures."""
     figures = dict.fromkeys(("pages", "tokens", "tokens_in_window", "faults", "refaults", "evictions", "folds"), number)
     places = {"in": number, "stub": number, "folded": number, "out": number}
-    one = {"session": name, "window": 1_000_000, "places": places, "hit_rate": 0.9876, "jobs": None, "used": 0.0, "damaged": None}
+    one = {"session": name, "window": 1_000_000, "fill": 0.5, "places": places, "hit_rate": 0.9876, "jobs": None, "used": 0.0}
+    one["damaged"] = None
     return figures | one | more
 
 

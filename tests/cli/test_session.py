@@ -27,9 +27,11 @@ def test_ps_gives_stable_keys(db: Path) -> None:
     assert list(row) == [
         "session",
         "pages",
+        "derived",
         "tokens",
         "tokens_in_window",
         "window",
+        "fill",
         "places",
         "hit_rate",
         "faults",
@@ -244,7 +246,7 @@ def test_looking_works_while_an_agent_writes(db: Path) -> None:
 
 def test_stats_are_the_ledgers(db: Path) -> None:
     figures = kilburn("stats", "light", "--db", db, "--json").json
-    assert (figures["pages"], figures["overflow"], figures["window"]) == (6, 0, None)
+    assert (figures["pages"], figures["overflow"], figures["window"]) == (6, 0, 0)
     assert "tokens seen" in kilburn("stats", "light", "--db", db).out
 
 

@@ -20,6 +20,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
 from kilburn.dashboard.changes import LARGEST, VERBS, OwnHands, Visit
 from kilburn.dashboard.screens import SCREENS
+from kilburn.kernel.receipts import newest_moves
 
 HOST = "127.0.0.1:8765"
 OURS = {"host": HOST, "origin": f"http://{HOST}", "content-type": "application/x-www-form-urlencoded"}
@@ -115,6 +116,21 @@ def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: 
     assert (address, "", True) in shown(db)
     assert pressed(app, "/window?name=parser", f"May leave again: {address}").status == 303
     assert shown(db) == before
+
+
+def test_an_undo_that_does_not_fit_is_not_offered(app: Any, db: Path) -> None:
+    # What the newest compaction took out was more than the window has room for.
+    page = ask(app, "/change?name=parser&show=undo").text
+    assert "tokens more than the window has: recall or pin single pages, or open a larger window" in page
+    assert "Take it back now" not in page
+    assert do(app, "undo", name="parser", event=newest_event(db)).status == 409
+
+
+def newest_event(db: Path) -> str:
+    with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
+        newest, *_ = newest_moves(list(store.session("parser").events()))
+        assert newest is not None
+        return str(newest.events[1])
 
 
 def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> None:
@@ -273,6 +289,6 @@ def test_without_hands_there_is_no_form_and_no_change(made: Path, tmp_path: Path
             said = ask(app, f"{screen}?name=parser&address=p4&user=ana&show=undo").text
             assert 'method="post"' not in said
         assert do(app, "undo", name="parser").status == 405
-        assert "kilburn window undo parser" in ask(app, "/change?name=parser&show=undo").text
+        assert "kilburn window evict parser p7" in ask(app, "/change?name=parser").text
         assert "read only" in ask(app, "/").text
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before

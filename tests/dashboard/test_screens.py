@@ -74,7 +74,7 @@ def test_the_window_now_says_why_and_what_could_leave(made: Path, app: Any) -> N
         session = store.session("parser")
         use, shown = session.use, [page.address for page in session.window.resident()]
     said = words_of(ok(app, "/window", name="parser"))
-    assert f"{use:,} tokens of 1,500" in said
+    assert f"{use:,} tokens, {use / 1500:.0%} of what fits" in said
     assert all(address in said for address in shown)
     assert "pinned" in said
     assert "What could leave now" in said

@@ -26,6 +26,7 @@ from kilburn.dashboard.screens import SCREENS
 from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act, Event
 from kilburn.kernel.resolve import locate
+from kilburn.model import Tokens
 from kilburn.models.scripted import Scripted
 
 
@@ -142,21 +143,24 @@ def test_a_replay_leaves_out_what_was_forgotten(tmp_path: Path) -> None:
     assert found.other.prompts == found.was.prompts
 
 
-def test_edits_that_did_not_pay_are_an_alarm(tmp_path: Path) -> None:
+def test_tokens_that_a_cache_lost_by_edits_are_an_alarm(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        work(store.session("dear"), 40)
+    with kilburn.open(str(path), window=500, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        for name, cached in (("dear", 200), ("without a cache", 0)):
+            session = store.session(name)
+            work(session, 39)
+            session.observe(Tokens(prompt=400, reply=5, cached=cached), 400)
+            session.append({"role": "user", "content": "And then?"})
+            session.render()
     with kilburn.open(str(path), window=90_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         work(store.session("wide"), 40)
     with Sqlite(path, readonly=True) as backend:
         reading = LedgerReader(backend)
         alarms = {row.info.name: " ".join(row.alarms) for row in reading.rows(reading.sessions())[0]}
         shown = ok(build(backend), "/prices", name="dear").text
-    bad, of = map(int, re.findall(r"(\d+) of its last (\d+) edits saved less than their price", alarms["dear"])[0])
-    assert 3 <= bad <= of
-    assert alarms["wide"] == ""
-    # The screen says of each edit what the alarm counts.
-    assert shown.count('class="outcome bad">no<') == bad
+    assert re.fullmatch(r"\d+% of the tokens read again", alarms["dear"])
+    assert (alarms["wide"], alarms["without a cache"]) == ("", "")
+    assert 'class="outcome bad">no<' in shown, "an edit that did not pay"
 
 
 class Mute(Scripted):

@@ -23,8 +23,8 @@ def performed(shared_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Jo
 def test_a_history_far_beyond_the_window_never_overflows_it(performed: JobResult) -> None:
     assert performed.output_tokens > 10 * performed.plan.window
     assert performed.stats.overflow == 0
-    assert 0 < performed.stats.peak <= performed.stats.window < performed.plan.window
-    assert all(tokens <= performed.stats.window for _, tokens in performed.curve)
+    assert 0 < performed.stats.peak <= performed.stats.room < performed.plan.window
+    assert all(tokens <= performed.stats.room for _, tokens in performed.curve)
     assert len(performed.curve) == performed.stats.prompts
 
 
@@ -48,7 +48,7 @@ def test_every_question_is_answered_exactly_from_memory(performed: JobResult) ->
 def test_the_rivals_had_the_same_window_and_lost_most(performed: JobResult) -> None:
     assert [rival.name for rival in performed.rivals] == ["truncation", "summarisation"]
     for rival in performed.rivals:
-        assert 0 < rival.tokens <= performed.stats.window
+        assert 0 < rival.tokens <= performed.stats.room
         assert rival.exact < len(performed.asked) / 2
 
 

@@ -182,6 +182,7 @@ def test_the_figures_of_real_requests(house: Callable[..., House]) -> None:
     assert row["shipped"] == stats.tokens_shipped
     assert row["faults"] == stats.faults > 0
     assert (row["hit_rate"], row["tokens_in_window"]) == (stats.hit_rate, stats.tokens_in_window)
+    assert (row["window"], row["fill"]) == (700, stats.fill)
     assert said < row["sent"] < 4 * said
     assert row["replied"] > 0
     text = it.http.get("/metrics", headers={"x-api-key": it.keys["ana"]}).text

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import kilburn
+from kilburn.backend import Batch
 from kilburn.event import Act
-from kilburn.kernel.checkpoint import checkpoint_of, figures_in
+from kilburn.kernel.checkpoint import checkpoint_of, figures_of
 from kilburn.kernel.ledger import Ledger, Usage
 from kilburn.kernel.prompts import pieces
 from kilburn.kernel.render import items
@@ -68,11 +69,6 @@ def test_the_figures_of_a_checkpoint_are_read_alone(tmp_path: Path) -> None:
         grown(store.session("s"), 60)
     with kilburn.open(str(tmp_path / "a.db"), window=300, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
-        found = session.backend.checkpoint(session.number)
-        assert found is not None
-        ledger = figures_in(found[1])
-        assert ledger is not None
-        assert found[0] == session.head
-        assert ledger.report(use=session.use, window=session.capacity) == session.stats()
-        assert figures_in(b"nothing") is None
-        assert figures_in(found[1][:40]) is None
+        assert figures_of(session.backend, session.info) == (session.stats(), 0)
+        session.backend.commit(session.number, Batch(head=session.head, checkpoint=b"nothing"))
+        assert figures_of(session.backend, session.info) == (session.stats(), session.head)

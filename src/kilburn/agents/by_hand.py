@@ -27,7 +27,7 @@ POLICY = "hybrid"
 """Who decides where nothing has been compacted yet."""
 
 
-def opened(backend: Backend, name: str, *, window: int = WIDE, budget: Budget | None = None, policy: Any = "fifo") -> Session:
+def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy: Any = "fifo") -> Session:
     """A session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a preview.
 
     Raises:
@@ -37,10 +37,19 @@ def opened(backend: Backend, name: str, *, window: int = WIDE, budget: Budget | 
     if info is None:
         raise SpecError(f"no session {name[:80]!r}", advice="see `kilburn ps`")
     ruler = counter_of(backend, info.number)
-    found = Store(backend, budget or Budget(window), policy, tokenizer=ruler, foreign=False).session(name)
+    found = Store(backend, budget or Budget(WIDE), policy, tokenizer=ruler, foreign=False).session(name)
     if found.number != info.number:
         raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
     return found
+
+
+def last_budget(session: Session) -> Budget:
+    """Return the budget of a session's last prompt, which the session corrects itself by what the provider reported; that of
+    `WINDOW` before the first prompt."""
+    stats = session.figures
+    # The session adds what its counter's chat template takes.
+    beside = max(0, stats.beside - int(getattr(session.counter, "overhead", 0)))
+    return Budget(stats.window, reserve=beside) if stats.window else Budget(WINDOW)
 
 
 def decider(found: Sequence[Receipt]) -> str:
@@ -49,16 +58,17 @@ def decider(found: Sequence[Receipt]) -> str:
     return next(named, POLICY)
 
 
-def undo(session: Session, tokens: int | None = None) -> Receipt:
+def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:
     """Take the newest compaction back, if that fits.
 
     Args:
         tokens: that the prompt may take then; None for what the last one might take.
+        dry: see `Session.undo`.
 
     Raises:
         KernelError, LawBroken: see `Session.undo`.
     """
-    return session.undo(tokens or _room(session))
+    return session.undo(tokens or _room(session), dry=dry)
 
 
 def keep(session: Session, address: str) -> None:

@@ -200,11 +200,6 @@ def _counting(store: Store, number: int) -> Store:
     return Store(store.backend, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
 
 
-def window_of(session: Session) -> int | None:
-    """Tokens that the last prompt of a session might take; None before the first prompt."""
-    return session.shipped
-
-
 def closed_after(model: Any) -> Any:
     """The model as a context, at whose end what it holds open is closed."""
     return closing(model) if hasattr(model, "close") else nullcontext(model)

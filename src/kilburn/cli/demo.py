@@ -97,7 +97,7 @@ def demo(
             results = perform(plan, writer, told)
     if json:
         figures: dict[str, Any] = msgspec.to_builtins(results)
-        figures["capacity"] = results.stats.window
+        figures["capacity"] = results.stats.room
         figures = figures.pop("stats") | figures.pop("plan") | figures
         verdict = {"questions": len(results.asked), "exact": results.exact}
         emit({"ok": results.ok} | figures | verdict)
@@ -105,7 +105,7 @@ def demo(
         _show(results)
     if plot is not None:
         title = f"Python {results.python}'s library through {window:,} tokens, {policy}"
-        draw(plot, results.curve, window=results.stats.window, title=title, force=force)
+        draw(plot, results.curve, window=results.stats.room, title=title, force=force)
         say(f"drawn: {plot}")
     if not results.ok:
         raise typer.Exit(1)
@@ -152,8 +152,8 @@ def _show(results: JobResult) -> None:
     _print()
     samples = {asked.kind: asked for asked in reversed(results.asked)}.values()
     table(("for example", "answer, from memory", "page"), ((it.question, _short(it.answer), it.address) for it in samples))
-    _draw_window(results.curve, stats.window)
-    room = f"{stats.window:,} is what {plan.window:,} leave beside the tools' schemas"
+    _draw_window(results.curve, stats.room)
+    room = f"{stats.room:,} is what {plan.window:,} leave beside the tools' schemas"
     _print(f"{room}; the fullest prompt had {stats.peak:,}.\n")
     ledger = (
         ("prompts", stats.prompts, "pages", stats.pages),

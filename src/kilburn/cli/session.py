@@ -12,7 +12,7 @@ import msgspec
 from typer import Argument, Option
 
 from kilburn.backend import SegmentInfo, State, root_of
-from kilburn.cli.access import opened, reading, session, window_of
+from kilburn.cli.access import opened, reading, session
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
@@ -45,22 +45,24 @@ def fewer(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Counter[str]
 
 def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
     """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
-    found, window, places, damaged, jobs = Stats(), None, Counter[str](), None, None
+    found, places, damaged, jobs = Stats(), Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
         session = opened(store, info.number, info.name)
-        found, window, jobs = session.stats(), window_of(session), jobs_of(session)
-        places = Counter(state.at for _, state in session.pages())
+        found, jobs = session.stats(), jobs_of(session)
+        places = Counter(state.at for page, state in session.pages() if page.id > 0 and session.owner(page.id) == session.number)
     except StoreCorrupt as error:
         damaged = error.what
     keys = ("hit_rate", "faults", "refaults", "evictions", "folds")
     return {
         "session": info.name,
         "pages": found.pages,
+        "derived": found.derived,
         "tokens": found.tokens_seen,
         "tokens_in_window": found.tokens_in_window,
-        "window": window,
+        "window": found.window or None,
+        "fill": found.fill,
         "places": dict(places),
         **{key: found[key] for key in keys},
         "jobs": jobs,
@@ -177,7 +179,6 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
     with reading(db, tenant) as store:
         opened = session(store, name)
         found = dict(opened.stats())
-        found["window"] = window_of(opened)
     if json:
         emit(found)
         return

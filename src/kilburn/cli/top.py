@@ -146,11 +146,10 @@ def traffic(rows: list[SessionTotals], width: int, height: int | None = None) ->
 
 
 def _traffic(row: SessionTotals) -> dict[str, Any]:
-    share = row.tokens_in_window / row.window if row.window else 0.0
     return {
         "session": row.session,
         "tenant": row.tenant,
-        "window": f"{share:.0%} of {short(row.window)}",
+        "window": f"{row.fill or 0:.0%} of {short(row.window)}",
         "requests": row.requests,
         "sent": short(row.sent),
         "shipped": short(row.shipped),
@@ -175,7 +174,7 @@ def short(number: int) -> str:
 def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> list[Styled]:
     """One screenful: the levels, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
-    title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(places.values()), 'page')}"
+    title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(row['pages'] for row in rows), 'page')}"
     for number, (place, held) in enumerate((place, held) for place, held in places.items() if held):
         more = f"{', ' if number else ': '}{count(held)} {place}"
         title += more if len(title + more) <= width else ""
@@ -192,10 +191,10 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
 
 def _row(row: dict[str, Any], width: int) -> list[Any]:
     window, used = row["window"], row["tokens_in_window"]
-    share = used / window if window else 0.0
+    share = row["fill"] or 0.0
     name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
     places = [row["places"].get(place, 0) for place in PLACES[:4]]
-    filled = share if window and window < WIDE else None
+    filled = row["fill"] if window and window < WIDE else None
     if width >= WIDTH:
         return [name, bar(share), filled, used, window, figures[0], *places, *figures[1:]]
     tokens = (short(used), None if window is None else short(window), short(figures[0]))

@@ -17,7 +17,8 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
+from kilburn.budget import Budget
+from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
@@ -56,10 +57,10 @@ def preview(
     """
     with where.reading() as store:
         known = session(store, name)
-        size = size or window_of(known) or by_hand.WINDOW
+        budget = Budget(size) if size else by_hand.last_budget(known)
         policy = policy or by_hand.decider(known.receipts())
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
-        found = by_hand.opened(backend, name, window=size, policy=policy).preview(tokens)
+        found = by_hand.opened(backend, name, budget=budget, policy=policy).preview(tokens)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return
@@ -68,7 +69,7 @@ def preview(
     if found.receipts:
         table(heads, rows)
     room = found.capacity - found.use
-    said = f"{count(found.use)} of {count(found.capacity)} tokens now"
+    said = f"{count(found.use)} tokens now, {found.use / found.capacity:.0%} of what fits a window of {count(budget.window)}"
     if not found.receipts:
         tell(f"nothing would leave: {said}, {count(room)} free")
         return

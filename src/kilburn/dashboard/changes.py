@@ -188,7 +188,7 @@ def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
 
 VERBS: Mapping[str, tuple[Callable[[Hands, Mapping[str, str]], None], str]] = {
     "undo": (_undone, "Taken back: every page is where it was before."),
-    "compact": (_compacted, "Compacted. The newest receipt says what left, and takes it back."),
+    "compact": (_compacted, "Compacted. The newest receipt says what left."),
     "evict": (_evicted, "Let go. Its text stays under its address."),
     "pin": (_kept, "Kept: no policy takes it out until it is unpinned."),
     "unpin": (_let_move, "It may leave again."),
@@ -257,6 +257,7 @@ def said_of(query: Mapping[str, str]) -> str:
 def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
     """What the screen of previews and changes shows."""
     found, _ = reading.receipts(session.number, session.head, NEWEST)
+    budget = by_hand.last_budget(session)
     shown: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
@@ -266,7 +267,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": session.shipped or by_hand.WINDOW,
+        "window": budget.window,
         "preview": None,
         "difference": None,
         "trouble": None,
@@ -275,14 +276,15 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
     try:
         match shown["asked"]:
             case "leaves":
-                looked = by_hand.opened(reading.backend, session.name, window=shown["window"], policy=shown["policy"])
+                looked = by_hand.opened(reading.backend, session.name, budget=budget, policy=shown["policy"])
                 shown["preview"] = looked.preview(_number(shown["tokens"] or "0"))
             case "compact":
                 pages, keep = _range_of(query)
                 looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
                 shown["preview"] = preview(looked, keep=keep, pages=pages)
             case "undo":
-                shown["newest"], *_ = newest_moves(list(session.events()))
+                looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
+                shown["newest"] = by_hand.undo(looked, dry=True)
             case "diff":
                 until = _number(shown["until"]) if shown["until"] else None
                 shown["difference"] = session.difference(_number(shown["turn"]), until)

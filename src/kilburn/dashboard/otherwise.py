@@ -127,7 +127,7 @@ def otherwise(
             seen = sum(map(session.window.cost, range(1, fork.known + 1)))
             twin.append(*messages)
         for at, event in enumerate(stretch.events):
-            was.count(event, session.window)
+            was.count(event)
             now[0] = event.time
             if event.act is Act.ADMIT:
                 messages, lost = _messages(session, event.pages)
@@ -140,10 +140,10 @@ def otherwise(
             if at % 32 == 0:
                 told(at / len(stretch.events))
         found = twin.stats()
-        first, last = was.report(use=0, window=stretch.window), max((event.turn for event in stretch.events), default=0)
+        first, last = was.report(use=0), max((event.turn for event in stretch.events), default=0)
     return Otherwise(
-        was=_taken("as it was", first),
-        other=_taken(policy, found),
+        was=taken_by("as it was", first),
+        other=taken_by(policy, found),
         whole=Taken(policy="", prompts=first.prompts, shipped=whole, again=0, fresh=seen),
         pages=stretch.pages,
         all=session.window.last,
@@ -153,13 +153,14 @@ def otherwise(
     )
 
 
-def _taken(policy: str, stats: Stats) -> Taken:
+def taken_by(policy: str, stats: Stats) -> Taken:
+    """Return what the prompts of a session took, by its figures."""
     return Taken(
         policy=policy,
         prompts=stats.prompts,
         shipped=stats.tokens_shipped,
         again=stats.tokens_reprefilled,
-        fresh=min(stats.tokens_seen, stats.tokens_shipped - stats.tokens_reprefilled),
+        fresh=stats.tokens_new,
         left=stats.evictions,
         folds=stats.folds,
         unanswered=stats.asks_failed,

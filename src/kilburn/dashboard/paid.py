@@ -60,12 +60,3 @@ def edits_in(receipts: Sequence[Receipt], events: Sequence[Event], prices: Price
             over=until is not None,
         )
         until = end
-
-
-def unpaid(edits: Sequence[WeighedEdit], least: int) -> tuple[int, int]:
-    """Of the edits that are over, how many did not pay, and how many there are; nothing, if there are fewer than `least`, or if
-    together they saved their price."""
-    done = [edit for edit in edits if edit.over]
-    if len(done) < least or sum(edit.saved for edit in done) >= sum(edit.price for edit in done):
-        return 0, len(done)
-    return sum(not edit.paid for edit in done), len(done)

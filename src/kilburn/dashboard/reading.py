@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
 
 import msgspec
@@ -18,19 +17,17 @@ from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
 from kilburn.dashboard.later import Errands
 from kilburn.dashboard.marks import Marks, TooFar, weight
-from kilburn.dashboard.paid import edits_in, unpaid
 from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act, Event
 from kilburn.kernel.breaker import FAILURES, Breaker
-from kilburn.kernel.checkpoint import figures_in
-from kilburn.kernel.ledger import Ledger, Stats, counter_of
+from kilburn.kernel.checkpoint import figures_of
+from kilburn.kernel.ledger import Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
 from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
-from kilburn.tokens.choice import counter_for
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough, so that nothing leaves by looking."""
@@ -50,20 +47,11 @@ STRETCH = 2_000
 FARTHEST = 20_000
 """Events that one request looks through at most."""
 
-NEAR = 0.9
-"""The share of a window from which on it is nearly full."""
-
 AGAIN = 1 / 3
 """The share of the tokens shipped that were read again because of edits, from which on it is an alarm."""
 
-EDITS = 3
-"""Edits that are looked at, at least, before it is said that they did not pay."""
-
-WEIGHED = 240
-"""Events, the newest ones, in which edits are looked at for the list of sessions."""
-
-REFAULTS = 3
-"""Pages that came back soon after they had left, from which on it is an alarm."""
+REFAULTS, REFAULT_SHARE = 3, 0.05
+"""Pages that came back soon after they had left, and their share of the prompts, from which on they are an alarm."""
 
 REPLAYED = 4_000
 """Events that one request replays at most: as many take some 0.3 s."""
@@ -85,7 +73,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fill(self) -> float | None:
         """The share of its window that its prompt takes."""
-        return self.stats.tokens_in_window / self.stats.window if self.stats is not None and self.stats.window else None
+        return self.stats.fill if self.stats is not None else None
 
 
 class LedgerReader:
@@ -110,9 +98,8 @@ class LedgerReader:
         self.later = Errands()
         self._stores: dict[str, Store] = {}
         self._opened: dict[str, Store] = {}
-        # The figures of sessions by number, as of an event; and what its newest edits came to.
+        # The figures of sessions by number, as of an event; and what is wrong with the model of its policy.
         self._figures: dict[int, tuple[int, Stats, str]] = {}
-        self._edits: dict[int, tuple[int, str]] = {}
 
     def store(self, tokenizer: str = "chars/4") -> Store:
         """The store, with a counter; what has no window needs none in particular."""
@@ -158,63 +145,40 @@ class LedgerReader:
         """Sessions with their figures, alarms first; and of how many the figures are not known yet. One call counts for a while;
         the next one goes on."""
         left, waiting = self._effort, set[int]()
-        # The figures of all come before a closer look at any.
-        for is_due, look in ((self._is_new, self._count), (self._has_edits, self._weigh)):
-            for info in infos:
-                if info.damaged or info.number in waiting or not is_due(info):
-                    continue
-                if left > 0:
-                    left -= look(info)
-                else:
-                    waiting.add(info.number)
+        for info in infos:
+            if info.damaged or not self._is_new(info):
+                continue
+            if left > 0:
+                left -= self._count(info)
+            else:
+                waiting.add(info.number)
         found = []
         for info in infos:
             _, stats, rests = self._figures.get(info.number, (0, None, "")) if not info.damaged else (0, None, "")
-            edits = self._edits.get(info.number, (0, ""))[1]
-            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests, edits))))
+            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
         return sorted(found, key=lambda row: not row.alarms), len(waiting)
 
     def _is_new(self, info: SegmentInfo) -> bool:
         """Whether a session has changed since its figures were counted."""
         return self._figures.get(info.number, (-1,))[0] != info.head
 
-    def _has_edits(self, info: SegmentInfo) -> bool:
-        """Whether a session has edits enough to look at, and was not looked at since it changed."""
-        head, stats, _ = self._figures.get(info.number, (-1, Stats(), ""))
-        if not stats.tokens_reprefilled or stats.evictions + stats.folds < EDITS:
-            return False
-        return self._edits.get(info.number, (-1, ""))[0] != head
-
     def row(self, info: SegmentInfo) -> Listed:
         """One session with its figures as they are now."""
         if not info.damaged and self._is_new(info):
             self._count(info)
-        if not info.damaged and self._has_edits(info):
-            self._weigh(info)
         return self.rows([info])[0][0]
 
     def _count(self, info: SegmentInfo) -> int:
         """Bring a session's figures up to date; returns what that took."""
         try:
-            last = self.backend.checkpoint(info.number)
-            begun = figures_in(last[1]) if last is not None else None
-            head, ledger = (last[0], begun) if last is not None and begun is not None else (0, Ledger())
-            stats = ledger.stats
-            nothing = WindowState(counter_for("chars/4"))
-            use = stats.tokens_in_window
-            for event in islice(self.backend.events(info.number, head), max(0, info.head - head)):
-                ledger.count(event, nothing)
-                use = event.tokens
-            if not use and head:
-                use = next((event.tokens for event in self.backend.events(info.number, head - 1)), 0)
-            report = ledger.report(use=use, window=stats.window)
+            report, events = figures_of(self.backend, info)
             rests = self._resting(info, report) if report.asks_failed >= FAILURES else ""
             self._figures[info.number] = (info.head, report, rests)
         except (KilburnError, *SENSELESS):
             # Opening it says what is wrong; it blocks no other.
             self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), "")
             return GLANCE
-        return GLANCE + max(0, info.head - head)
+        return GLANCE + max(0, events)
 
     def _resting(self, info: SegmentInfo, stats: Stats) -> str:
         """What is wrong with a policy's model, in words: whether its last questions failed, and until when it is spared."""
@@ -228,20 +192,6 @@ class LedgerReader:
         if breaker.is_open(stats.turns + 1):
             return f"the model does not answer: the breaker is open, after {failed:,} questions that failed"
         return f"the last {failed:,} questions to the model failed"
-
-    def _weigh(self, info: SegmentInfo) -> int:
-        """Look whether the newest edits of a session paid; returns what that took."""
-        after = max(0, info.head - WEIGHED)
-        events: list[Event] = []
-        bad = of = 0
-        # Opening it says what is wrong; it blocks no other.
-        with suppress(KilburnError, *SENSELESS):
-            events = self.stretch(info.number, after, info.head)
-            start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
-            bad, of = unpaid(list(edits_in(list(receipts(events[start:]))[::-1], events)), EDITS)
-        words = f"{bad:,} of its last {of:,} edits saved less than their price" if bad else ""
-        self._edits[info.number] = (info.head, words)
-        return len(events)
 
     @property
     def counted(self) -> int:
@@ -329,11 +279,11 @@ class LedgerReader:
         return [event for event in found if page in event.pages or event.data.get("fold") == page]
 
 
-def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: str = "") -> Iterator[str]:
-    """What is wrong with a session, in words.
+def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterator[str]:
+    """What is wrong with a session, and can be mended, in words.
 
     Args:
-        rests: of the model that its policy asks; edits: of what its edits saved.
+        rests: of the model that its policy asks.
     """
     if info.damaged:
         yield f"damaged: {info.damaged}"
@@ -350,11 +300,8 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "", edits: st
         yield f"the policy failed {stats.policy_failures:,}×"
     if stats.lost:
         yield f"{stats.lost:,} observations lost"
-    if stats.refaults >= REFAULTS:
+    if stats.refaults >= max(REFAULTS, REFAULT_SHARE * stats.prompts):
         yield f"{stats.refaults:,} refaults"
-    if stats.tokens_shipped and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
+    # Where the provider reports no cached tokens, what an edit changes costs nothing more.
+    if stats.tokens_cached and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
         yield f"{stats.tokens_reprefilled / stats.tokens_shipped:.0%} of the tokens read again"
-    if edits:
-        yield edits
-    if stats.window and not (stats.evictions or stats.folds) and stats.tokens_in_window / stats.window >= NEAR:
-        yield f"window {stats.tokens_in_window / stats.window:.0%} full, and nothing has left it"

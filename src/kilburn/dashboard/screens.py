@@ -20,7 +20,7 @@ from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
 from kilburn.dashboard.optimum import Regret, regret_of
-from kilburn.dashboard.otherwise import CHOICES, Otherwise, Taken, otherwise
+from kilburn.dashboard.otherwise import CHOICES, Otherwise, otherwise, taken_by
 from kilburn.dashboard.paid import WeighedEdit, edits_in
 from kilburn.dashboard.reading import FARTHEST, LedgerReader
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, pieces_of, shade_of, strip
@@ -74,8 +74,8 @@ def sessions(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "shown": SHOWN,
         "found": len(rows),
         "alarmed": sum(bool(row.alarms) for row in rows),
-        "pages": sum(info.pages for info in infos),
-        "tokens": sum(info.tokens for info in infos),
+        "pages": sum(row.stats.pages for row in rows if row.stats is not None),
+        "tokens": sum(row.stats.tokens_seen for row in rows if row.stats is not None),
         "all": len(infos),
         "waiting": waiting,
         "words": query.get("q", ""),
@@ -164,7 +164,7 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dic
         "event": event,
         "turn": turn,
         "use": use,
-        "capacity": _capacity(session, event),
+        "fill": shown["row"].fill if event is None else _fill_of(event, use),
         "kinds": [(shade, SHADES[shade], kinds[shade]) for shade in SHADES if kinds[shade]],
         "reasons": list(by_reason(reasons.most_common(), why, groups, pieces)),
         "ages": [(words, ages[words]) for words in AGES if ages[words]],
@@ -196,9 +196,10 @@ def what(window: WindowState, page: Page) -> str:
     return asked.label if asked is not None else ""
 
 
-def _capacity(session: Session, event: Event | None) -> int:
-    window = event.data.get("window", 0) if event is not None else 0
-    return window if isinstance(window, int) and window else session.shipped or 0
+def _fill_of(event: Event, use: int) -> float | None:
+    """The share of the room for pages that they took after an event; None where it was no prompt."""
+    room = event.data.get("window")
+    return use / room if isinstance(room, int) and room else None
 
 
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -460,9 +461,8 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """What a session's prompts took, and their price by each table; what another policy would have taken."""
     session, shown = _opened(reading, query)
     stats = shown["row"].stats
-    again = stats.tokens_reprefilled if stats else 0
-    fresh = min(session.info.tokens, stats.tokens_shipped - again) if stats else 0
-    taken = Taken(policy="", prompts=stats.prompts, shipped=stats.tokens_shipped, again=again, fresh=fresh) if stats else None
+    taken = taken_by("", stats) if stats else None
+    again = taken.again if taken else 0
     edits = {name: again * (table.written - table.cached) / 1e6 for name, table in PRICES.items()}
     policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.head)
     share, chosen = 1.0, []

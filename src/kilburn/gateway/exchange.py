@@ -110,15 +110,16 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 class SessionTotals(msgspec.Struct, kw_only=True):
     """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
-    `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window` and `hit_rate` are as of its last
-    reply, and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved` is money: see
-    `kilburn.gateway.metrics.saved`."""
+    `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window`, `fill` and `hit_rate` are as of its last
+    reply (see `kilburn.kernel.ledger.Stats`), and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved`
+    is money: see `kilburn.gateway.metrics.saved`."""
 
     tenant: str
     session: str
     requests: int = 0
     window: int = 0
     tokens_in_window: int = 0
+    fill: float | None = None
     sent: int = 0
     new: int = 0
     shipped: int = 0

@@ -305,7 +305,8 @@ class Metrics:
 
     def _look(self, row: SessionTotals, after: Stats) -> None:
         """The state of a session after its reply."""
-        row.window, row.tokens_in_window, row.hit_rate = after.window, after.tokens_in_window, after.hit_rate
+        row.window, row.tokens_in_window = after.window, after.tokens_in_window
+        row.fill, row.hit_rate = after.fill, after.hit_rate
         alarm = after.hit_rate is not None and after.hit_rate < ALARM and after.hits + after.faults >= ENOUGH
         if alarm != row.alarm:
             self._alarms.labels(row.tenant).inc(1 if alarm else -1)

@@ -7,11 +7,13 @@ everything and compares (law 8). It has numbers only, no word of a page, so that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from kilburn.backend import State
+from kilburn.backend import Backend, SegmentInfo, State
 from kilburn.kernel.gaps import Gap
 from kilburn.kernel.ledger import Ledger, Stats, Usage
 from kilburn.kernel.standing import packed, unpacked
@@ -169,15 +171,27 @@ _Glance: Any = msgspec.defstruct(
 """A checkpoint of which everything but the figures is passed over."""
 
 
-def figures_in(data: bytes) -> Ledger | None:
-    """The figures of a checkpoint alone, for who looks at a thousand sessions at once; None where it is of another form."""
-    try:
-        found = msgspec.msgpack.decode(data, type=_Glance)
-    except msgspec.MsgspecError:
-        return None
-    ledger = Ledger()
-    ledger.adopt(found.stats, found.filled, found.evicted)
-    return ledger
+def figures_of(backend: Backend, info: SegmentInfo) -> tuple[Stats, int]:
+    """Return the figures of a session from its newest checkpoint and the events since, and how many events that took. No page is
+    read, and the session is not opened.
+
+    Raises:
+        StoreError: the ledger cannot be read. LookupError, TypeError, ValueError: an event makes no sense.
+    """
+    ledger, head, use = Ledger(), 0, 0
+    checkpoint = backend.checkpoint(info.number)
+    if checkpoint is not None:
+        with suppress(msgspec.MsgspecError):  # of another form
+            figures = msgspec.msgpack.decode(checkpoint[1], type=_Glance)
+            ledger.adopt(figures.stats, figures.filled, figures.evicted)
+            head = checkpoint[0]
+    # The last event of the checkpoint says what the window holds.
+    begin = max(0, head - 1)
+    for event in islice(backend.events(info.number, begin), max(0, info.head - begin)):
+        if event.number > head:
+            ledger.count(event)
+        use = event.tokens
+    return ledger.report(use=use), info.head - head
 
 
 def _states(found: _Checkpoint) -> dict[int, State]:

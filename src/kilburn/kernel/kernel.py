@@ -357,6 +357,7 @@ class Kernel:
         told = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
         data: Data = self._standing(told, pinned) if told else {}
         data["to"] = {Place.IN: numbers}
+        data["tokens"] = sum(page.tokens for page in pages)
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, **data)
         for number, why in pinned.items():
             self.record(Act.PIN, [number], why=why)
@@ -753,7 +754,7 @@ class Kernel:
             batch = pending.batch(window.pages, changed, self.lineage.owns, wait=wait)
             if due:
                 for event in pending.events:
-                    ledger.count(event, window)
+                    ledger.count(event)
                 batch.checkpoint = checkpoint_of(window, ledger, self.usage)
             try:
                 if self.info.number:
@@ -774,7 +775,7 @@ class Kernel:
                 pending.used = float(max([pending.used, *(event.time for event in pending.events)]))
             if not due:
                 for event in pending.events:
-                    ledger.count(event, window)
+                    ledger.count(event)
             self.ledger, self._work = ledger, 0 if due else work
             pending.clear()
             window.pages.settle(window.last_derived, window.last)

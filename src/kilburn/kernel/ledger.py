@@ -12,7 +12,6 @@ from kilburn.backend import Backend
 from kilburn.budget import Counter
 from kilburn.effect import Outcome
 from kilburn.event import Act, Event
-from kilburn.kernel.window import WindowState
 from kilburn.model import is_count
 from kilburn.page import Page, Place
 from kilburn.policy import Use
@@ -33,26 +32,44 @@ HELD = frozenset({Place.IN, Place.STUB, Place.FOLDED})
 
 
 class Stats(msgspec.Struct, kw_only=True):
-    """Figures of one session, from its ledger; tokens by its own counter.
+    """Figures of one session, from its ledger; tokens by its own counter. `docs/explanation/figures.md` defines them, and every
+    program that shows one of them takes it from here.
+
+    `pages` and `tokens_seen` count what was appended to this session, also what was forgotten or retired since. Pages that a
+    branch inherits are its parent's. Pages that were made from others count in `derived` alone.
+
+    `window` is the window that the last prompt was made for, 0 before the first; `beside` of it was kept for the reply and the
+    tools. `room` is what its pages might take by the session's counter. `tokens_in_window` is what the window holds now, in
+    tokens of `window`: corrected by what the provider reported. `utilisation` is the mean share of the room that prompts used.
 
     An *access* is a rendered prompt (the window served it) or a page recalled by its address; it is a hit if the
     window had it. `hit_rate` is None before the first access. A *refault* is a fault on a page that was evicted at
-    most 10 turns ago. `utilisation` is the mean share of the capacity that prompts used. `lost` counts observations
-    that could not be written (a full disk, a lock) and are in no other figure. `tokens_reprefilled` counts the tokens
-    after the first difference from the previous prompt, as far as they were in an earlier prompt: an engine with a
-    prefix cache processes them again because of an edit. `refused_moves` counts plans that broke a law, `policy_failures` those
-    in which the policy itself raised or returned nonsense. `overflow` counts prompts over the window and must be 0.
+    most 10 turns ago. `lost` counts observations that could not be written (a full disk, a lock) and are in no other figure.
+
+    `tokens_reprefilled` counts the tokens after the first difference from the previous prompt, as far as they were in an earlier
+    prompt: an engine with a prefix cache processes them again because of an edit. `tokens_new` counts those that were in none;
+    the rest of `tokens_shipped` is in a cache of the prefix. `tokens_unshipped` were appended since the last prompt.
+
+    `tokens_reported` are the provider's counts of all prompts, `tokens_cached` what it says that it read from its cache.
+
+    `refused_moves` counts plans that broke a law, `policy_failures` those in which the policy itself raised or returned nonsense.
+    `overflow` counts prompts over the window and must be 0.
     """
 
     turns: int = 0
     pages: int = 0
+    derived: int = 0
     tokens_seen: int = 0
     tokens_in_window: int = 0
     window: int = 0
+    beside: int = 0
+    room: int = 0
     peak: int = 0
     prompts: int = 0
     tokens_shipped: int = 0
     tokens_reprefilled: int = 0
+    tokens_new: int = 0
+    tokens_unshipped: int = 0
     loads: int = 0
     evictions: int = 0
     folds: int = 0
@@ -72,7 +89,13 @@ class Stats(msgspec.Struct, kw_only=True):
     lost: int = 0
     utilisation: float = 0.0
     tokens_reported: int = 0
+    tokens_cached: int = 0
     warnings: list[str] = []
+
+    @property
+    def fill(self) -> float | None:
+        """The share of the room for pages that they take; None before the first prompt."""
+        return self.tokens_in_window / (self.window - self.beside) if self.window else None
 
     def keys(self) -> list[str]:
         """Names of the figures: `dict(stats)` works."""
@@ -108,14 +131,15 @@ class Ledger:
         """Go on from another one's figures."""
         self.stats, self._filled, self._evicted = stats, filled, evicted
 
-    def count(self, event: Event, window: WindowState) -> None:
-        """Count one event; `window` gives the pages' costs."""
+    def count(self, event: Event) -> None:
+        """Count one event."""
         stats = self.stats
         stats.turns = max(stats.turns, event.turn)
         match event.act:
             case Act.ADMIT:
                 stats.pages += len(event.pages)
-                stats.tokens_seen += sum(window.cost(page) for page in event.pages if page in window.pages)
+                stats.tokens_seen += (tokens := event.data.get("tokens", 0))
+                stats.tokens_unshipped += tokens
             case Act.LOAD:
                 stats.loads += len(event.pages)
             case Act.EVICT:
@@ -124,6 +148,7 @@ class Ledger:
                 self._evicted.update(dict.fromkeys(event.pages, event.turn))
             case Act.FOLD:
                 stats.folds += 1
+                stats.derived += "fold" in event.data
                 # Pages that an earlier fold stood for had left before.
                 self._evicted.update(dict.fromkeys(event.data.get("to", {}).get(Place.FOLDED, ()), event.turn))
             case Act.RETIRE:
@@ -145,6 +170,7 @@ class Ledger:
                 stats.policy_failures += bool(event.data.get("raised"))
             case Act.USAGE:
                 stats.tokens_reported += prompt if is_count(prompt := event.data.get("prompt")) else 0
+                stats.tokens_cached += cached if is_count(cached := event.data.get("cached")) else 0
             case Act.NOTE:
                 stats.lost += int(event.data.get("lost", 0))
             case _:
@@ -158,21 +184,30 @@ class Ledger:
             self.stats.refaults += event.turn - self._evicted.get(page, -(10**9)) <= REFAULT
 
     def _ship(self, event: Event) -> None:
-        stats = self.stats
-        tokens, window = event.tokens, int(event.data["window"])
-        stats.window = window
+        stats, data = self.stats, event.data
+        tokens, window, again = event.tokens, int(data["window"]), int(data["again"])
+        stats.room, stats.window, stats.beside = window, int(data.get("whole", window)), int(data.get("beside", 0))
+        stats.tokens_new += int(data.get("fresh", min(stats.tokens_unshipped, tokens - again)))
+        stats.tokens_unshipped = 0
         stats.prompts += 1
         stats.hits += 1
         stats.tokens_shipped += tokens
-        stats.tokens_reprefilled += int(event.data["again"])
+        stats.tokens_reprefilled += again
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
         # An impossible report of a provider once made it 0; a reader must not fail because of that.
         self._filled += tokens / max(1, window)
 
-    def report(self, *, use: int, window: int) -> Stats:
-        """The figures as of now."""
-        stats = msgspec.structs.replace(self.stats, tokens_in_window=use, window=window, warnings=[])
+    def report(self, *, use: int) -> Stats:
+        """The figures as of now.
+
+        Args:
+            use: tokens in the window, by the session's counter.
+        """
+        stats = msgspec.structs.replace(self.stats, tokens_in_window=use, warnings=[])
+        if stats.room and stats.room != (capacity := stats.window - stats.beside):
+            # The kernel lets nothing exceed the capacity: what is more than the last room came after a smaller correction.
+            stats.tokens_in_window = min(capacity, round(use * capacity / stats.room))
         accesses = stats.hits + stats.faults
         stats.hit_rate = stats.hits / accesses if accesses else None
         stats.utilisation = self._filled / stats.prompts if stats.prompts else 0.0

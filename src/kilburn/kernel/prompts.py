@@ -63,8 +63,7 @@ class Prompts:
     def sent_whole(self, asked: Data) -> None:
         """Record a prompt that was sent without being rendered, because nothing has ever left the window."""
         self._whole = self._kernel.window.last
-        said: Data = {"again": 0, "window": self._kernel.capacity, **asked}
-        self._kernel.observe(Act.SHIP, cause=Cause.IDLE, **said)
+        self._record(asked, {"again": 0})
 
     def _bring(self, shown: list[Item]) -> None:
         """Cache the parts of all visible pages, and remove others if there are many."""
@@ -92,9 +91,20 @@ class Prompts:
             for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
             if page is not None and self._was_shipped(page)
         )
+        cost: Data = {"again": again}
+        if self._shipped:
+            cost["fresh"] = sum(tokens for _, tokens in now[same:]) - again
         self._seen.update(page.id for _, page, _ in shown if page is not None)
         self._shipped = now
-        said: Data = {"again": again, "window": kernel.capacity, **asked}
+        self._record(asked, cost)
+
+    def _record(self, asked: Data, cost: Data) -> None:
+        kernel = self._kernel
+        budget, room = kernel.budget, kernel.capacity
+        cost["window"] = room
+        if budget.window != room:
+            cost["whole"], cost["beside"] = budget.window, budget.reserve + budget.overhead
+        said: Data = {**cost, **asked}
         kernel.observe(Act.SHIP, cause=Cause.IDLE, **said)
 
     def _was_shipped(self, page: Page) -> bool:

@@ -31,7 +31,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         folds: addresses of what stands in their place.
         brought: addresses of copies of passages whose pages stayed where they are (see `kilburn.move.Bring`).
         back: addresses of pages that came back.
-        freed: tokens; negative if the window grew.
+        freed: tokens by which the window shrank; `added`: by which it grew. One of them is 0.
         asked: outcomes of the model's answers.
         figures: the policy's own counts.
     """
@@ -47,6 +47,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     brought: tuple[str, ...] = ()
     back: tuple[str, ...] = ()
     freed: int = 0
+    added: int = 0
     asked: tuple[str, ...] = ()
     figures: dict[str, int] = {}
     events: tuple[int, int] = (0, 0)
@@ -130,6 +131,9 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
+    freed = data.get("freed")
+    if not isinstance(freed, int):
+        freed = before - last.tokens
     return Receipt(
         turn=last.turn,
         time=last.time,
@@ -141,7 +145,8 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data and not _is_copy(event)),
         brought=tuple(address_of(event.data["fold"]) for event in moves if _is_copy(event)),
         back=ranges(back),
-        freed=data.get("freed", before - last.tokens),
+        freed=max(0, freed),
+        added=max(0, -freed),
         asked=tuple(data.get("asked", ())),
         events=((moves or [last])[0].number, last.number),
         figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},

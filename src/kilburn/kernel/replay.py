@@ -108,7 +108,7 @@ def rebuild(
             raise StoreCorrupt(f"{where} is missing", advice="run `kilburn fsck`")
         try:
             window.enact(event, pages)
-            ledger.count(event, window)
+            ledger.count(event)
             usage.learn(event)
             work += work_of((event,))
         except (KilburnError, *SENSELESS) as error:

@@ -191,9 +191,9 @@ class Session(Segment):
 
     @property
     def shipped(self) -> int | None:
-        """Tokens that the last prompt might take; None before the first prompt."""
+        """Tokens, by the session's own counter, that the last prompt might take; None before the first prompt."""
         with self.lock:
-            return self._kernel.ledger.stats.window or None
+            return self._kernel.ledger.stats.room or None
 
     @property
     def turn(self) -> int:
@@ -697,7 +697,7 @@ class Session(Segment):
     @property
     def figures(self) -> Stats:
         """The ledger's figures without what waits to be written: nothing is read or written for their sake."""
-        return self._kernel.ledger.report(use=self.use, window=self.capacity)
+        return self._kernel.ledger.report(use=self.use)
 
     def stats(self) -> Stats:
         """The ledger's figures; a hit rate under 60% also raises a `HitRateWarning`, once.
@@ -832,7 +832,7 @@ class Session(Segment):
                 self._planner.enforce(eases=True)
         return list(ranges(going))
 
-    def undo(self, tokens: int | None = None) -> Receipt:
+    def undo(self, tokens: int | None = None, *, dry: bool = False) -> Receipt:
         """Take the newest compaction back, or another change of what is in the window: every page is where it was before, and
         what was put there leaves. Again, and the one before is taken back. What was forgotten or retired since stays gone.
 
@@ -840,6 +840,7 @@ class Session(Segment):
 
         Args:
             tokens: that the prompt may take then; None for the capacity of the window.
+            dry: whether nothing is changed: it returns or raises what `undo` would.
 
         Returns:
             The receipt of what was taken back.
@@ -853,7 +854,7 @@ class Session(Segment):
             if receipt is None:
                 raise KernelError(f"no compaction of {self.name!r} to take back", advice="see its receipts for what left when")
             before = rebuild(self.backend, self.info, self.counter, until=receipt.events[0] - 1).window
-            with kernel.batch():
+            with kernel.batch(undone=dry):
                 kernel.undo_moves(before, moved, since, receipt.events[1])
                 over = kernel.use - (kernel.capacity if tokens is None else tokens)
                 if over > 0:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from kilburn.kernel.branches import BRANCH
+from kilburn.kernel.checkpoint import figures_of
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.page import Page, Place, parse_address
@@ -43,12 +44,12 @@ class Past:
     def sessions(self) -> list[dict[str, Any]]:
         """The sessions, oldest first: name, pages, tokens."""
         if isinstance(self._past, Session):
-            pages = _originals(self._past)
-            found = [{"name": self._past.name, "pages": len(pages), "tokens": sum(page.tokens for page in pages)}]
+            figures = [(self._past.name, self._past.figures)]
         else:
             infos = [info for info in self._past.sessions() if not info.damaged and self._is_past(info.name, 1)]
-            found = [{"name": info.name, "pages": info.pages, "tokens": info.tokens} for info in infos]
-        return self._told("memory.sessions()", found, ())
+            figures = [(info.name, figures_of(self._past.backend, info)[0]) for info in infos]
+        rows = [{"name": name, "pages": stats.pages, "tokens": stats.tokens_seen} for name, stats in figures]
+        return self._told("memory.sessions()", rows, ())
 
     def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
         """Passages that match a query, best first, of so many tokens together at most: session, address, text, origin."""
