@@ -107,7 +107,9 @@ def test_a_page_fault_is_answered_within_the_request(gateway: Any, streamed: boo
         assert reply.choices[0].finish_reason == "stop"
         assert not reply.choices[0].message.tool_calls
     assert said == "Let me look.\n\nIt was question 0."
-    assert usage.prompt_tokens == sum(sent.tokens for sent in setup.upstream.sent)
+    assert usage.prompt_tokens == setup.upstream.sent[-1].tokens
+    rounds = usage.model_extra["kilburn_rounds"]
+    assert [each["prompt_tokens"] for each in rounds] == [sent.tokens for sent in setup.upstream.sent]
     assert len(setup.upstream.sent) == 3
     assert not setup.upstream.refused
     results = [m["content"] for m in setup.upstream.sent[-1].body["messages"] if m["role"] == "tool"]

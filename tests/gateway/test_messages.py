@@ -79,7 +79,12 @@ def test_page_faults_with_thinking(claude: Any, streamed: bool) -> None:
     assert [block.type for block in reply.content] == ["thinking", "text", "thinking", "tool_use"]
     assert reply.content[-1].id == "t9"
     assert reply.stop_reason == "tool_use"
-    assert reply.usage.output_tokens > 0
+    inputs = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert sum(getattr(reply.usage, name) or 0 for name in inputs) == setup.upstream.sent[-1].tokens
+    if not streamed:  # of a stream, the SDK keeps the fields that it knows
+        rounds = reply.usage.model_extra["kilburn_rounds"]
+        assert [sum(each[name] for name in inputs) for each in rounds] == [sent.tokens for sent in setup.upstream.sent]
+        assert reply.usage.output_tokens == rounds[-1]["output_tokens"]
     messages += [
         {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in reply.content]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9", "content": "file"}]},
@@ -112,6 +117,39 @@ def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
     with setup.store() as store:
         (info,) = store.sessions()
         assert len(store.session(info.name).messages()) == 80
+
+
+@pytest.mark.parametrize(
+    ("system", "tools", "automatic", "old", "expected"),
+    [
+        ("1h", None, None, None, "1h"),
+        (None, None, None, "1h", "1h"),
+        ("1h", "1h", None, "5m", "1h"),
+        ("5m", "1h", None, None, "5m"),
+        (None, None, "1h", None, "1h"),
+        ("1h", None, "5m", None, "5m"),
+        ("5m", None, None, "1h", "5m"),
+        (None, None, None, None, "5m"),
+    ],
+)
+def test_cache_marks_have_the_longest_ttl_of_the_client_that_the_provider_takes(
+    claude: Any, system: str | None, tools: str | None, automatic: str | None, old: str | None, expected: str
+) -> None:
+    def marks(ttl: str | None) -> dict[str, Any]:
+        return {} if ttl is None else {"cache_control": {"type": "ephemeral"} | ({"ttl": ttl} if ttl != "5m" else {})}
+
+    setup = claude(window=2000, upstream=Upstream(otherwise="Fine."))
+    messages = [*talk(12), {"role": "user", "content": "What now?"}]
+    messages[0] = {"role": "user", "content": [{"type": "text", "text": messages[0]["content"], **marks(old)}]}
+    lead = [{"type": "text", "text": "Rules.", **marks(system)}]
+    ask(setup, messages, streamed=False, system=lead, tools=[{**READ, **marks(tools)}], extra_body=marks(automatic))
+    body = setup.upstream.sent[-1].body
+    assert len(body["messages"]) < len(messages)
+    content = [block for message in body["messages"] if isinstance(message["content"], list) for block in message["content"]]
+    sent = [block["cache_control"] for block in content if "cache_control" in block]
+    assert sent
+    assert {mark.get("ttl", "5m") for mark in sent} == {expected}
+    assert body["system"] == lead
 
 
 def test_what_is_brought_for_a_question_leaves_the_cache_warm(claude: Any) -> None:

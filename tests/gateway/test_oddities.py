@@ -299,28 +299,28 @@ def test_events_are_written_anew_only_where_something_of_ours_is_in_them(far: An
         first, last = chunk({"role": "assistant", "content": "Let me look."}), chunk({}, "tool_calls", usage={"prompt_tokens": 1})
         hidden = first + chunk({"tool_calls": [{"index": 0, "id": "c", "function": RECALL}]}) + last + DONE
         then = chunk({"content": "Fine."}) + chunk({}, "stop", usage={"prompt_tokens": 2}) + DONE
-        total = b'"prompt_tokens":3'
+        usage = b'"usage":{"prompt_tokens":2,"kilburn_rounds":[{"prompt_tokens":1},{"prompt_tokens":2}]}'
     elif form == "messages":
         block = {"type": "tool_use", "id": "t", "name": "recall", "input": {"address": "p1"}}
         first = begun() + of(0, "Let me look.")
         last = event({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 1}}) + STOP
         hidden = first + event({"type": "content_block_start", "index": 1, "content_block": block}) + last
         then = begun() + of(0) + last.replace(b"tool_use", b"end_turn")
-        total = b'"output_tokens":2'
+        usage = b'"kilburn_rounds":[{"input_tokens":1,"output_tokens":1},{"input_tokens":1,"output_tokens":1}]'
     else:
         item = {"type": "function_call", "id": "f", "call_id": "c", **RECALL}
         first = CREATED + ADDED.replace(b"Fine.", b"Let me look.")
         done = {"type": "response.output_item.done", "output_index": 1, "item": item}
         hidden = first + event(done) + event({"type": "response.completed", "response": response([item], usage={"x": 1})})
         then = CREATED + ADDED + event({"type": "response.completed", "response": response([SAID], usage={"x": 2})})
-        total = b'"usage":{"x":3}'
+        usage = b'"usage":{"x":2,"kilburn_rounds":[{"x":1},{"x":2}]}'
     raws = [hidden, then]
     made.say = lambda _: (200, [("content-type", EVENTS)], [raws.pop(0)])
     got = post(near, form, talk(9), stream=True).content
     assert got.startswith(first)
     assert b"recall" not in got.removeprefix(first)
     assert b"Fine." in got.removeprefix(first)
-    assert total in got
+    assert usage in got
     # A call of the client's own, and no other round: every byte is as it came.
     raws[:] = [hidden.replace(b'"recall"', b'"read"')]
     assert post(near, form, [*talk(9), {"role": "user", "content": "!"}], stream=True).content == hidden.replace(

@@ -73,7 +73,9 @@ def test_page_faults(gateway: Any, streamed: bool) -> None:
     reply = ask(setup, given, streamed=streamed, tools=[READ])
     assert [item.type for item in reply.output] == ["message", "function_call"]
     assert [tool.name for tool in reply.tools] == ["read"], "a provider repeats the tools that it was offered"
-    assert reply.usage.input_tokens == sum(sent.tokens for sent in setup.upstream.sent)
+    assert reply.usage.input_tokens == setup.upstream.sent[-1].tokens
+    rounds = reply.usage.model_extra["kilburn_rounds"]
+    assert [each["input_tokens"] for each in rounds] == [sent.tokens for sent in setup.upstream.sent]
     given += [item.model_dump(exclude_none=True) for item in reply.output]
     given.append({"type": "function_call_output", "call_id": "c9", "output": "file"})
     assert ask(setup, given, streamed=streamed, tools=[READ]).output_text == "Both."

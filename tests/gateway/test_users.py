@@ -18,9 +18,10 @@ from kilburn.gateway.app import Settings, build
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
 from kilburn.gateway.limits import RequestBounds
-from kilburn.gateway.users import below, told
+from kilburn.gateway.users import below, client_user, told
 from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
+from waiting import until
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USERS = ("alice", "bob", "carol")
@@ -415,3 +416,68 @@ def test_no_user_gets_anything_of_another(house: Callable[..., House], seed: int
         assert bool(linked) is not untold
         facts = [collection.user for collection in store.collections() if collection.info.pages]
         assert untold or len(facts) > 1
+
+
+# Without gateway keys
+
+LOCKER = "locker is number 7301"
+
+
+@pytest.mark.parametrize("one_user", [False, True])
+@pytest.mark.parametrize(("path", "header", "named"), [(CHAT, "authorization", ""), (MESSAGES, "x-api-key", "alice")])
+def test_each_provider_key_is_a_user_without_gateway_keys(
+    house: Callable[..., House], path: str, header: str, named: str, one_user: bool
+) -> None:
+    it = house(keyed=False, memory=300, one_user=one_user)
+
+    def ask(credential: str, *messages: Json, session: str = "") -> httpx2.Response:
+        headers = {header: f"Bearer {credential}" if header == "authorization" else credential}
+        headers |= {"x-kilburn-user": named} if named else {}
+        headers |= {"x-kilburn-session": session} if session else {}
+        body = {"model": "m", "messages": [open_("Hello, please help me with my locker."), *messages], "max_tokens": 90}
+        answer = it.http.post(it.url + path, json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def sees_locker(credential: str, answer: httpx2.Response) -> bool:
+        headers = {"x-api-key": credential} | ({"x-kilburn-user": named} if named else {})
+        sent = "".join(each.raw.decode() for each in it.upstream.sent[since:])
+        rows = it.http.get(f"{it.url}/sessions", headers=headers).json()["sessions"]
+        verbs = it.http.get(f"{it.url}/sessions/{session}/preview", headers=headers).status_code == 200
+        assert verbs is any(row["session"] == session for row in rows)
+        assert verbs is (LOCKER in answer.text + sent)
+        return verbs
+
+    telling: list[Json] = [{"role": "assistant", "content": CANNED}]
+    telling += [open_(f"I live in Porto. Please remember that my {LOCKER}."), {"role": "assistant", "content": CANNED}]
+    session = ask("key-of-ann", *telling[:2], session="main").headers["x-kilburn-session"]
+    with it.store() as store:
+        owner = next(info.user for info in store.sessions() if info.name == session)
+
+    def learned() -> bool:
+        with it.store() as store:
+            return any(collection.user == owner and collection.info.pages for collection in store.collections())
+
+    until(learned)
+    question = [{"role": "assistant", "content": CANNED}, open_("What is the number of my locker?")]
+    since = len(it.upstream.sent)
+    assert sees_locker("key-of-ann", ask("key-of-ann", *question, session="other"))
+    since = len(it.upstream.sent)
+    assert sees_locker("key-of-bob", ask("key-of-bob", *question, session="main")) is one_user
+    assert b"key-of-ann" not in it.db.read_bytes()
+    assert owner == (f"/{named}" if named else "") if one_user else owner != named
+
+
+def test_a_credential_is_one_user_in_whichever_header_and_a_stand_in_is_none() -> None:
+    bearer, key = client_user([(b"authorization", b"bearer  k1 ")]), client_user([(b"x-api-key", b"k1")])
+    assert bearer == key == client_user([(b"api-key", b"k1"), (b"x-other", b"k2")]) != ""
+    assert "k1" not in key
+    names = {key, client_user([(b"x-api-key", b"k2")]), client_user([(b"authorization", b"Basic k1")]), client_user([])}
+    names |= {client_user([(b"x-api-key", b"k1"), (b"authorization", b"Bearer k2")])}
+    assert len(names) == 5
+    assert client_user([(b"authorization", b"Bearer kilburn"), (b"x-api-key", b"none")]) == client_user([]) == ""
+
+
+def test_one_user_and_keys_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="leave --one-user out"):
+        build(Settings(upstream="http://127.0.0.1:9", keys=str(tmp_path / "keys.json"), one_user=True))

@@ -53,6 +53,12 @@ BOUNDS = (
     "(bytes per second of a body)"
 )
 
+EACH_CREDENTIAL = (
+    "each provider key that clients send is a user of its own, with its own sessions and memory; "
+    "if the key changes, as a subscription's token does, give --one-user"
+)
+"""The rule about users without keys and without `--one-user`."""
+
 Advanced = partial(Option, rich_help_panel="Advanced")
 """An option that few people need in their first week."""
 
@@ -90,6 +96,13 @@ def serve(
             "own number.",
         ),
     ] = 0,
+    one_user: Annotated[
+        bool,
+        Option(
+            "--one-user",
+            help="Without --keys: all clients are one user. By default each provider key that a client sends is a user.",
+        ),
+    ] = False,
     dashboard: Annotated[
         bool, Option("--dashboard", help="Show the sessions at /dashboard, to people who sign in with a key.")
     ] = False,
@@ -181,6 +194,7 @@ def serve(
         window=window,
         policy=policy,
         keys=keys,
+        one_user=one_user,
         allow_host=allow_host or [],
         memory=memory,
         memory_tools=memory_tools,
@@ -250,6 +264,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     policy: str
     keys: str | None
+    one_user: bool
     allow_host: list[str]
     memory: int
     memory_tools: str
@@ -291,6 +306,7 @@ def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
         window=asked.window if speaker is None else min(asked.window, speaker.context or asked.window),
         policy=asked.policy,
         keys=asked.keys,
+        one_user=asked.one_user,
         counted=counted,
         memory=asked.memory,
         memory_tools=asked.memory_tools,
@@ -360,6 +376,8 @@ def _tell(settings: Any, asked: _Asked, listener: socket.socket) -> None:
     say(f"{place}/v1 speaks OpenAI's API, {place} Anthropic's; the store is {shown(settings.db)}")
     if asked.dashboard:
         say(f"{place}/dashboard shows its sessions{'' if settings.keys is None else ' to whoever has a key'}")
+    if settings.keys is None:
+        say("all clients are one user (--one-user)" if settings.one_user else EACH_CREDENTIAL)
     if settings.model is not None and not takes_tools(settings.model):
         say(f"{settings.model.name} takes no tools: what has left the window is searched for the user's words")
     try:

@@ -17,11 +17,14 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds
 from kilburn.gateway.problems import Problem, body_of, over_most, over_rate
+from kilburn.gateway.users import client_user
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -75,6 +78,7 @@ class Access:
         app: what answers.
         keys: who may come in; None lets everyone in as `anonymous`.
         anonymous: what a client without a key may do; it is used only if there are no keys.
+        one_user: whether all clients are one user where there are no keys. Otherwise each credential for the provider is a user.
         hosts: names that a Host header may give, without port; "*" for any.
         origins: of web pages that may call; others are refused, and so is every page if there are none.
         limits: see there.
@@ -90,6 +94,7 @@ class Access:
         *,
         keys: Keys | None = None,
         anonymous: Key | None = None,
+        one_user: bool = False,
         hosts: Iterable[str] = LOOPBACK,
         origins: Iterable[str] = (),
         limits: RequestBounds | None = None,
@@ -101,7 +106,7 @@ class Access:
         self.flows, self.people = flows, people
         self._visitors = 0
         self.app, self.keys, self.limits, self.observe, self.contents = app, keys, limits or RequestBounds(), observe, contents
-        self.anonymous = anonymous or Key()
+        self.anonymous, self.one_user = anonymous or Key(), one_user
         self.hosts = frozenset(host.lower() for host in hosts)
         self.origins = frozenset(origin.lower() for origin in origins)
         self._running: Counter[str] = Counter()
@@ -219,7 +224,7 @@ class Access:
         length = self._check_headers(scope["headers"], given)
         if scope["path"] == OPEN:
             return await self.app(scope, receive, send)
-        key, headers = self._key(scope["headers"])
+        key, headers = self._key(scope)
         exchange.key = key
         if key.figures and scope["path"] not in FIGURES:
             raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
@@ -261,10 +266,11 @@ class Access:
             raise Problem(400, "invalid_length", "Content-Length is no number")
         return int(lengths[0])
 
-    def _key(self, headers: list[tuple[bytes, bytes]]) -> tuple[Key, list[tuple[bytes, bytes]]]:
+    def _key(self, scope: Scope) -> tuple[Key, list[tuple[bytes, bytes]]]:
         """Who asks, and the headers without the gateway's own key."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self.keys is None:
-            return self.anonymous, headers
+            return self._anonymous_key(scope), headers
         ours = [(name, value) for name, value in headers if _secret(name, value).startswith(b"kilburn-")]
         if not ours:
             raise Problem(401, "invalid_api_key", "this gateway needs a key: as `Authorization: Bearer KEY` or `x-api-key: KEY`")
@@ -277,6 +283,12 @@ class Access:
         if key is None:
             raise Problem(401, "invalid_api_key", "this key is unknown here, or was revoked")
         return key, [header for header in headers if header not in ours]
+
+    def _anonymous_key(self, scope: Scope) -> Key:
+        """The key of a client of a gateway without keys."""
+        if not self.one_user and (user := client_user(scope["headers"])):
+            return msgspec.structs.replace(self.anonymous, user=user)
+        return self.anonymous
 
     def _check_rate(self, key: Key) -> None:
         rate = key.rate or self.limits.rate

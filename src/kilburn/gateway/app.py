@@ -111,6 +111,8 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         rounds: times that the model's memory calls are answered within one request.
         timeout: seconds of silence of the upstream before a request is given up.
         keys: the file of the keys that clients need; None for none.
+        one_user: whether all clients of a gateway without keys are one user. Otherwise each credential for the provider
+            (`Authorization`, `x-api-key`) is a user of its own.
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
@@ -140,6 +142,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     rounds: int = 5
     timeout: float = 600.0
     keys: str | None = None
+    one_user: bool = False
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: RequestBounds = RequestBounds()
@@ -189,7 +192,7 @@ class Gateway:
 
     Raises:
         SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such
-            way to fail.
+            way to fail; keys and `one_user`.
     """
 
     def __init__(
@@ -202,6 +205,8 @@ class Gateway:
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
             raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
+        if settings.one_user and settings.keys is not None:
+            raise SpecError("keys and one user", advice="leave --one-user out: each key says whose sessions it opens")
         if settings.fail not in FAIL:
             raise SpecError(f"fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
         self.settings, self.link, self._turn = settings, Link(settings.link), turn
@@ -790,6 +795,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
         routed,
         keys=keys,
         anonymous=anonymous,
+        one_user=settings.one_user,
         hosts=settings.hosts,
         origins=settings.origins,
         limits=settings.limits,

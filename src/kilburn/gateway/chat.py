@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, summed, usage_of, with_tools
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -198,7 +198,7 @@ class ChatReading(Reading):
             return event.raw
         self.spoke = True
         self.deltas = list(self._assembly.feed(chunk))
-        summed(self.usage, counted(chunk.get("usage")))
+        self.usage.update(counted(chunk.get("usage")))
         self._ends = any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
         self.ended = self.ended or self._ends
         return self._seen(chunk, event.raw) if self.faults else event.raw
@@ -261,7 +261,7 @@ class ChatReading(Reading):
         if said.get("error") and not said.get("choices"):
             self.failed = said
             return
-        summed(self.usage, counted(said.get("usage")))
+        self.usage = counted(said.get("usage"))
         for choice in said.get("choices") or ():
             message = choice.get("message")
             delta = dict(message) if isinstance(message, dict) else {}
@@ -283,8 +283,8 @@ class ChatReading(Reading):
         if finish == "tool_calls" and not self._next:
             finish = "stop"
         out = self._owed + written({**self._first, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
-        if self._usage_asked:
-            out += written({**self._first, "choices": [], "usage": self.usage})
+        if self._usage_asked and self.usage:
+            out += written({**self._first, "choices": [], "usage": self._reported_usage()})
         return out + DONE
 
     def broken(self, error: dict[str, Any]) -> bytes:
@@ -305,7 +305,7 @@ class ChatReading(Reading):
         elif finish == "tool_calls":
             finish = "stop"
         body = {**self._body, "choices": [{**choice, "message": message, "finish_reason": finish}]}
-        return msgspec.json.encode({**body, "usage": self.usage} if self.usage else body)
+        return msgspec.json.encode({**body, "usage": self._reported_usage()} if self.usage else body)
 
 
 def _separated(message: Message) -> Message:

@@ -28,6 +28,9 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 SHORT = 1 << 12
 """Bytes of a body that is looked into to see whether it has a history."""
 
+ROUNDS_FIELD = "kilburn_rounds"
+"""A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
+
 UNREADABLE = (
     msgspec.DecodeError,
     AttributeError,
@@ -237,8 +240,8 @@ class Reading(ABC):
     """Reads what the upstream answers to one request of a client, over several rounds, and says what the client sees of it.
 
     Every byte goes through as it came, until there is something of ours: a call of our tools, which is taken out, or another
-    round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with the
-    usage of all rounds summed. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
+    round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with
+    the last round's usage. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
 
     Args:
         faults: whether our calls may be in it.
@@ -258,6 +261,9 @@ class Reading(ABC):
         self.spoke = False
         """Whether there was more in this round than its beginning."""
         self.usage: dict[str, Any] = {}
+        """The usage that this round reports."""
+        self._earlier_usage: list[dict[str, Any]] = []
+        """The usage that each earlier round reported."""
         self.failed: dict[str, Any] | None = None
         """An error that came inside the reply."""
         self.ended = False
@@ -362,7 +368,15 @@ class Reading(ABC):
         self.changed, self.odd, self.ended, self.spoke = True, None, False, False
         self._held.clear()
         self._slots = {}
+        self._earlier_usage += [self.usage] if self.usage else []
+        self.usage = {}
         self._begin()
+
+    def _reported_usage(self) -> dict[str, Any]:
+        """Return the last round's usage, which has that of every round in `kilburn_rounds` if there were several."""
+        if not (self.usage and self._earlier_usage):
+            return self.usage
+        return {**self.usage, ROUNDS_FIELD: [*self._earlier_usage, self.usage]}
 
     @abstractmethod
     def _begin(self) -> None:
@@ -499,20 +513,6 @@ def with_tools(fields: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]
 def of_theirs(given: Any) -> list[Any]:
     """A request's list of tools, or of blocks; empty where it has none."""
     return given if isinstance(given, list) else []
-
-
-def summed(total: dict[str, Any], more: Any) -> dict[str, Any]:
-    """Two reports of usage as one: numbers are added, at every level; of anything else the newer one counts. What is no report
-    adds nothing."""
-    for key, value in more.items() if isinstance(more, dict) else ():
-        known = total.get(key)
-        if isinstance(value, dict):
-            total[key] = summed(dict(known) if isinstance(known, dict) else {}, value)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and isinstance(known, int | float):
-            total[key] = known + value
-        elif value is not None or key not in total:
-            total[key] = value
-    return total
 
 
 def unreadable(error: Exception) -> Unavailable:

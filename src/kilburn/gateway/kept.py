@@ -234,8 +234,9 @@ class Ids:
 
 
 def is_kept(key: Key) -> bool:
-    """Whether what a provider keeps for this one is somebody's: on one's own machine everything is one's own."""
-    return bool(key.name or key.user)
+    """Whether the gateway guards what a provider keeps for this user. Without gateway keys it does so for the end users that
+    requests name; clients with different credentials are kept apart by the provider."""
+    return bool(key.name) or key.user.startswith("/")
 
 
 def names_nothing(method: str, path: str, body: bytes, key: Key) -> bool:

@@ -43,6 +43,9 @@ LATE = 2.0
 OLD = 30.0
 """Seconds for which keys let in when the database with them does not answer."""
 
+STAND_INS = frozenset({"", "kilburn", "none"})
+"""Keys that a client sends because its SDK requires one: the gateway's own provider key is used instead."""
+
 LARGEST = 16 << 20
 """Bytes of a keys file, which is some 50,000 keys."""
 

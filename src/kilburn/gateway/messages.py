@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, summed, usage_of, with_tools
+from kilburn.gateway.form import Asked, Form, Reading, is_ours, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -21,7 +22,10 @@ from kilburn.wire.oddities import counted, messages_message, whole_number
 STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
-MARK = {"type": "ephemeral"}
+TTLS = {"5m": 300, "1h": 3600}
+"""Lifetimes of a cache mark, in seconds."""
+
+_MARKS = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -40,11 +44,11 @@ class MessagesForm(Form):
     def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
         fields: dict[str, Any] = {**asked.fields}
-        used = sum(raw.count(b'"cache_control"') for raw in asked.beside)
+        used = sum(raw.count(b'"cache_control"') for raw in asked.beside) + ("cache_control" in fields)
         lead = getattr(messages, "system", None)  # of the conversation; the client's own system prompt stands beside it
         if lead:
             messages = [{"role": "system", "content": lead}, *messages]
-        fields["messages"] = marked(messages, wire.BREAKPOINTS - used)
+        fields["messages"] = marked(messages, wire.BREAKPOINTS - used, _mark_of(asked))
         return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -145,17 +149,41 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     return wire.as_blocks(content)
 
 
-def marked(messages: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+def _mark_of(asked: Asked) -> dict[str, str]:
+    """Return the cache mark for messages. Its `ttl` is the longest of the client's marks, but no mark before the messages may have a
+    shorter one: the provider refuses that, as it refuses another `ttl` than that of its automatic mark."""
+    bounds = [mark for raw in asked.beside for mark in _MARKS.findall(raw)]
+    bounds += [bytes(asked.fields["cache_control"])] if "cache_control" in asked.fields else []
+    seconds = [_seconds(mark) for mark in (*bounds, *_MARKS.findall(asked.fields["messages"]))]
+    longest = min(max(seconds, default=0), *map(_seconds, bounds), TTLS["1h"])
+    return {"type": "ephemeral", **{"ttl": ttl for ttl in TTLS if TTLS[ttl] == longest != TTLS["5m"]}}
+
+
+def _seconds(mark: bytes) -> int:
+    """Return the lifetime of a cache mark, in seconds."""
+    try:
+        fields = msgspec.json.decode(mark)
+    except msgspec.DecodeError:
+        return TTLS["5m"]
+    ttl = fields.get("ttl") if isinstance(fields, dict) else None
+    return TTLS.get(ttl if isinstance(ttl, str) else "", TTLS["5m"])
+
+
+def marked(messages: Sequence[dict[str, Any]], room: int, mark: Mapping[str, str]) -> list[dict[str, Any]]:
     """The messages with the provider's cache marks at the end of what stays: on the last message, on the user's message
     before it, where the last prompt ended, and on the assistant's before the last message: a copy that was brought for the
     question stands in that message, and is not in the next prompt.
 
     Args:
         room: marks that a request may still have.
+        mark: the value of `cache_control`.
     """
     ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1]
     ends = [*ends, *(at - 1 for at in ends[:1] if at and _can_end(messages[at - 1]))][: max(room, 0)]
-    return [_with_mark(_without_marks(message)) if at in ends else _without_marks(message) for at, message in enumerate(messages)]
+    return [
+        _with_mark(_without_marks(message), mark) if at in ends else _without_marks(message)
+        for at, message in enumerate(messages)
+    ]
 
 
 def _can_end(message: dict[str, Any]) -> bool:
@@ -181,9 +209,9 @@ def _bare(block: dict[str, Any]) -> dict[str, Any]:
     return block
 
 
-def _with_mark(message: dict[str, Any]) -> dict[str, Any]:
+def _with_mark(message: dict[str, Any], mark: Mapping[str, str]) -> dict[str, Any]:
     blocks = list(wire.as_blocks(message["content"]))
-    blocks[-1] = {**blocks[-1], "cache_control": MARK}
+    blocks[-1] = {**blocks[-1], "cache_control": mark}
     return {**message, "content": blocks}
 
 
@@ -212,7 +240,7 @@ class MessagesReading(Reading):
         self.deltas = list(self._blocks.feed(said))
         if kind == "message_start":
             message = said.get("message")
-            summed(self.usage, counted(message.get("usage") if isinstance(message, dict) else None))
+            self._count(counted(message.get("usage") if isinstance(message, dict) else None))
         elif kind == "message_delta":
             self._count(counted(said.get("usage")))
             self.ended = self.ended or bool((said.get("delta") or {}).get("stop_reason"))
@@ -222,17 +250,8 @@ class MessagesReading(Reading):
         return self._seen(said, str(kind), event.raw) if self.faults else event.raw
 
     def _count(self, usage: Mapping[str, Any]) -> None:
-        """The end of a message repeats figures of its beginning, and says how long the reply was."""
-        if usage.get("output_tokens") is not None:
-            self.usage["output_tokens"] = self._before() + usage["output_tokens"]
-        for key, value in usage.items():
-            if key != "output_tokens" and value is not None and not self.usage.get(key):
-                self.usage[key] = value
-
-    def _before(self) -> int:
-        return self._earlier if self.rounds else 0
-
-    _earlier = 0
+        """Add the figures of an event. The newest figure counts, but some servers repeat one as 0 at the end."""
+        self.usage.update({key: value for key, value in usage.items() if value or key not in self.usage})
 
     def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
         if kind == "message_start":
@@ -258,9 +277,7 @@ class MessagesReading(Reading):
 
     def _reply(self) -> Reply:
         self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
-        reply = self._blocks.reply(ended=True)
-        self._earlier = int(self.usage.get("output_tokens") or 0)
-        return reply
+        return self._blocks.reply(ended=True)
 
     def _take(self, body: bytes) -> None:
         self._body = {}
@@ -268,7 +285,7 @@ class MessagesReading(Reading):
         if said.get("type") == "error" or (said.get("error") and "content" not in said):
             self.failed = said
             return
-        summed(self.usage, counted(said.get("usage")))
+        self.usage = counted(said.get("usage"))
         list(self._blocks.feed({"type": "message_start", "message": {"usage": said.get("usage")}}))
         content = said.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
@@ -286,9 +303,11 @@ class MessagesReading(Reading):
             stop = self._body.get("stop_reason")
             if stop == "tool_use" and not any(block.get("type") == "tool_use" for block in self._content):
                 stop = "end_turn"
-            return msgspec.json.encode({**self._body, "content": self._content, "stop_reason": stop, "usage": self.usage})
+            return msgspec.json.encode(
+                {**self._body, "content": self._content, "stop_reason": stop, "usage": self._reported_usage()}
+            )
         delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
         if delta.get("stop_reason") == "tool_use" and not self._theirs:
             delta["stop_reason"] = "end_turn"
-        last = {**self._last, "type": "message_delta", "delta": delta, "usage": self.usage}
+        last = {**self._last, "type": "message_delta", "delta": delta, "usage": self._reported_usage()}
         return written(last, "message_delta") + written({"type": "message_stop"}, "message_stop")

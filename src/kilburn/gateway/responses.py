@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, is_ours, listed, summed, usage_of, with_tools
+from kilburn.gateway.form import Asked, Reading, is_ours, listed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -311,7 +311,7 @@ class ResponsesReading(Reading):
         self.changed = self.changed or (self.faults and any(map(_is_ours, output)))
         self._response = {**response, "output": output}
         self._first = self._first or response
-        summed(self.usage, counted(response.get("usage")))
+        self.usage.update(counted(response.get("usage")))
         self._output += _visible(output)
 
     def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
@@ -393,7 +393,7 @@ class ResponsesReading(Reading):
         # said the first one already, and OpenAI's client takes no other at its end.
         first = ("created_at",) if self._raw else ("id", "created_at")
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
-        whole |= {"output": self._output, "usage": self.usage or None}
+        whole |= {"output": self._output, "usage": self._reported_usage() or None}
         whole = _unseen({"response": whole})["response"]
         if self._raw:
             return msgspec.json.encode(whole)

@@ -34,6 +34,7 @@ from kilburn.errors import (
 from kilburn.gateway.chat import ChatForm as ChatForm
 from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
 from kilburn.gateway.form import Form
+from kilburn.gateway.keys import STAND_INS
 from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
@@ -77,10 +78,6 @@ dropped."""
 
 TRACED = ("traceparent", "tracestate")
 """Headers that say what span a request belongs to, in every form."""
-
-STAND_INS = frozenset({"", "kilburn", "none"})
-"""Keys that a client sends because its SDK asks for one: the gateway's own key is used instead."""
-
 
 REPLY = 4096
 """Tokens of a reply where a request does not say, and the other form has to."""

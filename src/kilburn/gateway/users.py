@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ import msgspec
 from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.backends.counting import Demand
 from kilburn.errors import SpecError, StoreError
-from kilburn.gateway.keys import Key, Link
+from kilburn.gateway.keys import STAND_INS, Key, Link
 from kilburn.gateway.limits import Bucket, RequestBounds
 from kilburn.gateway.problems import Problem, over_most, over_rate, words_of
 from kilburn.gateway.tally import Tally
@@ -38,6 +38,11 @@ SHARE = 4
 
 KNOWN = 10_000
 """End users whose rate is remembered: those that asked last."""
+
+CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+"""Headers with a client's key for the provider."""
+
+_NO_CREDENTIALS = frozenset(key.encode() for key in STAND_INS)
 
 _CLAUDE = re.compile(r"user_([0-9a-f]{64})_account_([0-9a-f-]{36}|)_session_[0-9a-f-]{36}")
 """What Claude Code says of itself: a device, an account, and a session, which changes every time."""
@@ -91,6 +96,28 @@ def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str,
     return "&".join(dict.fromkeys(filter(None, said)))
 
 
+def client_user(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the user that a client is without gateway keys: `client-` and a one-way digest of its credential for the provider.
+
+    The name is the same whichever header carries the credential.
+
+    Args:
+        headers: names in small letters, with their values.
+
+    Returns:
+        "" for a client without a credential, or with a stand-in for it.
+    """
+    credentials = sorted({_credential(value) for name, value in headers if name in CREDENTIALS} - _NO_CREDENTIALS)
+    if not credentials:
+        return ""
+    return f"client-{hashlib.blake2b(msgspec.json.encode(credentials), digest_size=12, person=b'kilburn-client').hexdigest()}"
+
+
+def _credential(value: bytes) -> bytes:
+    kind, _, rest = value.strip().partition(b" ")
+    return rest.strip() if kind.lower() == b"bearer" else value.strip()
+
+
 def _value(raw: msgspec.Raw) -> object:
     """What JSON says; its letters, where that is nothing that can be said, such as half of a character."""
     try:
@@ -139,14 +166,15 @@ def below(key: Key, user: str, asked: Link) -> Key:
 
 def sees(key: Key, user: str) -> Callable[[str], bool]:
     """Whose sessions a client is told of: an end user's own; with a key of one person, that person's and those of its end
-    users; with another key, those of its end users, and of nobody in particular.
+    users; without keys and without a credential, those of all, since that is the operator of this machine; with another key,
+    those of its end users, and of nobody in particular.
 
     Args:
         user: that the request names, as `told` gives it.
     """
     if user:
         return below(key, user, Link.AUTO).user.__eq__
-    if key.figures or not key.name:
+    if key.figures or not (key.name or key.user):
         return lambda known: True
     if key.user:
         own = f"/{_quoted(key.user)}/"
@@ -222,7 +250,7 @@ class Shares:
         name = key.name.encode()
         demands = [Demand(_digest(name), rate, most)]
         if user:
-            demands.append(Demand(_digest(name + b"/" + user.encode()), _share(rate), _share(most)))
+            demands.append(Demand(_digest(f"{key.name}/{_client(key)}{user}".encode()), _share(rate), _share(most)))
         return tuple(demands)
 
     @contextmanager
@@ -231,7 +259,7 @@ class Shares:
             yield
             return
         most = _share(self._limits.per_key)
-        who = key.name, user
+        who = key.name, _client(key) + user
         if most and self._running[who] >= most:
             raise over_most(most, user=True)
         self._check_rate(key, who)
@@ -256,6 +284,11 @@ class Shares:
             self._buckets.popitem(last=False)
         if wait := bucket.take():
             raise over_rate(rate, wait, user=True)
+
+
+def _client(key: Key) -> str:
+    """The part of an end user's name that tells apart the clients of a gateway without keys."""
+    return "" if key.name or not key.user else f"{key.user}/"
 
 
 def _share(limit: int) -> int:
