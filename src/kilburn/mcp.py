@@ -186,7 +186,7 @@ class Forget(Struct, forbid_unknown_fields=True):
     ticket: Annotated[str, Meta(max_length=64, description="From the call that said what would go.")] | None = None
 
 
-class Prompt(Struct, frozen=True):
+class CommandPrompt(Struct, frozen=True):
     """What a client shows its user as a command, such as `/mcp__kilburn__known` in Claude Code.
 
     Args:
@@ -201,14 +201,14 @@ class Prompt(Struct, frozen=True):
 
 
 PROMPTS = {
-    "known": Prompt(
+    "known": CommandPrompt(
         "Answer from what was said and learned before.",
         "question",
         "What you want to know.",
         "{}\n\nLook for the answer with the tools `search` and `recall` of kilburn, and name the session and address of what you "
         "use. If nothing there answers it, say so.",
     ),
-    "remember": Prompt(
+    "remember": CommandPrompt(
         "Keep something for later conversations.",
         "text",
         "What to remember, as a sentence that is clear on its own.",
