@@ -91,7 +91,7 @@ def test_a_range_is_compacted_and_taken_back(opened: Callable[..., Seen], writin
     made = receipts(path)
     assert len(made) == before + 1
     assert made[-1].policy == "compact on demand"
-    page.get_by_role("link", name="Take the newest back").click()
+    page.get_by_role("link", name="See whether the newest can be taken back").click()
     other = page.context.new_page()
     other.goto(page.url)
     page.get_by_role("button", name="Take it back now").click()
