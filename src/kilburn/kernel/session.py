@@ -20,7 +20,7 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import Digests, SegmentInfo, State
-from kilburn.budget import Budget
+from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import (
     Forgotten,
@@ -55,6 +55,7 @@ from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.search.found import Found
 from kilburn.tokens.calibrated import is_plausible
+from kilburn.tokens.choice import counts_alike
 from kilburn.wire.form import dump, parse
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class SessionHome(Home, Protocol):
 
     def session(self, name: str, user: str = "") -> Session:
         """The session of that name: created, or reopened where it was left."""
+        ...
+
+    def counter_of(self, model: str) -> Counter | None:
+        """The counter for a model that a request names; None where all is counted by the store's own."""
         ...
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
@@ -428,6 +433,29 @@ class Session(Segment):
 
         run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
 
+    def count_for(self, model: str) -> None:
+        """Count by the tokenizer of the model that a prompt is for; the pages are counted again if it is another one. A store
+        that was opened with a tokenizer of its own, or with a model, counts by that: then nothing happens.
+
+        Args:
+            model: as a request names it.
+
+        Raises:
+            StoreError: the session cannot be read.
+        """
+        with self.lock:
+            counter = self._home.counter_of(model)
+            if counter is None or counts_alike(counter, self.counter):
+                return
+            self.refresh()
+            self._set_counter(counter)
+            self._renewed()
+
+    def _set_counter(self, counter: Counter) -> None:
+        self._kernel.count_by(counter)
+        self.counter = counter
+        self.decide_by(self._planner.policy, self._planner.name)
+
     def observe(self, usage: Tokens, counted: int) -> bool:
         """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
 
@@ -442,6 +470,7 @@ class Session(Segment):
             if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
                 kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
                 return False
+            kernel.settle_ruler()
             kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
             if kernel.excess:
                 run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
@@ -1103,6 +1132,8 @@ class Branches:
             said = [*first, *self._first_of(fork, prompt)]
 
             def write(child: Session) -> None:
+                if child.counter is not session.counter:
+                    child._set_counter(session.counter)
                 # The branch is created by the transaction that writes its first messages.
                 child._kernel.fork(kernel, fork)
                 run(child._settling(partial(child.branches._admit, said), Cause.ADMIT), child._answer)
