@@ -17,7 +17,7 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored, window_of
+from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.session import SessionName
@@ -54,12 +54,8 @@ def preview(
 
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
     """
-    with where.reading() as store:
-        known = session(store, name)
-        size = size or window_of(known) or by_hand.WINDOW
-        policy = policy or by_hand.decider(known.receipts())
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
-        found = by_hand.opened(backend, name, window=size, policy=policy).preview(tokens)
+        policy, found = by_hand.preview(backend, name, tokens, window=size, policy=policy)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return

@@ -275,8 +275,8 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
     try:
         match shown["asked"]:
             case "leaves":
-                looked = by_hand.opened(reading.backend, session.name, window=shown["window"], policy=shown["policy"])
-                shown["preview"] = looked.preview(_number(shown["tokens"] or "0"))
+                tokens = _number(shown["tokens"] or "0")
+                shown["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=shown["policy"])[1]
             case "compact":
                 pages, keep = _range_of(query)
                 looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))

@@ -122,6 +122,8 @@ class Kernel:
         self._settled = budget
         self.contents = Contents(backend, self._needed)
         self._until = until
+        # A capacity to be looked at, in place of the budget's: see `Session.preview`.
+        self.assumed: int | None = None
         self._set_counter(counter)
         self._load(info)
 
@@ -264,6 +266,8 @@ class Kernel:
 
         The correction leaves the pins and an eighth of the budget: a session can always go on.
         """
+        if self.assumed is not None:
+            return self.assumed
         whole = self.budget.capacity
         # What stands beside the pages is counted as they are: the correction is of both.
         beside = self.budget.overhead

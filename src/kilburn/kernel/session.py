@@ -805,18 +805,20 @@ class Session(Segment):
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
 
-    def preview(self, tokens: int = 0, by: Policy | None = None) -> Preview:
+    def preview(self, tokens: int = 0, by: Policy | None = None, *, capacity: int | None = None) -> Preview:
         """What would leave the window if a message of so many tokens came now, and at which price. Nothing changes, nothing is
         recorded, and no model is asked.
 
         Args:
             by: a policy that is asked once, now, in place of the session's own: what `compact` would do with it.
+            capacity: tokens that the pages of a prompt may take, by this session's count, as `shipped` has it; None for those
+                of the session's budget, corrected by what providers reported.
 
         Raises:
             PinsExceedWindow: pins leave no room for that. InvalidBudget: the window never has such room.
         """
         with self._current() as kernel:
-            pending, capacity = kernel.pending, kernel.capacity
+            pending, capacity = kernel.pending, kernel.capacity if capacity is None else capacity
             if tokens >= capacity:
                 raise InvalidBudget(f"{tokens:,} tokens never fit a window of {capacity:,}", advice="ask about fewer")
             before, waiting = snapshot(self.window), len(pending.events)
@@ -830,11 +832,12 @@ class Session(Segment):
 
             try:
                 with kernel.batch(undone=True):
-                    kernel.rebudget(msgspec.structs.replace(self.budget, overhead=self.budget.overhead + tokens))
+                    kernel.assumed = capacity - tokens
                     run(planner.settle(Cause.PRESSURE if by is None else Cause.IDLE, tuple), count)
                     found = list(receipts(pending.events[waiting:], before.use))
                     changed = difference(before, snapshot(self.window))
             finally:
+                kernel.assumed = None
                 # What is undone stays as an observation; here nothing was to be seen.
                 del pending.events[waiting:]
         return Preview(
