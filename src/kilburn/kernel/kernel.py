@@ -342,7 +342,8 @@ class Kernel:
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        return readable(self.window.pages[page], self.text(page))
+        text = self.text(page)
+        return readable(self.window.pages[page], text)
 
     def text_of(self, page: Page) -> str:
         """The exact text of a page that is not forgotten here.
