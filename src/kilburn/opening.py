@@ -45,7 +45,8 @@ def open(
         path: an SQLite file, ":memory:", or the URL of a PostgreSQL database: "postgresql://user@host:5432/database".
         window: tokens that a prompt (and the `reserve` for its reply) may take.
         policy: what decides at the window: a spec such as "hybrid", "lru", "chain(mask(keep=3), fifo)",
-            "your.module:Policy", or an object with `plan(view)`.
+            "your.module:Policy", or an object with `plan(view)`. The default suits small windows; the gateway, whose window is
+            larger, has "cost".
         tenant: the partition; nothing of one tenant is ever seen by another.
         tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, "chars/4", or an object that counts.
         reserve: tokens of the window that are kept free for the reply.

@@ -9,6 +9,7 @@ import pytest
 import kilburn as package
 from cli.terminal import kilburn
 from kernel.talk import user
+from kilburn.model import Tokens
 
 
 @pytest.fixture
@@ -79,3 +80,22 @@ def test_two_prompts_are_compared(db: Path) -> None:
     assert found["left"] == []
     assert 0 < found["kept"] == found["before"]
     assert "the same" in kilburn("window", "diff", "night shift", "5", "--db", db).out
+
+
+def test_what_a_provider_reported_corrects_a_preview_and_a_pin_once(tmp_path: Path) -> None:
+    """The gateway and the dashboard have the same function."""
+    db = tmp_path / "a.db"
+    with package.open(str(db), window=1000, policy="fifo", embedder=None) as store:
+        session = store.session("a")
+        for number in range(60):
+            session.append(user(f"{number}: " + "valve " * 20))
+            tokens = session.render().tokens
+            session.observe(Tokens(prompt=tokens // 2), tokens)
+        session.render()
+        capacity, use = session.capacity, session.use
+        assert 1800 < capacity < 2000
+    found = kilburn("window", "preview", "a", "--tokens", str(capacity - use - 30), "--db", db, "--json").json
+    assert (found["capacity"], found["use"], found["receipts"]) == (capacity, use, [])
+    assert kilburn("window", "preview", "a", "--tokens", str(capacity - use + 30), "--db", db, "--json").json["receipts"]
+    assert kilburn("window", "pin", "a", "p1-p60", "--db", db).status == 2
+    assert kilburn("window", "pin", "a", "p1-p10", "--db", db).status == 0

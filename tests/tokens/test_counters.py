@@ -27,7 +27,17 @@ from kilburn.tokens.encodings import Encoding
 from kilburn.tokens.estimate import ANY, OPEN, Estimate
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
-NAMES = ["chars/4", "auto", "gpt-5", "gpt-4", "qwen3.5-4b", "llama-3.1-8b", "claude-3-opus-20240229", "claude-opus-4-8"]
+NAMES = [
+    "chars/4",
+    "auto",
+    "gpt-5",
+    "gpt-4",
+    "qwen3.5-4b",
+    "llama-3.1-8b",
+    "gemini-3-pro",
+    "claude-3-opus-20240229",
+    "claude-opus-4-8",
+]
 ANY_TEXT = st.text(st.characters(), max_size=300)
 """Lone surrogates included."""
 
@@ -94,7 +104,9 @@ def test_known_counts() -> None:
     assert counter_for("chars/1").count("héllo") == 5
 
 
-@pytest.mark.parametrize("name", ["mistral-large", "gpt-6", "gpt-2", "smollm2", "o1x", "some model", "gemini-3-pro"])
+@pytest.mark.parametrize(
+    "name", ["mistral-large", "gpt-6", "gpt-2", "smollm2", "o1x", "some model", "llama-2-7b", "deepseek-r1-distill-qwen-7b"]
+)
 def test_an_unknown_model_gets_an_estimate(name: str) -> None:
     assert isinstance(counter_for(name), Estimate)
 
@@ -148,11 +160,47 @@ def test_newer_claude_costs_more() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["o200k_base", "cl100k_base", "qwen3.5"])
-@pytest.mark.parametrize("name", ["auto", "llama-3.1-8b"])
+@pytest.mark.parametrize("name", ["auto", "smollm2"])
 def test_an_estimate_is_above_real_tokenizers_on_real_text(name: str, encoding: str) -> None:
     counter, texts = counter_for(name), pages()
     for text, true in zip(texts, toktok.batch_count(texts, encoding), strict=True):
         assert counter.count(text) >= true, text[:80]
+
+
+CHINESE = (
+    "数据库升级计划已经通过评审，我们将在星期六凌晨两点开始迁移。请各部门提前备份重要文件，并在周五下班之前关闭所有长时间"
+    "运行的任务。如果迁移过程中出现任何问题，值班工程师会立即回滚到旧版本，并通过短信通知大家。"
+)
+JAPANESE = (
+    "来週の会議では、新しい料金プランとサポート体制について説明します。資料は金曜日までに共有フォルダーへ入れておいてください。"
+    "なお、当日は電車の遅れが予想されるため、少し早めに出発することをお勧めします。ご不明な点があれば、いつでもご連絡ください。"
+)
+KOREAN = (
+    "이번 주 배포는 목요일 저녁 여덟 시에 진행됩니다. 배포 전에 데이터베이스를 백업하고, 문제가 생기면 바로 이전 버전으로 되돌려 "
+    "주세요. 담당자는 메신저로 진행 상황을 공유하고, 고객 문의가 들어오면 친절하게 안내해 주시기 바랍니다."
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "chinese", "japanese", "korean"),
+    [
+        ("qwen3-32b", 220, 320, 332),
+        ("meta-llama/Llama-3.1-70B-Instruct", 296, 340, 300),
+        ("deepseek/deepseek-chat", 216, 328, 348),
+        ("google/gemini-3-pro", 244, 252, 348),
+    ],
+)
+def test_a_familys_estimate_is_near_its_tokenizer_and_above_it(name: str, chinese: int, japanese: int, korean: int) -> None:
+    """The counts of the real tokenizers (see `kilburn.tokens.families`) for each text, four times."""
+    counter = counter_for(name)
+    for text, true in ((CHINESE, chinese), (JAPANESE, japanese), (KOREAN, korean)):
+        assert true <= counter.count(text * 4) <= 1.5 * true
+
+
+def test_an_older_qwen_counts_no_less_than_a_newer_one() -> None:
+    texts = pages()
+    counter = counter_for("qwen3-32b")
+    assert all(counter.count(text) >= true for text, true in zip(texts, toktok.batch_count(texts, "qwen3.5"), strict=True))
 
 
 def test_an_estimate_is_of_use() -> None:

@@ -93,10 +93,13 @@ class AgentsSession(SessionABC):
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""
         given = data.model_data
-        return ModelInputData(input=await asyncio.to_thread(self._window, given), instructions=given.instructions)
+        return ModelInputData(
+            input=await asyncio.to_thread(self._window, given, data.agent.model), instructions=given.instructions
+        )
 
-    def _window(self, given: ModelInputData) -> list[Any]:
+    def _window(self, given: ModelInputData, model: object) -> list[Any]:
         with self.history.session.lock:
+            self.history.count_for(model)
             # The SDK adds these items to the session later, when their turn has ended.
             self._ahead += map(digest, self.history.take(chat_of(given.input), rewinds=False))
             return items_of(self.history.prompt((), "chat", given.instructions, rewinds=False))

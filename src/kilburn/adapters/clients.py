@@ -149,7 +149,7 @@ class _Turn:
             self.foreign = history.is_foreign(messages, _lead_of(form, asked))
             if self.foreign:
                 return
-            self._put(history.prompt(messages, form.rendered, beside.decode()))
+            self._put(history.prompt(messages, form.rendered, beside.decode(), model=asked.model))
         self._left, self._shortened = ROUNDS, False
         self.stream = asked.stream
         self.reading: Reading = form.reading(bool(self._offered))
@@ -178,12 +178,13 @@ class _Turn:
     def goes_on(self) -> bool:
         """Append this round's reply, and what our tools answer; whether another round follows, with another `body`."""
         reply = self.reading.reply()
-        if self._asked.choices != 1:
-            return False  # which one the client takes, its next request says
-        if not self.reading.ours(reply):
+        ours = self.reading.ours(reply)
+        # Which one of several the client takes, its next request says.
+        if self._asked.choices == 1 and not ours:
             self._history.append([reply.message])
-            return False
-        if self._history.answered(reply.message) is not None or not self._left:
+        rest = self._history.answered(reply.message) if self._asked.choices == 1 and ours else None
+        self._history.observe(reply.usage)
+        if self._asked.choices != 1 or not ours or rest is not None or not self._left:
             return False
         self._left -= 1
         if not self._left:

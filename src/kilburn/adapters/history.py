@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kilburn.budget import Budget
+from kilburn.errors import StoreError
 from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes
 from kilburn.gateway.conversations import chained, last_reply
 from kilburn.gateway.form import hidden
@@ -29,6 +31,7 @@ from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
+from kilburn.model import Tokens
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
@@ -89,24 +92,38 @@ class KeptHistory:
         self._recalled: dict[str, tuple[int, ...]] = {}
         self._leads: deque[str] = deque(maxlen=LEADS)
         """What stood before the last histories that were the session's own."""
+        self._counted = 0
+        """Tokens of the last prompt, and of all that was sent beside it."""
         self._began = False
         """Whether the session began here: another history may then turn out to be the conversation."""
         self._passed: OrderedDict[bytes, tuple[str, bool]] = OrderedDict()
         """Foreign histories by their chained digests: what stood before them, and whether it was said that they go on."""
 
-    def prompt(self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, rewinds: bool = True) -> Prompt:
+    def count_for(self, model: object) -> None:
+        """Count by the tokenizer of a framework's model, which is a name, or has one as `model_name` or `model`; what has no name
+        changes nothing. See `Session.count_for`."""
+        names = (model, getattr(model, "model_name", None), getattr(model, "model", None))
+        name = next((name for name in names if isinstance(name, str) and name), None)
+        if name is not None:
+            self.session.count_for(name)
+
+    def prompt(
+        self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, model: object = None, rewinds: bool = True
+    ) -> Prompt:
         """Append what is new of a history, and render the window.
 
         Args:
             messages: the whole history: dicts, SDK objects or `Message`s. What was rendered here before is recognised.
             form: "chat" or "messages".
             beside: what is sent with every request besides the messages, such as instructions and tools: room is kept for it.
+            model: what the prompt is for: see `count_for`.
             rewinds: whether the end of the session that the history does not have was taken back.
 
         Raises:
             WireError, PinsExceedWindow, StoreError: nothing was appended.
         """
         with self.session.lock:
+            self.count_for(model)
             self._leave_room(beside)
             self.take(messages, rewinds=rewinds)
             return self.render(form)
@@ -222,8 +239,16 @@ class KeptHistory:
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.session.render(form)
+        self._counted = prompt.tokens + self.session.budget.overhead
         self._shown.update(digest(message) for message in apart(parse(list(prompt))))
         return prompt
+
+    def observe(self, usage: Tokens | None) -> None:
+        """Report what the provider says that the last prompt cost; None if it said nothing. The window is corrected by that."""
+        if usage is not None and usage.prompt:
+            # The reply is stored already, and the session is made to fit when it is rendered.
+            with suppress(StoreError):
+                self.session.observe(usage, self._counted)
 
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""

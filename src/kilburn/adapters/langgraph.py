@@ -18,11 +18,11 @@ from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.model import ToolSpec
+from kilburn.model import Tokens, ToolSpec
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
-    from langchain_core.messages import AnyMessage, convert_to_messages, convert_to_openai_messages
+    from langchain_core.messages import AIMessage, AnyMessage, convert_to_messages, convert_to_openai_messages
     from langchain_core.tools import StructuredTool
     from langgraph.config import get_config
 except ImportError as error:
@@ -68,7 +68,7 @@ class WindowMiddleware(AgentMiddleware):
         """Send the window, and append the reply."""
         history = self._history()
         response = handler(_windowed(request, history))
-        history.append(_chat(response.result))
+        _keep(response, history)
         return response
 
     async def awrap_model_call(
@@ -77,7 +77,7 @@ class WindowMiddleware(AgentMiddleware):
         """`wrap_model_call` for async graphs."""
         history = self._history()
         response = await handler(await asyncio.to_thread(_windowed, request, history))
-        await asyncio.to_thread(history.append, _chat(response.result))
+        await asyncio.to_thread(_keep, response, history)
         return response
 
 
@@ -85,8 +85,16 @@ def _windowed(request: ModelRequest[Any], history: KeptHistory) -> ModelRequest[
     given = _chat(request.messages)
     own = {_key(message): original for message, original in zip(given, request.messages, strict=True)}
     specs = [each if isinstance(each, dict) else [each.name, each.description, each.args] for each in request.tools]
-    prompt = history.prompt(given, "chat", [request.system_prompt, *specs])
+    prompt = history.prompt(given, "chat", [request.system_prompt, *specs], model=request.model)
     return request.override(messages=[own.get(_key(each)) or convert_to_messages([each])[0] for each in prompt])
+
+
+def _keep(response: ModelResponse[Any], history: KeptHistory) -> None:
+    history.append(_chat(response.result))
+    for message in response.result:
+        if isinstance(message, AIMessage) and (usage := message.usage_metadata) is not None:
+            cached = usage.get("input_token_details", {}).get("cache_read") or 0
+            history.observe(Tokens(prompt=usage["input_tokens"], reply=usage["output_tokens"], cached=cached))
 
 
 def _chat(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:

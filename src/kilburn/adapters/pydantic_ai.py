@@ -18,7 +18,7 @@ from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
-from kilburn.model import ToolSpec
+from kilburn.model import Tokens, ToolSpec
 
 try:
     from pydantic_ai import FunctionToolset, RunContext, Tool
@@ -67,8 +67,13 @@ class WindowCapability(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ai.ModelResponse
     ) -> ai.ModelResponse:
         """Append the reply."""
-        await asyncio.to_thread(self.history.append, [_said(response)])
+        await asyncio.to_thread(self._keep, response)
         return response
+
+    def _keep(self, response: ai.ModelResponse) -> None:
+        self.history.append([_said(response)])
+        usage = response.usage
+        self.history.observe(Tokens(prompt=usage.input_tokens, reply=usage.output_tokens, cached=usage.cache_read_tokens))
 
     def _windowed(self, context: ModelRequestContext) -> list[ai.ModelMessage]:
         originals: dict[bytes, Any] = {}
@@ -90,7 +95,7 @@ class WindowCapability(AbstractCapability[Any]):
         parameters = context.model_request_parameters
         beside = [*(part.content for part in system), *(part.content for part in parameters.instruction_parts or ())]
         beside += [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
-        prompt = self.history.prompt(given, "chat", beside)
+        prompt = self.history.prompt(given, "chat", beside, model=context.model)
         names = {call["id"]: call["function"]["name"] for each in prompt for call in each.get("tool_calls") or ()}
         return _messages(system, [originals.get(_key(each)) or _made(each, names) for each in prompt], last)
 

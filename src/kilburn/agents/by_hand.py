@@ -13,7 +13,7 @@ from kilburn.backend import Backend
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow, SpecError
 from kilburn.kernel.ledger import counter_of
-from kilburn.kernel.receipts import Receipt
+from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 
@@ -43,13 +43,23 @@ def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy:
     return found
 
 
-def last_budget(session: Session) -> Budget:
-    """Return the budget of a session's last prompt, which the session corrects itself by what the provider reported; that of
-    `WINDOW` before the first prompt."""
-    stats = session.figures
-    # The session adds what its counter's chat template takes.
-    beside = max(0, stats.beside - int(getattr(session.counter, "overhead", 0)))
-    return Budget(stats.window, reserve=beside) if stats.window else Budget(WINDOW)
+def preview(
+    backend: Backend, name: str, tokens: int = 0, *, window: int | None = None, otherwise: int = WINDOW, policy: Any = None
+) -> tuple[Any, Preview]:
+    """What would leave the window of a session if a message of so many tokens came now; with the policy that decides.
+
+    Args:
+        window: tokens of the window, to which the session's correction applies; None for what the last prompt might take, which
+            is corrected already.
+        otherwise: tokens of the window where there was no prompt yet.
+        policy: a spec, or an object; None for who decided last.
+
+    Raises:
+        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
+    """
+    policy = policy or decider(opened(backend, name).receipts())
+    session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
+    return policy, session.preview(tokens, capacity=None if window else session.shipped)
 
 
 def decider(found: Sequence[Receipt]) -> str:

@@ -58,7 +58,9 @@ def chat(
     ] = 8000,
     db: Db = None,
     tenant: Tenant = None,
-    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
+    policy: Annotated[
+        str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window (kilburn serve has cost).")
+    ] = "hybrid",
     reply: Annotated[int, Advanced(min=1, help="Cut a reply after this many tokens.")] = 512,
     memory: Annotated[
         bool,

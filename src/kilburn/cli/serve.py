@@ -78,7 +78,14 @@ def serve(
     window: Annotated[
         int, Option(min=1000, metavar="TOKENS", help="Size of the window in tokens, if the model's own window is not smaller.")
     ] = 32_000,
-    policy: Annotated[str, Option(metavar="SPEC", help="The policy that manages the window.")] = "cost",
+    policy: Annotated[
+        str,
+        Option(
+            metavar="SPEC",
+            help="The policy that manages the window. Here cost, since a large window costs least per right answer with it; the "
+            "library, whose windows are smaller, has hybrid.",
+        ),
+    ] = "cost",
     keys: Annotated[
         str | None,
         Option(

@@ -17,7 +17,6 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.budget import Budget
 from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, table
@@ -55,12 +54,8 @@ def preview(
 
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
     """
-    with where.reading() as store:
-        known = session(store, name)
-        budget = Budget(size) if size else by_hand.last_budget(known)
-        policy = policy or by_hand.decider(known.receipts())
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
-        found = by_hand.opened(backend, name, budget=budget, policy=policy).preview(tokens)
+        policy, found = by_hand.preview(backend, name, tokens, window=size, policy=policy)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return

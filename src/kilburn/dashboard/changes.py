@@ -257,7 +257,6 @@ def said_of(query: Mapping[str, str]) -> str:
 def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
     """What the screen of previews and changes shows."""
     found, _ = reading.receipts(session.number, session.head, NEWEST)
-    budget = by_hand.last_budget(session)
     shown: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
@@ -267,7 +266,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": budget.window,
+        "window": session.figures.window or by_hand.WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,
@@ -276,8 +275,8 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
     try:
         match shown["asked"]:
             case "leaves":
-                looked = by_hand.opened(reading.backend, session.name, budget=budget, policy=shown["policy"])
-                shown["preview"] = looked.preview(_number(shown["tokens"] or "0"))
+                tokens = _number(shown["tokens"] or "0")
+                shown["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=shown["policy"])[1]
             case "compact":
                 pages, keep = _range_of(query)
                 looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))

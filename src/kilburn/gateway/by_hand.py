@@ -109,8 +109,8 @@ class WindowsByHand:
             Problem: no such session. KilburnError: see `Session.preview`.
         """
         self._info(key, user, name)
-        budget = self.budget(key, name) or self._budget
-        return by_hand.opened(self.looking(key, user), name, budget=budget, policy=self._policy).preview(tokens)
+        window = self._budget.window
+        return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy)[1]
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
         """How two prompts differ; see `Session.difference`.

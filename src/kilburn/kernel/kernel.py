@@ -110,7 +110,7 @@ class Kernel:
         *,
         until: int | None = None,
     ) -> None:
-        self.backend, self.info, self.counter, self.budget, self.clock = backend, info, counter, budget, clock
+        self.backend, self.info, self.budget, self.clock = backend, info, budget, clock
         self._ranking: Ranking = ranking or resolve("search.rankings", RANKING)
         self._vectors = vectors
         self.lock = threading.RLock()
@@ -120,11 +120,33 @@ class Kernel:
         self._busy = self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
-        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
-        self._pending_cost = text_cost(counter, PENDING)
         self.contents = Contents(backend, self._needed)
         self._until = until
+        # A capacity to be looked at, in place of the budget's: see `Session.preview`.
+        self.assumed: int | None = None
+        self._set_counter(counter)
         self._load(info)
+
+    def _set_counter(self, counter: Counter) -> None:
+        self.counter = counter
+        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        self._pending_cost = text_cost(counter, PENDING)
+
+    def count_by(self, counter: Counter) -> None:
+        """Count by another counter from now on; all pages are counted again. Observations that are not written yet are kept.
+
+        Raises:
+            StoreCorrupt: the session cannot be read again; the old counter then stays.
+        """
+        before, observed = self.counter, self.pending.events
+        self._set_counter(counter)
+        try:
+            self._load(self._found() or self.info)
+        except BaseException:
+            self._set_counter(before)
+            raise
+        self.take_over(observed)
+        self.changes += 1
 
     def _load(self, info: SegmentInfo) -> None:
         """Read the state of a session from the store; if that fails, the old state stays.
@@ -244,8 +266,12 @@ class Kernel:
 
         The correction leaves the pins and an eighth of the budget: a session can always go on.
         """
+        if self.assumed is not None:
+            return self.assumed
         whole = self.budget.capacity
-        room = whole if self._fixed else self.usage.calibrated.room(whole)
+        # What stands beside the pages is counted as they are: the correction is of both.
+        beside = self.budget.overhead
+        room = whole if self._fixed else self.usage.calibrated.room(whole + beside) - beside
         if room >= whole:
             return room
         return max(room, min(whole, sum(map(self.window.cost, self.window.pins)) + whole // 8))

@@ -261,7 +261,8 @@ class Usage:
             self.tokenizer = event.data.get("tokenizer", self.tokenizer)
         elif event.act is Act.USAGE:
             counted, prompt = event.data.get("counted"), event.data.get("prompt")
-            if is_count(counted) and is_count(prompt):  # another version may have written anything
+            # What another counter counted says nothing about this one.
+            if self.tokenizer in ("", self.calibrated.name) and is_count(counted) and is_count(prompt):
                 self.calibrated.observe(counted, prompt)
 
     def _use(self, pages: Iterable[int], event: Event, more: int = 1) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import Digests, SegmentInfo, State
-from kilburn.budget import Budget
+from kilburn.budget import Budget, Counter
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import (
     Forgotten,
@@ -55,6 +55,7 @@ from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.search.found import Found
 from kilburn.tokens.calibrated import is_plausible
+from kilburn.tokens.choice import counts_alike
 from kilburn.wire.form import dump, parse
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ class SessionHome(Home, Protocol):
 
     def session(self, name: str, user: str = "") -> Session:
         """The session of that name: created, or reopened where it was left."""
+        ...
+
+    def counter_of(self, model: str) -> Counter | None:
+        """The counter for a model that a request names; None where all is counted by the store's own."""
         ...
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
@@ -428,6 +433,29 @@ class Session(Segment):
 
         run(self._settling(change, Cause.PRESSURE, eases=over), self._answer)
 
+    def count_for(self, model: str) -> None:
+        """Count by the tokenizer of the model that a prompt is for; the pages are counted again if it is another one. A store
+        that was opened with a tokenizer of its own, or with a model, counts by that: then nothing happens.
+
+        Args:
+            model: as a request names it.
+
+        Raises:
+            StoreError: the session cannot be read.
+        """
+        with self.lock:
+            counter = self._home.counter_of(model)
+            if counter is None or counts_alike(counter, self.counter):
+                return
+            self.refresh()
+            self._set_counter(counter)
+            self._renewed()
+
+    def _set_counter(self, counter: Counter) -> None:
+        self._kernel.count_by(counter)
+        self.counter = counter
+        self.decide_by(self._planner.policy, self._planner.name)
+
     def observe(self, usage: Tokens, counted: int) -> bool:
         """Report what a provider says that a prompt cost, which was counted here as `counted` tokens.
 
@@ -442,6 +470,7 @@ class Session(Segment):
             if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
                 kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
                 return False
+            kernel.settle_ruler()
             kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
             if kernel.excess:
                 run(self._settling(tuple, Cause.PRESSURE, waits=False), self._answer)
@@ -776,18 +805,20 @@ class Session(Segment):
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
         return list(receipts(self.events()))
 
-    def preview(self, tokens: int = 0, by: Policy | None = None) -> Preview:
+    def preview(self, tokens: int = 0, by: Policy | None = None, *, capacity: int | None = None) -> Preview:
         """What would leave the window if a message of so many tokens came now, and at which price. Nothing changes, nothing is
         recorded, and no model is asked.
 
         Args:
             by: a policy that is asked once, now, in place of the session's own: what `compact` would do with it.
+            capacity: tokens that the pages of a prompt may take, by this session's count, as `shipped` has it; None for those
+                of the session's budget, corrected by what providers reported.
 
         Raises:
             PinsExceedWindow: pins leave no room for that. InvalidBudget: the window never has such room.
         """
         with self._current() as kernel:
-            pending, capacity = kernel.pending, kernel.capacity
+            pending, capacity = kernel.pending, kernel.capacity if capacity is None else capacity
             if tokens >= capacity:
                 raise InvalidBudget(f"{tokens:,} tokens never fit a window of {capacity:,}", advice="ask about fewer")
             before, waiting = snapshot(self.window), len(pending.events)
@@ -801,11 +832,12 @@ class Session(Segment):
 
             try:
                 with kernel.batch(undone=True):
-                    kernel.rebudget(msgspec.structs.replace(self.budget, overhead=self.budget.overhead + tokens))
+                    kernel.assumed = capacity - tokens
                     run(planner.settle(Cause.PRESSURE if by is None else Cause.IDLE, tuple), count)
                     found = list(receipts(pending.events[waiting:], before.use))
                     changed = difference(before, snapshot(self.window))
             finally:
+                kernel.assumed = None
                 # What is undone stays as an observation; here nothing was to be seen.
                 del pending.events[waiting:]
         return Preview(
@@ -1104,6 +1136,8 @@ class Branches:
             said = [*first, *self._first_of(fork, prompt)]
 
             def write(child: Session) -> None:
+                if child.counter is not session.counter:
+                    child._set_counter(session.counter)
                 # The branch is created by the transaction that writes its first messages.
                 child._kernel.fork(kernel, fork)
                 run(child._settling(partial(child.branches._admit, said), Cause.ADMIT), child._answer)

@@ -18,7 +18,7 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import COPYING, Backend, SegmentInfo, SegmentKind, check_name
-from kilburn.budget import Budget
+from kilburn.budget import Budget, Counter
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
@@ -27,6 +27,7 @@ from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.segment import Segment
@@ -36,7 +37,7 @@ from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
 from kilburn.search.search import RANKING, Searcher, kinds_of
-from kilburn.tokens.choice import counter_for
+from kilburn.tokens.choice import counter_for, counter_of_model
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -104,6 +105,7 @@ class Store:
         self.vectors = vectors
         self.policy: Policy = resolve("policies", policy, foreign=foreign)
         self.model = None if model is None or model == "none" else resolve("models", model, foreign=foreign)
+        self._counts_by_request = tokenizer == "auto" and self.model is None
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self.counter = counter_for(tokenizer)
@@ -274,8 +276,15 @@ class Store:
                 opened = self._sessions[info.name] = self._open(info)
         return self._finished(opened) if opens else opened
 
+    def counter_of(self, model: str) -> Counter | None:
+        """The counter for a model that a request names; None if the store was opened with a tokenizer or a model of its own, or
+        if the name is of no known family."""
+        return counter_of_model(model) if self._counts_by_request else None
+
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
-        kernel = Kernel(self.backend, info, self.counter, self.budget, self.clock, self.ranking, self.vectors)
+        # A session goes on with the counter of the last model that it was for.
+        named = self.counter_of(counter_of(self.backend, info.number)) if info.number and self._counts_by_request else None
+        kernel = Kernel(self.backend, info, named or self.counter, self.budget, self.clock, self.ranking, self.vectors)
         answer = answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Session(self, kernel, planner, answer)

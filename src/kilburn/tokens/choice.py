@@ -14,6 +14,7 @@ from kilburn.tokens.characters import Characters
 from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
 from kilburn.tokens.estimate import ANY, OPEN, Estimate
+from kilburn.tokens.families import family_estimate
 
 RULER = re.compile(r"chars/(\d{1,6})")
 O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
@@ -61,6 +62,16 @@ def counter_for(name: str | Counter) -> Counter:
     return _of_model(name)
 
 
+def counter_of_model(name: str) -> Counter | None:
+    """The counter for a model that a request names; None if nothing is known of the name."""
+    return _of_model(name) if FAMILIES.search(_plain(name)) else None
+
+
+def counts_alike(one: Counter, other: Counter) -> bool:
+    """Whether two counters give every text the same count, whatever their names are."""
+    return type(one) is type(other) and {**vars(one), "name": ""} == {**vars(other), "name": ""}
+
+
 def counter_named(name: str | Counter) -> Counter:
     """The same for a name that a person gives: one that is of no known family of models is refused.
 
@@ -90,8 +101,10 @@ def _of_model(name: str) -> Counter:
         return Encoding(name, "o200k_base", family)
     if CL100K.match(model) and available():
         return Encoding(name, "cl100k_base", family)
-    if model.startswith("qwen3.5") and available():
+    if model.startswith(("qwen3.5", "qwen3.6")) and available():
         return Encoding(name, "qwen3.5")
+    if available() and (estimate := family_estimate(name, model)) is not None:
+        return estimate
     return Estimate(name, OPEN if OTHERS.match(model) else ANY)
 
 

@@ -26,7 +26,7 @@ class PatternWeights(msgspec.Struct, frozen=True, kw_only=True):
         shape: over the classes ` ` space, `n` line break or tab, `^` other control, `0` digit, `A` and
             `a` ASCII letters, `.` other ASCII, and the first byte of what is not ASCII: `l` Latin,
             `g` Greek and Cyrillic, `h` Armenian to Arabic, `i` Indic and Thai, `j` Georgian to
-            Ethiopic, `s` symbols, `k` kana and Han, `o` Hangul, `p` private use and wide forms,
+            Ethiopic, `s` symbols, `k` kana, `c` Han, `o` Hangul, `p` private use and wide forms,
             `e` emoji and other four-byte characters.
         word: over ` ` and `a` (any ASCII letter), with a space before the text: ` a` is a word's start.
         sound: over ` `, `v` (vowel) and `c` (consonant): a word that cannot be pronounced is not a common one.
@@ -58,7 +58,17 @@ class PatternWeights(msgspec.Struct, frozen=True, kw_only=True):
 def _class_of(byte: int) -> str:
     char = chr(byte)
     if byte >= 0x80:
-        lead = ((0xC0, "-"), (0xCC, "l"), (0xD4, "g"), (0xE0, "h"), (0xE1, "i"), (0xE2, "j"), (0xE3, "s"), (0xEA, "k"))
+        lead = (
+            (0xC0, "-"),
+            (0xCC, "l"),
+            (0xD4, "g"),
+            (0xE0, "h"),
+            (0xE1, "i"),
+            (0xE2, "j"),
+            (0xE3, "s"),
+            (0xE4, "k"),
+            (0xEA, "c"),
+        )
         return next((name for end, name in (*lead, (0xEE, "o"), (0xF0, "p")) if byte < end), "e")
     if char in "\n\r\t":
         return "n"
