@@ -151,8 +151,8 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _mark_of(asked: Asked) -> dict[str, str]:
-    """Return the cache mark for messages, with the longest `ttl` of the client's marks. It is no longer than that of a mark before
-    the messages, or of the automatic mark: the provider refuses a request with such a mark."""
+    """Return the cache mark for messages, with the longest `ttl` of the client's marks. It is no longer than that of a mark
+    before the messages, or of the automatic mark: the provider refuses a request with such a mark."""
     bounds = [mark for raw in asked.beside for mark in _MARKS.findall(raw)]
     bounds += [bytes(asked.fields["cache_control"])] if "cache_control" in asked.fields else []
     marks = [*bounds, *_MARKS.findall(asked.fields["messages"])]
