@@ -52,6 +52,7 @@ def gateway(tmp_path: Path) -> Iterator[Callable[..., Setup]]:
                 "upstream": f"{far}/v1" if form == "chat" else far,
                 "tokenizer": "chars/4",
                 "embedder": None,
+                "one_user": "keys" not in settings,
                 **settings,
             }
             if given.get("model") is not None:

@@ -124,7 +124,7 @@ def far(tmp_path: Path) -> Iterator[Callable[..., tuple[Far, Near]]]:
             made = Far()
             url = stack.enter_context(serving(made))
             upstream = url if form == "messages" else f"{url}/v1"
-            given = {"db": str(tmp_path / "far.db"), "upstream": upstream, "tokenizer": "chars/4", **settings}
+            given = {"db": str(tmp_path / "far.db"), "upstream": upstream, "tokenizer": "chars/4", "one_user": True, **settings}
             near = Near(stack.enter_context(serving(build(Settings(**given)))), tmp_path / "far.db")
             stack.callback(near.openai.close)
             stack.callback(near.anthropic.close)

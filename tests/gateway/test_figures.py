@@ -318,7 +318,8 @@ class Speaker:
             lead = "Please tell. " if turn > 14 and turn % 3 == 0 else ""
             messages.append({"role": "user", "content": lead + f"The river {turn} carries sand and gold to the sea. " * 15})
             reply, _ = setup.chat(messages)
-            replied += reply.usage.completion_tokens
+            rounds = (reply.usage.model_extra or {}).get("kilburn_rounds", [{"completion_tokens": reply.usage.completion_tokens}])
+            replied += sum(each["completion_tokens"] for each in rounds)
             sent.append(list(messages))
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         return sent, replied

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 
 import kilburn
@@ -178,6 +179,55 @@ def test_what_is_asked_arrives_as_it_was_sent_and_what_is_answered_too(house: Ca
         for name, value in said.items():
             assert f"\r\n{name}: {value}".encode() in top.lower()
         assert rest == (b"" if method == "HEAD" else binary)
+
+
+@pytest.mark.parametrize("upstream", ["/openai/v1", "/v1", ""])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_azure_paths_are_served_as_the_chat_form_and_passed_on(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch, keyed: bool, upstream: str
+) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "azure-key")
+    it = house(keyed=keyed, variable="")
+    it.options["upstream"] = it.far + upstream
+    it.again()
+    message = {"role": "assistant", "content": "Fine."}
+    said = {"id": "c", "object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    it.provider.say = lambda asked: (200, {"content-type": "application/json"}, json.dumps(said).encode())
+    key = it.keys["ana"] if keyed else "client-key"
+    azure = openai.AzureOpenAI(azure_endpoint=it.url, api_key=key, api_version="2024-10-21", max_retries=0, timeout=600)
+    v1 = openai.OpenAI(base_url=f"{it.url}/openai/v1", api_key=key, max_retries=0, timeout=600)
+    messages: list[Any] = [{"role": "user", "content": "Hello."}]
+    with azure, v1:
+        for client, path in ((azure, "/openai/deployments/my-gpt/chat/completions"), (v1, "/openai/v1/chat/completions")):
+            raw = client.chat.completions.with_raw_response.create(model="my-gpt", messages=messages)
+            assert raw.headers["x-kilburn-session"]
+            asked = it.provider.asked[-1]
+            assert (asked.raw, asked.query) == (path, "api-version=2024-10-21" if client is azure else "")
+            assert json.loads(asked.body)["messages"] == messages
+            sent = asked.headers.get("api-key") or asked.headers["authorization"].removeprefix("Bearer ")
+            assert sent == ("azure-key" if keyed else "client-key")
+            messages += [message, {"role": "user", "content": "And now?"}]
+    with kilburn.open(str(it.db), window=9000, tenant="ana" if keyed else "default", embedder=None) as store:
+        (info,) = store.sessions()
+        assert len(store.session(info.name).messages()) == 4
+    for path in ("/openai/deployments/../files", "/openai/deployments/x%2F../files", "/openai/v1/../files"):
+        assert it.raw(f"GET {path} HTTP/1.1\r\nx-api-key: {key}").split()[1] == b"404"
+
+
+def test_other_apis_are_refused_with_the_compatible_path_and_a_probe_is_answered(house: Callable[..., House]) -> None:
+    it = house(keyed=True)
+    for path, instead in (
+        ("/v1beta/models/gemini-3-pro:generateContent", "/v1beta/openai/"),
+        ("/v1beta/openai/chat/completions", "/v1beta/openai/"),
+        ("/api/chat", "Ollama's /v1"),
+        ("/api/generate", "Ollama's /v1"),
+    ):
+        answer = it.ask("POST", path, "ana", json={})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unsupported_api")
+        assert instead in answer.json()["error"]["message"]
+    assert it.ask("HEAD", "/").status_code == 200
+    assert it.ask("GET", "/", "ana").status_code == 404
+    assert not it.provider.asked
 
 
 def test_a_status_and_its_words_are_the_providers(house: Callable[..., House]) -> None:

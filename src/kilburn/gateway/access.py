@@ -222,7 +222,7 @@ class Access:
         # It has the gateway's own key.
         given: Given = scope["state"].pop("given")
         length = self._check_headers(scope["headers"], given)
-        if scope["path"] == OPEN:
+        if scope["path"] == OPEN or is_probe(scope):
             return await self.app(scope, receive, send)
         key, headers = self._key(scope)
         exchange.key = key
@@ -419,6 +419,11 @@ class Access:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+def is_probe(scope: Scope) -> bool:
+    """Whether a client asks if anything serves at this address, as Claude Code does. It needs no key."""
+    return bool(scope["path"] == "/" and scope["method"] == "HEAD")
+
+
 def by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
     """Headers, all values of each name together."""
     given: Given = {}
@@ -450,7 +455,7 @@ def name_of(host: bytes) -> str:
 
 def _secret(name: bytes, value: bytes) -> bytes:
     """The key that a header carries; empty for other headers."""
-    if name == b"x-api-key":
+    if name in (b"x-api-key", b"api-key"):
         return value.strip()
     kind, _, rest = value.partition(b" ")
     return rest.strip() if name == b"authorization" and kind.lower() == b"bearer" else b""

@@ -23,7 +23,7 @@ from kilburn.backends.together import open_turnstile
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway import by_hand, spans
-from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App
+from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App, is_probe
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
 from kilburn.gateway.faults import Offer
@@ -57,6 +57,7 @@ from kilburn.retrieval import Embedder
 from kilburn.search.choice import usual_embedder, vectors_for
 
 try:
+    from starlette.responses import Response as PlainResponse
     from starlette.routing import Route, Router
 except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
@@ -78,6 +79,17 @@ READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 FLOWING = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream", b"application/pdf")
 """Types of bodies that are not held. Others are read, since they may say whose they are and what they are about."""
+
+AZURE_PATH = re.compile(r"/openai(?:/v1|/deployments/[A-Za-z0-9_-][A-Za-z0-9_.-]*)?(/.+)")
+"""A path of Azure's API; the group is the same path below `/v1`."""
+
+OTHER_APIS = {
+    "/v1beta/": "Gemini's own API is not served here; use the OpenAI-compatible one: clients call this gateway's /v1, and its "
+    "upstream is Gemini's /v1beta/openai/",
+    "/api/": "Ollama's own API is not served here; use the OpenAI-compatible one: clients call this gateway's /v1, and its "
+    "upstream is Ollama's /v1",
+}
+"""The paths of APIs that are refused, and what to do instead."""
 
 NOTHING = "there is nothing at this path; see the list of paths in the documentation"
 
@@ -786,6 +798,13 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
     router = Router(paths, default=_nothing, lifespan=lifespan, redirect_slashes=False)
 
     async def routed(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and is_probe(scope):
+            await PlainResponse()(scope, receive, send)
+            return
+        if azure := AZURE_PATH.fullmatch(path):
+            # What it asks for is known by the path below `/v1`; `raw_path` is what goes upstream.
+            scope = {**scope, "path": f"/v1{azure[1]}", "raw_path": scope.get("raw_path") or quote(path, safe="/:@").encode()}
         await read.get(scope.get("path", ""), router)(scope, receive, send)
 
     keys = None if settings.keys is None else Keys(settings.keys)
@@ -807,4 +826,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
 
 
 async def _nothing(scope: MutableMapping[str, Any], receive: object, send: object) -> None:
+    for beginning, message in OTHER_APIS.items():
+        if scope["path"].startswith(beginning):
+            raise Problem(404, "unsupported_api", message)
     raise Problem(404, "unknown_url", NOTHING)

@@ -22,8 +22,9 @@ from kilburn.wire.oddities import counted, messages_message, whole_number
 STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
-TTLS = {"5m": 300, "1h": 3600}
-"""Lifetimes of a cache mark, in seconds."""
+MARK = {"type": "ephemeral"}
+LONG_TTL = b'"1h"'
+"""The longest lifetime of a cache mark; the other one is 5 minutes."""
 
 _MARKS = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 
@@ -150,23 +151,13 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _mark_of(asked: Asked) -> dict[str, str]:
-    """Return the cache mark for messages. Its `ttl` is the longest of the client's marks, but no mark before the messages may have a
-    shorter one: the provider refuses that, as it refuses another `ttl` than that of its automatic mark."""
+    """Return the cache mark for messages, with the longest `ttl` of the client's marks. It is no longer than that of a mark
+    before the messages, or of the automatic mark: the provider refuses a request with such a mark."""
     bounds = [mark for raw in asked.beside for mark in _MARKS.findall(raw)]
     bounds += [bytes(asked.fields["cache_control"])] if "cache_control" in asked.fields else []
-    seconds = [_seconds(mark) for mark in (*bounds, *_MARKS.findall(asked.fields["messages"]))]
-    longest = min(max(seconds, default=0), *map(_seconds, bounds), TTLS["1h"])
-    return {"type": "ephemeral", **{"ttl": ttl for ttl in TTLS if TTLS[ttl] == longest != TTLS["5m"]}}
-
-
-def _seconds(mark: bytes) -> int:
-    """Return the lifetime of a cache mark, in seconds."""
-    try:
-        fields = msgspec.json.decode(mark)
-    except msgspec.DecodeError:
-        return TTLS["5m"]
-    ttl = fields.get("ttl") if isinstance(fields, dict) else None
-    return TTLS.get(ttl if isinstance(ttl, str) else "", TTLS["5m"])
+    marks = [*bounds, *_MARKS.findall(asked.fields["messages"])]
+    lasts = any(LONG_TTL in mark for mark in marks) and all(LONG_TTL in mark for mark in bounds)
+    return MARK | {"ttl": "1h"} if lasts else MARK
 
 
 def marked(messages: Sequence[dict[str, Any]], room: int, mark: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -180,10 +171,8 @@ def marked(messages: Sequence[dict[str, Any]], room: int, mark: Mapping[str, str
     """
     ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1]
     ends = [*ends, *(at - 1 for at in ends[:1] if at and _can_end(messages[at - 1]))][: max(room, 0)]
-    return [
-        _with_mark(_without_marks(message), mark) if at in ends else _without_marks(message)
-        for at, message in enumerate(messages)
-    ]
+    bare = map(_without_marks, messages)
+    return [_with_mark(message, mark) if at in ends else message for at, message in enumerate(bare)]
 
 
 def _can_end(message: dict[str, Any]) -> bool:

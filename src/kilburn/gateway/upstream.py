@@ -76,6 +76,9 @@ KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
 dropped."""
 
+AZURE = "/openai/"
+"""The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
+
 TRACED = ("traceparent", "tracestate")
 """Headers that say what span a request belongs to, in every form."""
 
@@ -120,7 +123,8 @@ class Response(NamedTuple):
 def is_lent(headers: Mapping[str, str]) -> bool:
     """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return bool(headers.get(KEY_FROM)) or (bearer in STAND_INS and headers.get("x-api-key", "") in STAND_INS)
+    given = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
+    return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in given)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -149,7 +153,7 @@ class UpstreamApi(Protocol):
         """An async context with the `Response`.
 
         Args:
-            path: below `/v1`, with the query, as it is in an address: with `%` where the client has one.
+            path: below `/v1`, or from `/openai/` on, with the query, as it is in an address: with `%` where the client has one.
             body: whole, or piece by piece where there is no form.
             headers: the client's.
             form: of the body; None where it goes through unread.
@@ -207,13 +211,13 @@ class Endpoint:
         self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None
     ) -> AbstractAsyncContextManager[Response]:
         """See `UpstreamApi`. An endpoint without the path of the responses form is asked for chat completions instead."""
-        whole = body if isinstance(body, bytes) else b""
-        if form is not None and not self.speaks(form):
+        whole, azure = body if isinstance(body, bytes) else b"", path.startswith(AZURE)
+        if form is not None and not azure and not self.speaks(form):
             return self._translated(whole, headers, form)
-        sent = self._headers(headers)
+        sent = self._headers(headers, azure=azure)
         if whole is not body and "content-length" in headers:
             sent["content-length"] = headers["content-length"]
-        if form is None or form.name != "responses":
+        if form is None or azure or form.name != "responses":
             return self._sent(method, path, body, sent, through=form is None)
         return self._either(method, path, whole, sent, headers, form)
 
@@ -251,7 +255,8 @@ class Endpoint:
         else:
             data = body.__aiter__()
         # Nothing that a client writes makes another host, or a fragment, which is not sent.
-        url = URL(f"{self.url}/v1{path}".replace("#", "%23"), encoded=True)
+        place = self.url.removesuffix("/openai") if path.startswith(AZURE) else f"{self.url}/v1"
+        url = URL(f"{place}{path}".replace("#", "%23"), encoded=True)
         try:
             async with asyncio.timeout(self._timeout) as patience:
                 if isinstance(data, AsyncIterator) and not isinstance(body, bytes):
@@ -357,7 +362,7 @@ class Endpoint:
                 yield rest
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
-    def _headers(self, given: Mapping[str, str]) -> dict[str, str]:
+    def _headers(self, given: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
         """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
         own, or the usual variable of the provider whose endpoint this is, and of no other."""
         headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
@@ -365,9 +370,12 @@ class Endpoint:
         if is_lent(given):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
+            headers.pop("api-key", None)
             anthropic = self.form == "messages"
             named = given.get(KEY_FROM, "")
-            if key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
+            if azure:
+                headers |= {"api-key": key} if (key := os.environ.get(named or "AZURE_OPENAI_API_KEY")) else {}
+            elif key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
                 headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
 
