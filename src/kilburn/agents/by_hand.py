@@ -7,7 +7,7 @@ moves but what is asked for. What must fit is measured by the window that the ag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kilburn.backend import Backend
 from kilburn.budget import Budget
@@ -43,23 +43,33 @@ def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy:
     return found
 
 
+class WindowPreview(NamedTuple):
+    """What would leave a window, with the policy that decides and the window's size in tokens."""
+
+    preview: Preview
+    policy: Any
+    window: int
+
+
 def preview(
     backend: Backend, name: str, tokens: int = 0, *, window: int | None = None, otherwise: int = WINDOW, policy: Any = None
-) -> tuple[Any, Preview]:
-    """What would leave the window of a session if a message of so many tokens came now; with the policy that decides.
+) -> WindowPreview:
+    """Preview what would leave the window of a session if a message of so many tokens came now.
 
     Args:
-        window: tokens of the window, to which the session's correction applies; None for what the last prompt might take, which
-            is corrected already.
-        otherwise: tokens of the window where there was no prompt yet.
-        policy: a spec, or an object; None for who decided last.
+        window: tokens of the window, to which the session's correction applies; None for that of the last prompt, whose room is
+            corrected already.
+        otherwise: tokens of the window if there was no prompt yet.
+        policy: a spec, or an object; None for the policy that decided last.
 
     Raises:
         SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
     """
-    policy = policy or decider(opened(backend, name).receipts())
+    known = opened(backend, name)
+    policy = policy or decider(known.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    return policy, session.preview(tokens, capacity=None if window else session.shipped)
+    previewed = session.preview(tokens, capacity=None if window else session.shipped)
+    return WindowPreview(previewed, policy, window or known.figures.window or otherwise)
 
 
 def decider(found: Sequence[Receipt]) -> str:

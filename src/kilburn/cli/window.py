@@ -55,7 +55,7 @@ def preview(
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
     """
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
-        policy, found = by_hand.preview(backend, name, tokens, window=size, policy=policy)
+        found, policy, window = by_hand.preview(backend, name, tokens, window=size, policy=policy)
     if where.json:
         emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
         return
@@ -64,7 +64,7 @@ def preview(
     if found.receipts:
         table(heads, rows)
     room = found.capacity - found.use
-    said = f"{count(found.use)} tokens now, {found.use / found.capacity:.0%} of what fits a window of {count(budget.window)}"
+    said = f"{count(found.use)} tokens now, {found.use / found.capacity:.0%} of what fits a window of {count(window)}"
     if not found.receipts:
         tell(f"nothing would leave: {said}, {count(room)} free")
         return

@@ -276,7 +276,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         match shown["asked"]:
             case "leaves":
                 tokens = _number(shown["tokens"] or "0")
-                shown["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=shown["policy"])[1]
+                shown["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=shown["policy"]).preview
             case "compact":
                 pages, keep = _range_of(query)
                 looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))

@@ -110,7 +110,7 @@ class WindowsByHand:
         """
         self._info(key, user, name)
         window = self._budget.window
-        return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy)[1]
+        return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
         """How two prompts differ; see `Session.difference`.
