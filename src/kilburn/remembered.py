@@ -24,6 +24,10 @@ ENTRY = 300
 """Bytes of an entry beside its texts and what was found in them."""
 
 
+MAX_STEP_SECONDS = 10.0
+"""How long forgetting waits for a step of another thread in the cache; a step takes microseconds."""
+
+
 class Recent(Generic[Key, Value]):
     """Values by key: those that were used last, up to so many bytes. Safe to use from several threads.
 
@@ -33,7 +37,9 @@ class Recent(Generic[Key, Value]):
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._lock = threading.Lock()
+        # An interrupt between a `with` statement and its block leaves a lock held for ever. So no thread waits for this lock: it
+        # goes without the cache, and the interrupted thread gets its own lock again.
+        self._lock = threading.RLock()
         self._young: dict[Key, tuple[Value, int]] = {}
         self._old: dict[Key, tuple[Value, int]] = {}
         """What was not used since the young ones were begun; it is dropped when they would be more than half of all."""
@@ -53,27 +59,39 @@ class Recent(Generic[Key, Value]):
         known = self._young.get(key)
         if known is not None:
             return known[0]
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             known = self._old.pop(key, None)
             if known is None:
                 return None
             self._left -= known[1]
             self._add(key, known)
             return known[0]
+        finally:
+            self._lock.release()
 
     def keep(self, key: Key, value: Value, size: int) -> None:
         """Keep a value of so many bytes. One that is more than a quarter of all is not kept."""
-        if 4 * size > self.most:
+        if 4 * size > self.most or not self._lock.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             if (known := self._old.pop(key, None)) is not None:
                 self._left -= known[1]
             self._add(key, (value, size))
+        finally:
+            self._lock.release()
 
     def clear(self) -> None:
-        """Drop everything."""
-        with self._lock:
+        """Drop everything. A lock that a thread holds longer than any of its steps takes is replaced."""
+        is_held = self._lock.acquire(timeout=MAX_STEP_SECONDS)
+        try:
             self._young, self._old, self._taken, self._left = {}, {}, 0, 0
+        finally:
+            if is_held:
+                self._lock.release()
+            else:
+                self._lock = threading.RLock()
 
     def _add(self, key: Key, known: tuple[Value, int]) -> None:
         if (before := self._young.get(key)) is not None:

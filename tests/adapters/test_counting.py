@@ -37,7 +37,7 @@ def test_the_named_models_tokenizer_counts_and_the_next_models_too() -> None:
         session = store.session("a")
         talk(url, session, "gpt-5", "claude-opus-4-8", "gpt-5", turns=2)
         assert session.counter.name == "gpt-5"
-        assert session.stats().tokens_in_window == sum(page.tokens for page in session.window.resident())
+        assert session.use == sum(page.tokens for page in session.window.resident())
         branch = session.fork("Look on.")
         assert branch.counter is session.counter
         check_laws(session)
