@@ -78,6 +78,10 @@ CREATE INDEX IF NOT EXISTS running_gateway ON running(gateway);
 """
 
 
+MAX_ATTEMPTS, ATTEMPT_PAUSE = 100, 0.05
+"""How often a process tries to open the file while others begin to use it, and the seconds between two tries."""
+
+
 class FileTurnstile:
     """Counts in a file, for gateways of one machine. What is in it need not survive a power cut.
 
@@ -95,8 +99,19 @@ class FileTurnstile:
         with translate_errors(self._path, "counting"):
             self._db = apsw.Connection(self._path)
             self._db.set_busy_timeout(5000)
-            self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
-            self._db.execute(TABLES)
+            self._create()
+
+    def _create(self) -> None:
+        """Create the tables. SQLite does not wait for another process that changes the journal mode at the same time."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
+                self._db.execute(TABLES)
+                return
+            except apsw.BusyError:
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise
+                time.sleep(ATTEMPT_PAUSE)
 
     def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""

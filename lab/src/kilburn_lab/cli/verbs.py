@@ -69,8 +69,8 @@ class Option(NamedTuple):
         kind, default = self.kind, self.default
         if kind is None and known is not None:
             kind, default = known.annotation, known.default
-            if get_origin(kind) is Sequence:
-                kind, default = list[get_args(kind)[0]] | None, None  # type: ignore[misc]
+            if (sequence := _sequence_in(kind)) is not None:
+                kind, default = list[get_args(sequence)[0]] | None, None  # type: ignore[misc]
             elif Path in get_args(kind):
                 kind = Path | None
         words, shown = self.help, True
@@ -84,6 +84,11 @@ class Option(NamedTuple):
     def flag(self, argument: str) -> str:
         """Return its name on the command line."""
         return self.name or f"--{argument}"
+
+
+def _sequence_in(annotation: Any) -> Any:
+    """Return the `Sequence[...]` that an annotation is, or is beside None; None if it is neither."""
+    return next((part for part in (annotation, *get_args(annotation)) if get_origin(part) is Sequence), None)
 
 
 DATA = Option(f"Recorded runs: {FORMS}; or a folder of them. Made-up ones where left out.", "FILE|DIR")
@@ -170,7 +175,7 @@ def verb(
                     chosen[argument] = work.full[argument]
             elif option.by is not None:
                 chosen[argument] = option.by(value)
-            elif value or argument not in known or get_origin(known[argument].annotation) is not Sequence:
+            elif value or argument not in known or _sequence_in(known[argument].annotation) is None:
                 chosen[argument] = value
         with progress(work.doing) as update:
             quiet = os.environ.get("KILBURN_QUIET")
