@@ -472,7 +472,7 @@ def _originals(window: WindowState, page: int) -> set[int]:
 
 
 def check_bring(window: WindowState, move: Bring) -> LegalMove:
-    """Check a copy of passages: it cites originals that are in force, and stands before the prompt's last message."""
+    """A copy of passages cites originals that are in force, and stands where no call waits for its result."""
     pages = known(window, move.pages)
     for page in pages:
         if page.id < 0:
@@ -483,9 +483,10 @@ def check_bring(window: WindowState, move: Bring) -> LegalMove:
         raise KernelError("a page of which nothing is brought", advice="give its spans, or leave it out")
     if window.awaited():
         raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
-    end = window.prompt_end()
+    newest = window.newest()
     # A rank below that of the originals: before all parts of the message.
-    return LegalMove(place=(window.last, 1 - window.last_derived) if end is None else (end, -1))
+    before = (newest[0], -1) if newest and window.pages[newest[0]].role is Role.USER else None
+    return LegalMove(place=before or (window.last, 1 - window.last_derived))
 
 
 def check_retire(window: WindowState, move: Retire) -> LegalMove:
