@@ -271,14 +271,3 @@ def test_arguments_that_cannot_be_used(words: tuple[str, ...], db: Path) -> None
     said = kilburn("ask", *words, "--db", db)
     assert said.status == 2
     assert said.err.startswith("kilburn: ")
-
-
-@pytest.mark.slow
-def test_the_measurement_fits_the_screen() -> None:
-    words = ("lab", "recursion", "--tokens", 1500, "--judged", 12)
-    said = kilburn(*words)
-    assert said.status == 0, said.err
-    assert max(map(len, said.out.splitlines())) <= 120
-    rows = kilburn(*words, "--json").json["rows"]
-    assert {row["system"] for row in rows} == {"depth 0", "depth 1", "depth 2", "truncate", "search"}
-    assert kilburn("lab", "recursion", "--system", "depth 9").status == 2

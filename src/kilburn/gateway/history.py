@@ -602,8 +602,8 @@ class Histories:
                 self._warm.clear()
             self._warm.add(request.user)
             self._read_newest(request.user)
-        known = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
-        return [each for each in known if is_linkable(each.root, request.root)]
+        idle = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
+        return [each for each in idle if is_linkable(each.root, request.root)]
 
     def _having(self, request: _Request, said: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
         """The sessions that have so many digests, among those that have one of a history."""

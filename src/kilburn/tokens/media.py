@@ -105,7 +105,7 @@ def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
 def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
     """Return what a provider's block costs in a prompt, in tokens, without its message's envelope: its JSON without media, and
     its media."""
-    media = [found for key, text in _strings(block) if (found := read_media(counter, key, text)) is not None]
+    media = [item for key, text in _strings(block) if (item := read_media(counter, key, text)) is not None]
     text = msgspec.json.encode(_without_media(block)).decode() if media else msgspec.json.encode(block).decode()
     return counter.count(text) + sum(item.tokens for item in media)
 
@@ -124,7 +124,7 @@ def describe(counter: Counter, block: dict[str, Any], *, named: bool = True) -> 
     Args:
         named: whether to use the name that it gives itself.
     """
-    media = [found for key, text in _strings(block) if (found := read_media(counter, key, text)) is not None]
+    media = [item for key, text in _strings(block) if (item := read_media(counter, key, text)) is not None]
     names = [text for key, text in _strings(block) if key in _NAME_KEYS and text.strip()] if named else []
     kind = str(block.get("type") or "block")
     main = next((item for item in media if item.type not in ("encrypted", "data")), media[0] if media else None)
