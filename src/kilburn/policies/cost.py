@@ -1,13 +1,12 @@
 """Cache-aware excerpts: an edit makes the cached prefix behind it void, so it must be worth that.
 
-When pages leave the window, the passages that are worth their tokens stay, as an excerpt in their place. Excerpts are
-left alone. The next one is put after them, so everything before it is read from the cache. When they take too much of
-the window, they are remade as one. What a passage must be worth follows from the prices: writing it to the cache
-once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
-miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It
-edits only when the window is full, because each edit costs money, and then everything older than the latest message,
-because whatever follows an edit is re-prefilled anyway. What is asked is brought to the end, where it makes nothing void. It
-needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
+When the window is full, everything older than the latest message leaves in one edit, because whatever follows an edit is
+prefilled again anyway. The passages that are worth their tokens stay, as an excerpt behind the earlier excerpts, so that all
+before it is read from the cache. The prices decide how much stays: a token is written to the cache once, is read with each
+prompt, and makes the next edit come sooner. They also decide whether the earlier excerpts are remade: whichever plan makes the
+prompts until the next edit cheaper. If the provider's cache has expired, an edit costs nothing, and comes sooner. What is asked
+is brought to the end, where it makes nothing void. It needs no model. This policy is ours; the figures are in
+docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations
@@ -20,19 +19,17 @@ from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import Prices, prices_of
 from kilburn.selection.excerpts import flow_of
-from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep
+from kilburn.selection.keeping import Economy, WindowShape, copy_of, keep
 
 __all__ = ["Cost"]
 
-CHANCE = 1000.0
-"""Worth that a passage must have for each token of fresh input that keeping it costs, if a miss costs one token. Fitted on
-recorded runs, where one of 20 prompts needs a line that is older than the last output."""
+CHANCE = 1.0
+"""Worth that a passage must have for each token of fresh input that it costs, if a miss costs as many tokens as the window holds.
+A prompt needs about one old line, however large the window is, so the chance that a given token is needed falls with the
+window. Fitted on chats and recorded runs at 1,000 to 16,000 tokens."""
 
 LATELY = 20
 """A recall of a page within this many messages means that too little was kept."""
-
-ADDED, HELD, REMADE = 0.3, 0.7, 0.5
-"""Shares of the window: of one excerpt at most, of all excerpts before they are remade, and of the remade one."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +77,17 @@ class Cost:
             core=capacity // 4 if self.core is None else self.core,
             whole=capacity // 2 if self.whole is None else self.whole,
             spare=capacity // 8,
-            added=int(ADDED * capacity),
-            held=int(HELD * capacity),
-            remade=int(REMADE * capacity),
             copy=copy_of(capacity),
-            floor=floor_of(capacity),
         )
-        return keep(view, shape, self._table(), lambda leaving: self._least(view, leaving, capacity))
+        return keep(view, shape, self._table(), lambda leaving: self._economy(view, leaving, capacity))
 
-    def _least(self, view: View, leaving: Sequence[Page], capacity: int) -> float:
-        """The worth that a passage must have: its price until the next edit, divided by the price of a miss."""
+    def _economy(self, view: View, leaving: Sequence[Page], capacity: int) -> Economy:
+        """A passage must be worth what it costs until the next edit, divided by the price of a miss."""
         table = self._table()
-        stay = max(1.0, capacity / 2 / flow_of(view))
-        price = (table.written / stay + table.cached) / table.input
         # A recall is one more call of the model, which reads the whole prompt from the cache again.
         miss = self.miss + capacity * table.cached / table.input
-        return CHANCE / miss * price / (1 + _recalled(view, leaving))
+        # A message of the user or a tool, and one of the agent, come between two prompts.
+        return Economy(table, 2 * flow_of(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
 
     def _table(self) -> Prices:
         return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)

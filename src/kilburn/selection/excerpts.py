@@ -5,7 +5,7 @@ Policies decide when one is made, and how large it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 
 from kilburn.kernel.pending import NOT_INDEXED
@@ -136,12 +136,13 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, floor: int = 0, recent: float = RECENT) -> Parts:
+def parts_of(
+    view: View, stretch: Stretch, room: int, *, bar: Callable[[int], float] | None = None, recent: float = RECENT
+) -> Parts:
     """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
-        least: what a passage must be worth for its tokens once `floor` tokens are taken; `recent`: the worth of a new
-            passage as such (see `select`).
+        bar, recent: see `select`.
     """
     if room <= view.handle:
         return ()
@@ -174,8 +175,7 @@ def parts_of(view: View, stretch: Stretch, room: int, *, least: float = 0.0, flo
         room,
         view.count,
         ratio=characters / max(1, tokens),
-        least=least,
-        floor=floor,
+        bar=bar,
         recent=recent,
         life=life,
     )

@@ -41,6 +41,11 @@ FILL, SMALL = 0.68, 4000
 """Share of a window of twice `SMALL` tokens or more that an edit leaves filled, at least; of `SMALL` tokens, none."""
 
 
+COLD = 0.75
+"""Share of the window from which on it is edited before it is full, if the provider's cache has expired: the next prompt is
+written to the cache whole in any case, so that edit costs nothing."""
+
+
 @dataclass(frozen=True)
 class WindowShape:
     """How a window is divided, in tokens.
@@ -53,7 +58,7 @@ class WindowShape:
         spare: that an edit leaves free.
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
         copy: of a copy at most.
-        floor: that the window holds after an edit, at least; what is beyond that must be worth `least`.
+        floor: that the window holds after an edit, at least, as far as there is text for it.
     """
 
     capacity: int
@@ -61,11 +66,43 @@ class WindowShape:
     core: int
     whole: int
     spare: int
-    added: int
-    held: int
-    remade: int
     copy: int
+    added: int = 0
+    held: int = 0
+    remade: int = 0
     floor: int = 0
+
+
+@dataclass(frozen=True)
+class Economy:
+    """What tokens in the window cost until the next edit, in tokens of fresh input.
+
+    Args:
+        prices: of the model; `input` is above 0.
+        flow: tokens that come between two prompts, on average; above 0.
+        capacity: tokens at which the next edit comes.
+        chance: worth that a passage must have for each token that it costs.
+    """
+
+    prices: Prices
+    flow: float
+    capacity: int
+    chance: float
+
+    def bar(self, use: int) -> float:
+        """The worth that a passage must have if the window holds `use` tokens without it.
+
+        A token more is written once, is read from the cache with each prompt, and takes room: the next edit comes sooner, and
+        reads all that it leaves again. Of a window that is almost full the edits are so frequent that nothing is worth its place.
+        """
+        prices, free = self.prices, max(1.0, self.capacity - use)
+        again = max(0.0, prices.written - prices.cached) * self.flow * self.capacity / free**2
+        return self.chance * (prices.cached + prices.written * 2 * self.flow / self.capacity + again) / prices.input
+
+    def rate(self, again: int, use: int) -> float:
+        """What a prompt costs after an edit that reads `again` tokens again and leaves `use` in the window."""
+        prices, until = self.prices, max(1.0, (self.capacity - use) / self.flow)
+        return again * max(0.0, prices.written - prices.cached) / until + prices.cached * (use + self.capacity) / 2
 
 
 class _Edit(NamedTuple):
@@ -80,10 +117,6 @@ class _Edit(NamedTuple):
 def copy_of(capacity: int) -> int:
     """Tokens of a copy in a window of that capacity at most: two fifths of a small one, and a twentieth of a large one."""
     return min(2 * capacity // 5, max(800, capacity // 20))
-
-
-def _nothing(pages: Sequence[Page]) -> float:
-    return 0.0
 
 
 def middleness(capacity: int) -> float:
@@ -102,14 +135,16 @@ def floor_of(capacity: int) -> int:
 
 
 def keep(
-    view: View, shape: WindowShape, prices: Prices, least: Callable[[Sequence[Page]], float] = _nothing
+    view: View, shape: WindowShape, prices: Prices, economy: Callable[[Sequence[Page]], Economy] | None = None
 ) -> Generator[Effect, Answer, list[Move]]:
     """The moves at a window: an edit in front if it is full, or has no room for what the user asked, and what was asked behind.
 
     Args:
-        least: what a passage of these leaving pages must be worth beyond the floor (see `select`).
+        economy: decides how much of these leaving pages an edit keeps, and whether it remakes the excerpts; None for the shares
+            of `shape`.
     """
-    if view.use <= shape.capacity:
+    free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
+    if view.use <= shape.capacity and not free_edit:
         if view.cause is not Cause.ADMIT:
             return []
         wanted = yield from passages_asked(view, shape.copy)
@@ -119,14 +154,22 @@ def keep(
         fit = fitting(view, wanted, room)
         if len(fit) == len(wanted) or not is_asked(view):
             return copy_moves(leaving, fit)
-    edit = _edit(view, shape, least)
+    edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
     wanted = yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)
     return [*edit.moves, *copy_moves(copies_of(view), wanted)]
 
 
-def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], float]) -> _Edit:
+def _is_cold(view: View, prices: Prices) -> bool:
+    """Whether the provider's cache has expired: the newest message came more than its lifetime after the one before it."""
+    if view.cause is not Cause.ADMIT:
+        return False
+    before = [view.uses[page.id].time for page in view.pages if page.message < view.turn and page.id in view.uses]
+    return bool(before) and view.now - max(before) > prices.ttl
+
+
+def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Economy] | None) -> _Edit:
     """An excerpt after the existing ones, or one in place of all of them."""
     capacity = shape.capacity
     # What the agent has not read stays, though it be the results of several calls.
@@ -137,22 +180,46 @@ def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], floa
     if not leaving:
         return _Edit(latest, [page for page in view.pages if page.id not in view.copies], (), use)
     excerpts, young = split_excerpts(leaving)
-    least = worth(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
     spare = max(shape.spare, shape.copy) if is_asked(view) else shape.spare
     room = capacity - stays - spare - 2 * view.handle
+    if economy is not None:
+        return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)
     floor = shape.floor - stays if shape.floor else 0
     most = min(room, max(shape.held, floor + capacity // 5)) - held
     if young and most > capacity // 20:
         size = min(max(shape.added, floor), room - held)
         if size > most > capacity // 10:
             size = most
-        moves, kept = _excerpt(view, young, shape, size, least, floor - held)
+        moves, kept = _excerpt(view, young, shape, size)
         if _size(kept) <= most:
             return _made(view, [*latest, *moves], young, kept, stays + held)
-    moves, kept = _excerpt(view, leaving, shape, min(max(shape.remade, floor), room), least, floor)
+    moves, kept = _excerpt(view, leaving, shape, min(max(shape.remade, floor), room))
     return _made(view, [*latest, *moves], leaving, kept, stays)
+
+
+def _cheapest(
+    view: View,
+    shape: WindowShape,
+    economy: Economy,
+    latest: list[Move],
+    excerpts: Sequence[Page],
+    young: Sequence[Page],
+    room: int,
+    stays: int,
+) -> _Edit:
+    """An excerpt of what is young after the others, or one in place of all, whichever makes the next prompts cheaper."""
+    held = sum([page.tokens for page in excerpts])
+    edits: list[tuple[float, _Edit]] = []
+    for leaving, front in ((young, held), ([*excerpts, *young], 0)):
+        if leaving and room > front:
+            moves, kept = _excerpt(view, leaving, shape, room - front, lambda taken, use=stays + front: economy.bar(use + taken))
+            edit = _made(view, [*latest, *moves], leaving, kept, stays + front)
+            edits.append((economy.rate(edit.use - front, edit.use), edit))
+        if not excerpts:
+            break
+    return min(edits, key=lambda priced: priced[0])[1]
 
 
 def _made(view: View, moves: list[Move], leaving: Sequence[Page], kept: Parts, use: int) -> _Edit:
@@ -162,12 +229,12 @@ def _made(view: View, moves: list[Move], leaving: Sequence[Page], kept: Parts, u
 
 
 def _excerpt(
-    view: View, pages: Sequence[Page], shape: WindowShape, room: int, least: float, floor: int
+    view: View, pages: Sequence[Page], shape: WindowShape, room: int, bar: Callable[[int], float] | None = None
 ) -> tuple[list[Move], Parts]:
     """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
     recent = LASTING + MORE_LASTING * middleness(shape.capacity)
-    parts = parts_of(view, stretch, room, least=least, floor=max(0, floor), recent=recent)
+    parts = parts_of(view, stretch, room, bar=bar, recent=recent)
     why = f"passages of {len(parts)} pages that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 

@@ -106,8 +106,7 @@ def select(
     *,
     ratio: float = 4.0,
     heading: str = HEADING,
-    least: float = 0.0,
-    floor: int = 0,
+    bar: Callable[[int], float] | None = None,
     recent: float = RECENT,
     life: float = 1.0,
     thrift: float = 0.0,
@@ -122,7 +121,8 @@ def select(
         count: tokens of a text.
         ratio: characters of a token, about; `count` checks the result.
         heading: a text as long as what stands around the excerpt.
-        least: a passage that is worth less is left out even if there is room, once `floor` tokens are taken.
+        bar: the worth that the next passage must have, from the tokens that the excerpt has; it must not fall as these grow.
+            None fills the room.
         recent: see `RECENT`. Larger if the choice will stay for long.
         life: how many times slower than `HALF` a passage loses worth with age.
         thrift: power of its length by which a passage's worth is divided: 0 for passages of about one length.
@@ -138,7 +138,7 @@ def select(
     left, used, small = room - around, 0, TINY if thrift else SMALL
     begin = after = _begin(worth, seen)
     for _ in range(TRIES):
-        order, after = _greedy(candidates, worth, after, int(left * ratio), least, int((room - floor) * ratio), small)
+        order, after = _greedy(candidates, worth, after, int(left * ratio), bar, ratio, small)
         found = joined(order)
         used = cost(found) if cost is not None else _cost(order, found, count) + around
         if used <= room:
@@ -252,10 +252,20 @@ def _begin(worth: Sequence[float], seen: set[str]) -> _Choice:
 
 
 def _greedy(
-    candidates: Sequence[PagePassage], worth: Sequence[float], begun: _Choice, room: int, least: float, rest: int, small: int
+    candidates: Sequence[PagePassage],
+    worth: Sequence[float],
+    begun: _Choice,
+    room: int,
+    bar: Callable[[int], float] | None,
+    ratio: float,
+    small: int,
 ) -> tuple[list[PagePassage], _Choice]:
-    """The passages in the order in which they were chosen, within `room` characters, until `small` are left; those that
-    are worth less than `least` while more than `rest` are left. Also from where more room would go on."""
+    """The passages in the order in which they were chosen, within `room` characters, until `small` are left or the next one is
+    below the bar. Also from where more room would go on.
+
+    Args:
+        ratio: characters of a token.
+    """
     heap, seen, chosen, pages, spent = begun.copy()
     after: _Choice | None = None
     refused = 0
@@ -269,7 +279,7 @@ def _greedy(
         if heap and now > heap[0][0] and now > bound:
             heapq.heappush(heap, (now, at))
             continue
-        if -now < least and room <= rest:
+        if bar is not None and -now < bar(int(spent / ratio)):
             heapq.heappush(heap, (bound, at))
             break
         cost = one.passage.end - one.passage.start + 3 + (0 if one.page in pages else 6 + len(MARK))
