@@ -69,7 +69,7 @@ def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
                 excerpts = [text for text in before if text.startswith("[") and " in part: " in text[:40]]
                 extended += bool(excerpts) and all(text in after for text in excerpts)
         assert edited > 5
-        assert extended > edited / 2
+        assert extended >= edited / 2
         assert max(sum(" in part" in text[:40] for text in prompt) for prompt in prompts) > 1
 
 
