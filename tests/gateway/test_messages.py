@@ -152,6 +152,18 @@ def test_cache_marks_have_the_longest_ttl_of_the_client_that_the_provider_takes(
     assert body["system"] == lead
 
 
+def test_an_edit_leaves_the_cache_marks_of_the_client_where_they_were(claude: Any) -> None:
+    setup = claude(window=2000, upstream=Upstream(otherwise="Fine."))
+    lines = [{"type": "text", "text": f"Line {number}."} for number in range(3)]
+    marked = [lines[0], {**lines[1], "cache_control": {"type": "ephemeral"}}, lines[2]]
+    messages = [*talk(12), {"role": "user", "content": marked}]
+    ask(setup, messages, streamed=False, system=[{"type": "text", "text": "Rules."}])
+    body = setup.upstream.sent[-1].body
+    assert len(body["messages"]) < len(messages)
+    blocks = [block for message in body["messages"] if isinstance(message["content"], list) for block in message["content"]]
+    assert [block["text"] for block in blocks if "cache_control" in block][-2:] == ["Line 1.", "Line 2."]
+
+
 def test_what_is_brought_for_a_question_leaves_the_cache_warm(claude: Any) -> None:
     answer = "Fine. " * 80
     setup = claude(window=2500, policy="hybrid", upstream=Upstream(otherwise=answer, least=100))

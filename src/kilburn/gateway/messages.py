@@ -29,6 +29,7 @@ LONG_TTL = b'"1h"'
 _MARKS = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
+_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class MessagesForm(Form):
@@ -49,7 +50,7 @@ class MessagesForm(Form):
         lead = getattr(messages, "system", None)  # of the conversation; the client's own system prompt stands beside it
         if lead:
             messages = [{"role": "system", "content": lead}, *messages]
-        fields["messages"] = marked(messages, wire.BREAKPOINTS - used, _mark_of(asked))
+        fields["messages"] = marked(messages, wire.BREAKPOINTS - used, _mark_of(asked), _marked_blocks(asked))
         return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -160,19 +161,43 @@ def _mark_of(asked: Asked) -> dict[str, str]:
     return MARK | {"ttl": "1h"} if lasts else MARK
 
 
-def marked(messages: Sequence[dict[str, Any]], room: int, mark: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The messages with the provider's cache marks at the end of what stays: on the last message, on the user's message
-    before it, where the last prompt ended, and on the assistant's before the last message: a copy that was brought for the
-    question stands in that message, and is not in the next prompt.
+def _marked_blocks(asked: Asked) -> list[dict[str, Any]]:
+    """The blocks of messages on which the client placed a cache mark, in order and without it."""
+    source = bytes(asked.fields["messages"])
+    if b'"cache_control"' not in source:
+        return []
+    marked_messages = [_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
+    blocks = [block for message in marked_messages for block in wire.as_blocks(message["content"])]
+    return [bare for block in blocks if (bare := _bare(block)) != block]
+
+
+def marked(
+    messages: Sequence[dict[str, Any]], room: int, mark: Mapping[str, str], client: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The messages with the provider's cache marks: on the last message, on the blocks that the client marked, on the user's
+    message before the last, where the last prompt ended, and on the assistant's before the last message, because a copy that was
+    brought for the question stands in the last message and is not in the next prompt. As many as there is room for, in that
+    order.
 
     Args:
         room: marks that a request may still have.
         mark: the value of `cache_control`.
+        client: the blocks that the client marked (see `_marked_blocks`).
     """
+    bare = [_without_marks(message) for message in messages]
     ends = [at for at, message in enumerate(messages) if message["role"] == "user"][-2:][::-1]
-    ends = [*ends, *(at - 1 for at in ends[:1] if at and _can_end(messages[at - 1]))][: max(room, 0)]
-    bare = map(_without_marks, messages)
-    return [_with_mark(message, mark) if at in ends else message for at, message in enumerate(bare)]
+    ends += [at - 1 for at in ends[:1] if at and _can_end(messages[at - 1])]
+    places = [(at, len(wire.as_blocks(bare[at]["content"])) - 1) for at in ends]
+    if client:
+        blocks = (
+            (at, place, block)
+            for at, message in enumerate(bare)
+            for place, block in enumerate(wire.as_blocks(message["content"]))
+        )
+        places[1:1] = [(at, place) for at, place, block in blocks if block in client]
+    for at, place in list(dict.fromkeys(places))[: max(room, 0)]:
+        bare[at] = _with_mark(bare[at], place, mark)
+    return bare
 
 
 def _can_end(message: dict[str, Any]) -> bool:
@@ -198,9 +223,9 @@ def _bare(block: dict[str, Any]) -> dict[str, Any]:
     return block
 
 
-def _with_mark(message: dict[str, Any], mark: Mapping[str, str]) -> dict[str, Any]:
+def _with_mark(message: dict[str, Any], place: int, mark: Mapping[str, str]) -> dict[str, Any]:
     blocks = list(wire.as_blocks(message["content"]))
-    blocks[-1] = {**blocks[-1], "cache_control": mark}
+    blocks[place] = {**blocks[place], "cache_control": mark}
     return {**message, "content": blocks}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from kilburn.effect import Answer, Effect
@@ -89,13 +90,13 @@ class Economy:
     capacity: int
     chance: float
 
-    def bar(self, use: int) -> float:
-        """The worth that a passage must have if the window holds `use` tokens without it.
+    def bar(self, stays: int, excerpt: int) -> float:
+        """The worth that a passage must have if the window holds `stays` tokens beside an excerpt that has `excerpt` without it.
 
         A token more is written once, is read from the cache with each prompt, and takes room: the next edit comes sooner, and
         reads all that it leaves again. Of a window that is almost full the edits are so frequent that nothing is worth its place.
         """
-        prices, free = self.prices, max(1.0, self.capacity - use)
+        prices, free = self.prices, max(1.0, self.capacity - stays - excerpt)
         again = max(0.0, prices.written - prices.cached) * self.flow * self.capacity / free**2
         return self.chance * (prices.cached + prices.written * 2 * self.flow / self.capacity + again) / prices.input
 
@@ -214,7 +215,7 @@ def _cheapest(
     edits: list[tuple[float, _Edit]] = []
     for leaving, front in ((young, held), ([*excerpts, *young], 0)):
         if leaving and room > front:
-            moves, kept = _excerpt(view, leaving, shape, room - front, lambda taken, use=stays + front: economy.bar(use + taken))
+            moves, kept = _excerpt(view, leaving, shape, room - front, partial(economy.bar, stays + front))
             edit = _made(view, [*latest, *moves], leaving, kept, stays + front)
             edits.append((economy.rate(edit.use - front, edit.use), edit))
         if not excerpts:
