@@ -167,7 +167,7 @@ def _marked_blocks(asked: Asked) -> list[dict[str, Any]]:
     if b'"cache_control"' not in source:
         return []
     marked_messages = [_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
-    blocks = [block for message in marked_messages for block in wire.as_blocks(message["content"])]
+    blocks = [block for message in marked_messages for block in wire.as_blocks(message.get("content", ""))]
     return [bare for block in blocks if (bare := _bare(block)) != block]
 
 
@@ -192,7 +192,7 @@ def marked(
         blocks = (
             (at, place, block)
             for at, message in enumerate(bare)
-            for place, block in enumerate(wire.as_blocks(message["content"]))
+            for place, block in enumerate(wire.as_blocks(message.get("content", "")))
         )
         places[1:1] = [(at, place) for at, place, block in blocks if block in client]
     for at, place in list(dict.fromkeys(places))[: max(room, 0)]:
