@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,6 +28,9 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 SHORT = 1 << 12
 """Bytes of a body that is looked into to see whether it has a history."""
+
+MAX_PARTS = 100
+"""Parts of a message above which neighbouring plain texts are joined."""
 
 ROUNDS_FIELD = "kilburn_rounds"
 """A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
@@ -166,12 +170,13 @@ class Form(ABC):
         asked.messages = listed(asked.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
-        """The messages that one message of the client is.
+        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring plain texts
+        are one part: each part becomes a page.
 
         Raises:
             InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
         """
-        return self._read(plain(decoded(_object, raw, "a message is no object"), "message"))
+        return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
     def parsed(self, given: Any) -> list[Message]:
         """The messages of a decoded list.
@@ -417,6 +422,17 @@ def hidden(message: Message) -> Message:
         for part in message.parts
     )
     return msgspec.structs.replace(message, parts=parts)
+
+
+def join_texts(message: Message) -> Message:
+    """Return a message with its neighbouring plain texts joined if it has more than `MAX_PARTS` parts. It says the same by its
+    digest."""
+    if len(message.parts) <= MAX_PARTS:
+        return message
+    parts: list[Part] = []
+    for is_plain, run in groupby(message.parts, lambda part: part.kind is Kind.TEXT and part.extra is None):
+        parts += [Part(kind=Kind.TEXT, text="".join(part.text for part in run))] if is_plain else run
+    return msgspec.structs.replace(message, parts=tuple(parts))
 
 
 def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
