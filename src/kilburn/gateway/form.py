@@ -132,7 +132,7 @@ class Form(ABC):
             raw=raw,
             fields=fields,
             history=_begun(fields[self.key]),
-            after=self.after(raw),
+            after=self.after(raw, fields),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
             reply=max((_count(fields, key) for key in self.caps), default=0),
@@ -142,8 +142,12 @@ class Form(ABC):
             open=(tools is None or isinstance(tools, list)) and not _value(fields, "functions"),
         )
 
-    def unread(self, raw: bytes) -> bool:
-        """Whether a request has no history, and goes through as it is."""
+    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """Whether a request has no history, and goes through as it is.
+
+        Args:
+            known: its fields, as `fields_of` gives them.
+        """
         return False
 
     def empty(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
@@ -157,8 +161,12 @@ class Form(ABC):
         fields = fields_of(raw) if known is None else known
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
-    def after(self, raw: bytes) -> str:
-        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else ""."""
+    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
+        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else "".
+
+        Args:
+            known: its fields, as `fields_of` gives them.
+        """
         return ""
 
     def split(self, asked: Asked) -> None:
@@ -431,7 +439,8 @@ def join_texts(message: Message) -> Message:
         return message
     parts: list[Part] = []
     for is_plain, run in groupby(message.parts, lambda part: part.kind is Kind.TEXT and part.extra is None):
-        parts += [Part(kind=Kind.TEXT, text="".join(part.text for part in run))] if is_plain else run
+        members = list(run)
+        parts += [Part(kind=Kind.TEXT, text="".join([part.text for part in members]))] if is_plain else members
     return msgspec.structs.replace(message, parts=tuple(parts))
 
 
