@@ -23,12 +23,14 @@ from effort import rounds
 from gateway.bodies import ARRAYS, CHAT, MESSAGES, RESPONSES, Body
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.chat import ChatForm
+from kilburn.gateway.form import MAX_PARTS, Form
 from kilburn.gateway.history import Histories
 from kilburn.gateway.limits import BodyTally, RequestBounds
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.render import to_send
 from kilburn.testing.upstream import Upstream, serving
+from kilburn.wire.digests import canonical
 from kilburn.wire.plain import VALUES, load_object
 
 SIZE = 60_000
@@ -295,11 +297,54 @@ def test_what_is_counted_is_what_a_reader_would_find(seed: int) -> None:
         assert (tally.size, tally.values, tally.depth) == (len(raw), *walked(said)), raw
 
 
+def test_escapes_are_counted_alike_however_a_body_is_cut() -> None:
+    raw = b'{"a\\\\": "\\"[", "\\\\\\"{": ["\\\\", "\\n", {}], "b": "]\\\\\\\\"}'
+    expected = walked(json.loads(raw))
+    for cut in range(len(raw)):
+        for other in range(cut, len(raw)):
+            tally = BodyTally()
+            for piece in (raw[:cut], raw[cut:other], raw[other:]):
+                tally.feed(piece)
+            assert (tally.values, tally.depth) == expected
+
+
+def test_what_a_reader_meets_before_an_error_is_counted() -> None:
+    tally = BodyTally()
+    tally.feed(b'{"a": ' + b"[" * 200 + b'\\"')
+    assert tally.depth == 201
+
+
 def test_what_is_no_object_has_no_values() -> None:
     for raw in (b"", b"[1,2,3]", b"--boundary\r\n{,,,[[[", b"\xef\xbb\xbf{}", b"null"):
         tally = BodyTally()
         tally.feed(raw)
         assert (tally.size, tally.values, tally.depth) == (len(raw), 0, 0)
+
+
+@pytest.mark.parametrize(("form", "kind"), [(ChatForm(), "text"), (MessagesForm(), "text"), (ResponsesForm(), "input_text")])
+def test_texts_of_a_message_with_many_parts_share_a_page(tmp_path: Path, form: Form, kind: str) -> None:
+    texts = [str(at) for at in range(40_000)]
+    parts = [{"type": kind, "text": text} for text in texts]
+    marked = {"type": "text", "text": "marked", "cache_control": {"type": "ephemeral"}} if form.name != "responses" else None
+    content = [*parts[:20_000], marked, *parts[20_000:]] if marked else parts
+    body = json.dumps({"model": "m", form.key: [{"role": "user", "content": content}]}).encode()
+    path = tmp_path / "g.db"
+    with kilburn.open(str(path), window=200_000, tokenizer="chars/4", embedder=None) as store:
+        conversation = Histories(store).take(form, form.open(body), None, "")
+        pages = conversation.session.window.last
+        assert pages == (3 if marked else 1)
+        shown = "".join(conversation.session.text(page) for page in range(1, pages + 1))
+        assert shown == "".join(texts[:20_000]) + ("marked" if marked else "") + "".join(texts[20_000:])
+        # A part that says the same in fewer parts is the same history.
+        [message] = form.read(json.dumps({"role": "user", "content": [{"type": kind, "text": shown}]}).encode())
+        assert canonical([message]) == conversation.digests
+    assert path.stat().st_size < 4_000_000
+
+
+def test_a_message_with_few_parts_has_a_page_for_each() -> None:
+    parts = [{"type": "text", "text": "x"} for _ in range(MAX_PARTS)]
+    [message] = ChatForm().read(json.dumps({"role": "user", "content": parts}).encode())
+    assert len(message.parts) == MAX_PARTS
 
 
 def test_memory_is_given_back(tmp_path: Path) -> None:

@@ -460,11 +460,8 @@ class _Endpoint:
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         try:
-            if len(body) > LARGE:
-                fields, user = None, await in_thread(told, headers, body, key)
-            else:
-                fields = None if self._form is None else fields_of(body)
-                user = told(headers, body, key, fields)
+            given = headers, body, key
+            fields, user = await in_thread(self._taken_apart, *given) if len(body) > LARGE else self._taken_apart(*given)
         except KilburnError as error:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
@@ -493,6 +490,11 @@ class _Endpoint:
                         raise
                     exchange.problem = type(error).__name__
                     await fail(shape, error, send)
+
+    def _taken_apart(self, headers: Mapping[str, str], body: bytes, key: Key) -> tuple[Mapping[str, msgspec.Raw] | None, str]:
+        """Return the fields of a body that is read here, and the end user that the request names."""
+        fields = None if self._form is None else fields_of(body)
+        return fields, told(headers, body, key, fields)
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
         """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
@@ -544,7 +546,7 @@ class _Endpoint:
             if relay is None:
                 relay = await in_thread(gateway.relay, key.tenant)
             empty = form.empty(body, fields)
-            if empty or (form.unread(body) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
+            if empty or (form.unread(body, fields) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
                     kept = "goes on from what a provider keeps, and this upstream keeps nothing"
                     what = f"the request {'has no conversation' if empty else kept}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,6 +28,9 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 SHORT = 1 << 12
 """Bytes of a body that is looked into to see whether it has a history."""
+
+MAX_PARTS = 100
+"""Parts of a message above which neighbouring plain texts are joined."""
 
 ROUNDS_FIELD = "kilburn_rounds"
 """A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
@@ -128,7 +132,7 @@ class Form(ABC):
             raw=raw,
             fields=fields,
             history=_begun(fields[self.key]),
-            after=self.after(raw),
+            after=self.after(raw, fields),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
             reply=max((_count(fields, key) for key in self.caps), default=0),
@@ -138,8 +142,12 @@ class Form(ABC):
             open=(tools is None or isinstance(tools, list)) and not _value(fields, "functions"),
         )
 
-    def unread(self, raw: bytes) -> bool:
-        """Whether a request has no history, and goes through as it is."""
+    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """Whether a request has no history, and goes through as it is.
+
+        Args:
+            known: its fields, as `fields_of` gives them.
+        """
         return False
 
     def empty(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
@@ -153,8 +161,12 @@ class Form(ABC):
         fields = fields_of(raw) if known is None else known
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
-    def after(self, raw: bytes) -> str:
-        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else ""."""
+    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
+        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else "".
+
+        Args:
+            known: its fields, as `fields_of` gives them.
+        """
         return ""
 
     def split(self, asked: Asked) -> None:
@@ -166,12 +178,13 @@ class Form(ABC):
         asked.messages = listed(asked.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
-        """The messages that one message of the client is.
+        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring plain texts
+        are one part: each part becomes a page.
 
         Raises:
             InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
         """
-        return self._read(plain(decoded(_object, raw, "a message is no object"), "message"))
+        return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
     def parsed(self, given: Any) -> list[Message]:
         """The messages of a decoded list.
@@ -417,6 +430,18 @@ def hidden(message: Message) -> Message:
         for part in message.parts
     )
     return msgspec.structs.replace(message, parts=parts)
+
+
+def join_texts(message: Message) -> Message:
+    """Return a message with its neighbouring plain texts joined if it has more than `MAX_PARTS` parts. It says the same by its
+    digest."""
+    if len(message.parts) <= MAX_PARTS:
+        return message
+    parts: list[Part] = []
+    for is_plain, run in groupby(message.parts, lambda part: part.kind is Kind.TEXT and part.extra is None):
+        members = list(run)
+        parts += [Part(kind=Kind.TEXT, text="".join([part.text for part in members]))] if is_plain else members
+    return msgspec.structs.replace(message, parts=tuple(parts))
 
 
 def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:

@@ -69,6 +69,17 @@ _DIGIT = re.compile("[0-9]")
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
+class _Item(msgspec.Struct):
+    """An item of a conversation, as far as it says which one the provider keeps; the rest of it is passed over."""
+
+    id: Any = None
+    type: Any = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
+_items = msgspec.json.Decoder(list[_Item]).decode
+
+
 class Kept:
     """Who owns an id, for all tenants of a gateway. Safe to use from several threads.
 
@@ -299,16 +310,25 @@ def _named_in(body: bytes) -> Iterator[str]:
             value = value.get("id") if isinstance(value, dict) else value
             if isinstance(value, str):
                 yield value
-        items: Any = msgspec.json.decode(fields.get("input", b"null"))
+        items = _read_items(fields.get("input", b"null"))
     except NOT_JSON:
         # A provider may read it more kindly, and find a name in it.
         raise Problem(400, "invalid_body", "the body is no JSON object that can be read") from None
-    for item in items if isinstance(items, list) else ():
+    for item in items:
         # A provider looks reasoning up by its id, and takes an item without a type for a reference.
-        if isinstance(item, dict) and isinstance(item.get("id"), str):
-            kind = item.get("type")
-            if kind in ("item_reference", "reasoning") or (kind is None and "content" not in item):
-                yield item["id"]
+        referred = item.type in ("item_reference", "reasoning") or (item.type is None and not item.content)
+        if isinstance(item.id, str) and referred:
+            yield item.id
+
+
+def _read_items(raw: bytes | msgspec.Raw) -> list[_Item]:
+    """Return the objects of a list; none if it is no list."""
+    try:
+        return _items(raw)
+    except msgspec.ValidationError:
+        listed = msgspec.json.decode(raw)
+        objects = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+        return _items(msgspec.json.encode(objects))
 
 
 def _digest(name: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Callable, Iterable
-from itertools import accumulate
+from itertools import accumulate, chain, compress, count, repeat
+from operator import not_
 
 import msgspec
 
@@ -120,12 +121,15 @@ class BodyTally:
             return
         piece = self._torn + piece
         self._torn = b""
-        if b"\\" in piece:
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-            if piece.endswith(b"\\"):
-                # What it escapes comes with the next piece.
-                self._torn = b"\\"
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            # What it escapes comes with the next piece.
+            piece, self._torn = piece[:-1], b"\\"
         texts = piece.split(b'"')
+        if any(escapes := [*map(bytes.endswith, texts, repeat(b"\\"))]):
+            for at in compress(count(), map(bytes.endswith, texts, repeat(b"\\\\"))):
+                escapes[at] = (len(texts[at]) - len(texts[at].rstrip(b"\\"))) % 2 == 1
+            # A text behind an escaped quote belongs to the same string as the text before it.
+            texts = [*compress(texts, chain((True,), map(not_, escapes)))]
         marks = b"".join(texts[self._in_text :: 2]).translate(None, _OTHERS)
         self._in_text ^= len(texts) % 2 == 0
         opened = marks.count(b"[") + marks.count(b"{")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, is_ours, listed, usage_of, with_tools
+from kilburn.gateway.form import Asked, Reading, fields_of, is_ours, listed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -49,14 +49,14 @@ class ResponsesForm(ChatForm):
     key: ClassVar[str] = "input"
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
 
-    def unread(self, raw: bytes) -> bool:
+    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
         """See `Form`."""
-        before, kept = _kept_there(raw)
+        before, kept = _kept_there(raw, known)
         return bool(before) or kept
 
-    def after(self, raw: bytes) -> str:
+    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
         """See `Form`."""
-        before, kept = _kept_there(raw)
+        before, kept = _kept_there(raw, known)
         return "" if kept else before
 
     def split(self, asked: Asked) -> None:
@@ -119,9 +119,10 @@ class ResponsesForm(ChatForm):
         return _whole(_head(model), reply)
 
 
-def _kept_there(raw: bytes) -> tuple[str, bool]:
+def _kept_there(raw: bytes, known: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
     """The id of the reply that a request goes on from, and whether it names anything else that only its provider has."""
-    if not any(f'"{name}"'.encode() in raw for name in (*KEPT_THERE, BEFORE, NAMED)):
+    given_keys = (fields_of(raw) if known is None else known) or {}
+    if given_keys.keys().isdisjoint((*KEPT_THERE, BEFORE)) and f'"{NAMED}"'.encode() not in raw:
         return "", False
     try:
         fields = _object(raw)

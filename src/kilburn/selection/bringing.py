@@ -23,7 +23,7 @@ from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.retrieval import STOP
 from kilburn.selection.excerpts import ANSWERS, flow_of, said_of, shown_texts
-from kilburn.selection.passages import lines_of, words_of
+from kilburn.selection.passages import lines_of, runs_of, words_of
 from kilburn.selection.selection import HEADING, MARK, TALK, PagePassage, candidates_of, joined, new_share
 
 HITS = 24
@@ -197,7 +197,7 @@ def chosen_of(
     count: Callable[[str], int],
 ) -> list[PagePassage]:
     """The passages that are worth most together, within `room` tokens; none if the best is worth less than `least`."""
-    told, whole = _told(candidates, terms, "\n".join(shown).lower())
+    told, whole = _told(candidates, terms, set[str]().union(*map(runs_of, shown)))
     if not whole:
         return []
     least = min(least, MUCH * math.log(1 + MANY) / whole)
@@ -230,7 +230,7 @@ def _goes_on(view: View) -> bool:
     return any(one.role is other.role is Role.ASSISTANT and one.message != other.message for one, other in pairwise(said))
 
 
-def _told(candidates: Sequence[PagePassage], terms: Terms, shown: str) -> tuple[list[dict[int, float]], float]:
+def _told(candidates: Sequence[PagePassage], terms: Terms, shown: Set[str]) -> tuple[list[dict[int, float]], float]:
     """What each term counts in each passage that has it, by its place, as a share of what all terms count; and that."""
     places: dict[str, list[int]] = {}
     for at, term in enumerate(terms):
@@ -240,8 +240,11 @@ def _told(candidates: Sequence[PagePassage], terms: Terms, shown: str) -> tuple[
     having = [words & one.passage.words.keys() for one in candidates]
     times = Counter(chain.from_iterable(having))
     many = max(MANY, len(candidates))
+    joined_runs = "\n".join(shown)
     rarity = {
-        word: math.log(1 + (many - times[word] + 0.5) / (times[word] + 0.5)) * (KNOWN if word in shown else 1.0) for word in words
+        word: math.log(1 + (many - times[word] + 0.5) / (times[word] + 0.5))
+        * (KNOWN if word in shown or word in joined_runs else 1.0)
+        for word in words
     }
     weights = list(terms.values())
     whole = math.fsum([weight * max([rarity[word] for word in term]) for term, weight in terms.items()])

@@ -158,6 +158,12 @@ def lines_of(text: str) -> frozenset[str]:
     return frozenset(line for line in map(bare, text.split("\n")) if len(line) >= 4)
 
 
+@remembered(lambda runs: getsizeof(runs) + sum(map(getsizeof, runs)))
+def runs_of(text: str) -> frozenset[str]:
+    """Return the runs of letters and digits of a text in lower case. A word stands in the text if it stands in one of them."""
+    return frozenset(_WORD.findall(text.lower()))
+
+
 def _passage(text: str, start: int, end: int) -> TextPassage:
     own = text[start:end]
     own = own.rstrip()

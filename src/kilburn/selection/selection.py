@@ -218,7 +218,7 @@ def _weight(role: str, text: str, passage: TextPassage, talk: float) -> float:
         return USER
     if role != "assistant":
         return 1.0
-    return max(talk, SAID if _states(text[passage.start : passage.end]) else 0.0)
+    return SAID if talk < SAID and _states(text[passage.start : passage.end]) else talk
 
 
 @remembered(getsizeof)
