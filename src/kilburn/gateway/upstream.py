@@ -76,6 +76,9 @@ KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
 dropped."""
 
+VERSIONED = re.compile(r"/(v\d[a-z0-9]*|openai)(/|$)")
+"""A part of a path that only base URLs of OpenAI's API have: to Anthropic's the SDK adds the version itself."""
+
 AZURE = "/openai/"
 """The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
 
@@ -118,6 +121,13 @@ class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[bytes]
+
+
+def has_openai_api(url: str) -> bool:
+    """Return whether a base URL is one of OpenAI's API: its path has a version, such as /v1, /api/v1 or /v1beta/openai. Others,
+    and those with a part `anthropic`, are base URLs of Anthropic's."""
+    _, slash, path = url.partition("://")[2].partition("/")
+    return bool(VERSIONED.search(slash + path)) and "/anthropic" not in slash + path
 
 
 def is_lent(headers: Mapping[str, str]) -> bool:
@@ -172,7 +182,7 @@ class Endpoint:
     """An endpoint that speaks the client's form.
 
     Args:
-        url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
+        url: the base URL, as the provider's SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
         timeout: seconds of silence before a request is given up.
 
     Raises:
@@ -182,8 +192,9 @@ class Endpoint:
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
             raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
-        self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
-        self.url = url.rstrip("/").removesuffix("/v1")
+        base = url.rstrip("/")
+        self.form = "chat" if has_openai_api(base) else "messages"
+        self.url = base if self.form == "chat" else f"{base.removesuffix('/v1')}/v1"
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -255,7 +266,7 @@ class Endpoint:
         else:
             data = body.__aiter__()
         # Nothing that a client writes makes another host, or a fragment, which is not sent.
-        place = self.url.removesuffix("/openai") if path.startswith(AZURE) else f"{self.url}/v1"
+        place = self.url.removesuffix("/v1").removesuffix("/openai") if path.startswith(AZURE) else self.url
         url = URL(f"{place}{path}".replace("#", "%23"), encoded=True)
         try:
             async with asyncio.timeout(self._timeout) as patience:
