@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -42,7 +44,7 @@ class StrictProvider:
     """
 
     def __init__(self, recalls: int = 0, beside: Json | None = None, tools_with_json: bool = False) -> None:
-        self.recalls, self.tools_with_json = recalls, tools_with_json
+        self.recalls, self.tools_with_json, self.tool = recalls, tools_with_json, "recall"
         self.beside = beside or {"reasoning_content": "I should look at p1."}
         self.issued: dict[str, Json] = {}
         self.bodies: list[Json] = []
@@ -70,7 +72,7 @@ class StrictProvider:
             call = {
                 "id": f"call_{len(self.issued)}",
                 "type": "function",
-                "function": {"name": "recall", "arguments": '{"address":"p1"}'},
+                "function": {"name": self.tool, "arguments": '{"address":"p1"}'},
                 "extra_content": {"google": {"thought_signature": "c2ln" * 30}},
             }
             self.issued[call["id"]] = {"call": call, "beside": self.beside}
@@ -195,6 +197,57 @@ def test_our_tools_never_break_a_request(front: Callable[..., Front]) -> None:
     assert len(provider.refused) == 1
     assert at.say(f"plain: {LONG}").status_code == 200
     assert provider.bodies[-1]["tools"]
+
+
+@pytest.mark.parametrize(
+    ("form", "stream", "beside"),
+    [
+        ("messages", False, {"reasoning_content": "I should look at p1."}),
+        ("messages", True, {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AbCd" * 40, "index": 0}]}),
+        ("responses", True, {"reasoning_content": "I should look at p1."}),
+        ("responses", False, {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}]}),
+    ],
+)
+def test_a_client_of_another_form_sends_back_what_the_provider_attached(
+    front: Callable[..., Front], form: str, stream: bool, beside: Json
+) -> None:
+    provider = StrictProvider(recalls=99, beside=beside)
+    provider.tool = "look"
+    at, talk = front(provider), list[Any]()
+    schema = {"type": "object", "properties": {"address": {"type": "string"}}}
+    options: Json
+    sdk: Any
+    if form == "messages":
+        sdk = anthropic.Anthropic(base_url=at.url, api_key="kilburn", max_retries=0).messages
+        options = {"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]}
+    else:
+        sdk = openai.OpenAI(base_url=f"{at.url}/v1", api_key="kilburn", max_retries=0).responses
+        options = {"store": False, "tools": [{"type": "function", "name": "look", "parameters": schema, "strict": False}]}
+
+    def ask() -> Any:
+        sent = {"model": "m", "messages" if form == "messages" else "input": talk, **options}
+        if not stream:
+            return sdk.create(**sent)
+        with sdk.stream(**sent) as events:
+            return events.get_final_message() if form == "messages" else events.get_final_response()
+
+    for turn in range(6):
+        provider.tool = "look" if turn % 2 else "recall"
+        talk.append({"role": "user", "content": f"{turn}: {LONG}"})
+        calls = True
+        while calls:
+            reply = ask()
+            if form == "messages":
+                talk.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in reply.content]})
+                calls = [block.id for block in reply.content if block.type == "tool_use"]
+                results = [{"type": "tool_result", "tool_use_id": call, "content": LONG} for call in calls]
+                talk += [{"role": "user", "content": results}] if calls else []
+            else:
+                talk += [item.model_dump(exclude_none=True) for item in reply.output]
+                calls = [item.call_id for item in reply.output if item.type == "function_call"]
+                talk += [{"type": "function_call_output", "call_id": call, "output": LONG} for call in calls]
+    assert not provider.refused
+    assert {call["call"]["function"]["name"] for call in provider.issued.values()} == {"look", "recall"}
 
 
 def test_one_refusal_without_a_reason_does_not_end_the_tools_of_a_model(front: Callable[..., Front]) -> None:

@@ -86,7 +86,10 @@ TRACED = ("traceparent", "tracestate")
 """Headers that say what span a request belongs to, in every form."""
 
 REPLY = 4096
-"""Tokens of a reply where a request does not say, and the other form has to."""
+"""Tokens of a reply where a request does not say, and the messages form has to."""
+
+UNLIMITED = 1 << 40
+"""The same for the chat form, which need not say it."""
 
 LARGEST = 1 << 28
 """Bytes of a whole answer."""
@@ -294,7 +297,7 @@ class Endpoint:
     async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
         """The answer to a client that speaks another form, in that form. No thread waits for it."""
         far = FORMS[self.form]
-        asked = await _read(form, body, far.name, REPLY)
+        asked = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
         path, sent = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
             if betas := betas_for(asked.request):
@@ -303,6 +306,7 @@ class Endpoint:
             given = {**given, **given.pop("extra_body", {}), "stream": True}
         else:
             given = {**chat_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
+            given = {name: value for name, value in given.items() if value != UNLIMITED}
         async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
             if answer.status >= 400:
                 yield await _refusal(asked.name, answer, form)
