@@ -37,8 +37,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 SURFACE = ROOT / "docs" / "design" / "surface.txt"
 NOTE = "<!-- Written by docs/generate.py from the code; edit the code, then run `python3 run.py reference`. -->\n\n"
-BESIDE = ["kilburn_kv", "kilburn_lab"]
-"""The packages beside the product."""
+BESIDE = {"kilburn_kv": ("kilburn_kv", "torch"), "kilburn_lab": ("kilburn_lab",)}
+"""The packages beside the product, with what has to be installed to import their modules."""
+ABSENT = tuple(name for name, needs in BESIDE.items() if any(find_spec(package) is None for package in needs))
 SECTION = re.compile(r"^(Args|Arguments|Raises|Returns|Yields|Attributes):\s*(.*)$")
 ITEM = re.compile(r"^( {4}|\t)([\w.*, `]+?):\s+(.*)$")
 
@@ -282,7 +283,7 @@ def surface() -> str:
     in the first."""
     lines: list[str] = []
     seen: set[int] = set()
-    public = sorted(exports().items())
+    public = sorted((module, names) for module, names in exports().items() if module.split(".")[0] not in ABSENT)
     ours = [(module, names) for module, names in public if module not in FRAMEWORKS]
     listed = {id(getattr(importlib.import_module(module), name)) for module, names in ours for name in names}
     for module, names in public:
@@ -317,7 +318,7 @@ def main() -> int:
     now, before = surface(), SURFACE.read_text(encoding="utf-8") if SURFACE.exists() else ""
     if "--check" in sys.argv[1:]:
         # What is promised of a distribution that is not installed cannot be compared.
-        absent = tuple(f"{name}." for name in BESIDE if find_spec(name) is None)
+        absent = tuple(f"{name}." for name in ABSENT)
         entries = re.findall(r"^\S.*\n(?: .*\n)*", before, re.MULTILINE)
         before = "".join(entry for entry in entries if not (absent and entry.startswith(absent)))
         changed = difflib.unified_diff(before.splitlines(), now.splitlines(), "surface.txt", "the code", lineterm="", n=0)

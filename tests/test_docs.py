@@ -29,8 +29,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -188,6 +189,10 @@ def run_program(words: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+SERVER = re.compile(r"/tmp/(\w+\.pg)")
+"""The folder of a server in a page."""
+
+
 def run_console(block: Block, where: str) -> None:
     for command, status, expected in commands_of(block):
         words = shlex.split(command)
@@ -206,7 +211,14 @@ def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
 
 def check_blocks(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the blocks of a page in this folder, and compare what they print."""
-    blocks = [block for block in blocks_of(page) if not block.skipped]
+    with TemporaryDirectory(prefix="kl", dir="/tmp") as folder:
+        # Another user may run a server there, and another run of the tests has a folder of its own.
+        Path(folder).chmod(0o755)
+        blocks = [replace(block, text=SERVER.sub(rf"{folder}/\1", block.text)) for block in blocks_of(page)]
+        run_blocks([block for block in blocks if not block.skipped], page, capsys)
+
+
+def run_blocks(blocks: list[Block], page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in blocks:

@@ -9,11 +9,10 @@ import re
 import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from generate import command_line
+from generate import ABSENT, command_line
 from typer.core import TyperCommand, TyperGroup
 
 import kilburn
@@ -25,7 +24,7 @@ from startup import cost_of_import
 ROOT = Path(__file__).resolve().parent.parent
 PUBLIC_AT_MOST = {"kilburn": 219, "kilburn_kv": 30, "kilburn_lab": 11}
 """Names of a package. Whoever needs more has made something public that users do not need."""
-PACKAGES = [importlib.import_module(name) for name in PUBLIC_AT_MOST if find_spec(name) is not None]
+PACKAGES = [importlib.import_module(name) for name in PUBLIC_AT_MOST if name not in ABSENT]
 """The product, and what is installed of the distributions beside it."""
 MODULES = [
     name

@@ -16,13 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kilburn
 from effort import rounds
+from gateway.test_lost_writes import lost
 from kilburn.backends.sqlite import Sqlite
-from kilburn.errors import OrphanResult, StoreBusy
+from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.conversations import Conversation, chained, seed_of
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
+from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN, canonical
@@ -403,6 +405,45 @@ def test_gateways_on_one_file_go_on_with_each_others_sessions(tmp_path: Path) ->
         assert turn(both[0], [*talk[:3], user("a third way")], "no") == f"{name}~3"
         assert turn(both[1], talk, "last") == name
         assert {info.name for info in one.sessions()} == {name, f"{name}~2", f"{name}~3"}
+
+
+def test_no_prompt_is_made_of_what_another_gateway_added_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as one, opened(path) as two:
+        slow = take(Histories(one), [user("a")])
+        turn(Histories(two), [user("a")], "a reply")
+        with pytest.raises(StoreStale):
+            slow.render("chat")
+
+
+def test_a_name_that_another_gateway_took_is_not_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as one, opened(path) as two:
+        slow = Histories(one)
+
+        def open_late(name: str, owner: str) -> Session:
+            turn(Histories(two), [user("a")], "a reply", name=name, of=owner)
+            return one.session(name, owner)
+
+        with pytest.raises(StoreStale):
+            slow._unbegun(open_late, "work", "")
+        assert slow._unbegun(one.session, "free", "").turn == 0
+
+
+def test_no_reply_is_kept_to_a_question_that_the_database_lost(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        histories = Histories(store)
+        name = turn(histories, [user("a")], "a reply")
+        talk = [user("a"), assistant("a reply"), user("b")]
+        with lost(path):
+            conversation = take(histories, talk)
+        with pytest.raises(StoreUnavailable, match="what was asked is lost"):
+            histories.said(conversation, parse(assistant("another reply")))
+        histories.give(conversation)
+        assert visible(store, name) == ["a", "a reply"]
+        assert turn(histories, talk, "another reply") == name
+        assert visible(store, name) == ["a", "a reply", "b", "another reply"]
 
 
 def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_on(tmp_path: Path) -> None:

@@ -214,6 +214,33 @@ def test_azure_paths_are_served_as_the_chat_form_and_passed_on(
         assert it.raw(f"GET {path} HTTP/1.1\r\nx-api-key: {key}").split()[1] == b"404"
 
 
+def test_a_base_url_with_a_version_of_its_own_is_kept(house: Callable[..., House]) -> None:
+    it = house()
+    message = {"role": "assistant", "content": "Fine."}
+    chat = {"id": "c", "object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    text = {"type": "text", "text": "Fine."}
+    messages = {"id": "m", "type": "message", "role": "assistant", "content": [text], "stop_reason": "end_turn"}
+    it.provider.say = lambda asked: (
+        200,
+        {"content-type": "application/json"},
+        json.dumps(messages if "messages" in asked.raw else chat).encode(),
+    )
+    for base, form in (
+        *((base, CHAT) for base in ("/v1beta/openai", "/v1beta/openai/", "/openai/v1", "/api/v1", "/compatible-mode/v1")),
+        *((base, CHAT) for base in ("/api/paas/v4", "/v1/projects/p/locations/l/endpoints/openapi", "/v1/account/gate/openai")),
+        *((base, MESSAGES) for base in ("/anthropic", "/anthropic/v1", "/api", "/v1/account/gate/anthropic")),
+    ):
+        it.options["upstream"] = it.far + base
+        it.again()
+        own = base.rstrip("/") if form == CHAT else f"{base.removesuffix('/v1')}/v1"
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": f"Hello by {base}."}]}
+        answer = it.ask("POST", form, json=body)
+        assert (answer.status_code, "x-kilburn-session" in answer.headers) == (200, True)
+        assert it.provider.asked[-1].raw == own + form.removeprefix("/v1")
+        it.ask("GET", "/v1/models")
+        assert it.provider.asked[-1].raw == f"{own}/models"
+
+
 def test_other_apis_are_refused_with_the_compatible_path_and_a_probe_is_answered(house: Callable[..., House]) -> None:
     it = house(keyed=True)
     for path, instead in (

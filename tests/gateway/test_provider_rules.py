@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,9 +29,11 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.logs import Log
 from kilburn.message import Kind, Part
 from kilburn.testing.upstream import serving
+from kilburn.tokens.choice import counter_for
 from tokens.test_media import document, pdf
 
 Json = dict[str, Any]
+CHINESE = "数据库升级计划已经通过评审，我们将在星期六凌晨两点开始迁移。请各部门提前备份重要文件。"
 LONG = "The parser drops the last line of the file. " * 40
 
 
@@ -40,11 +44,13 @@ class StrictProvider:
     """
 
     def __init__(self, recalls: int = 0, beside: Json | None = None, tools_with_json: bool = False) -> None:
-        self.recalls, self.tools_with_json = recalls, tools_with_json
+        self.recalls, self.tools_with_json, self.tool = recalls, tools_with_json, "recall"
         self.beside = beside or {"reasoning_content": "I should look at p1."}
         self.issued: dict[str, Json] = {}
         self.bodies: list[Json] = []
         self.refused: list[str] = []
+        self.reports = True
+        """Whether replies say what they cost."""
         self.failing, self.words = 0, "it did not work"
         """Requests that are refused without a reason of the provider's rules, and with what words."""
 
@@ -66,15 +72,16 @@ class StrictProvider:
             call = {
                 "id": f"call_{len(self.issued)}",
                 "type": "function",
-                "function": {"name": "recall", "arguments": '{"address":"p1"}'},
+                "function": {"name": self.tool, "arguments": '{"address":"p1"}'},
                 "extra_content": {"google": {"thought_signature": "c2ln" * 30}},
             }
             self.issued[call["id"]] = {"call": call, "beside": self.beside}
             message, finish = {"role": "assistant", "content": None, "tool_calls": [call], **self.beside}, "tool_calls"
-        usage = {"prompt_tokens": len(json.dumps(body["messages"])) // 4, "completion_tokens": 5, "total_tokens": 5}
+        tokens = len(json.dumps(body["messages"])) // 4
+        usage = {"usage": {"prompt_tokens": tokens, "completion_tokens": 5, "total_tokens": 5}} if self.reports else {}
         head = {"id": "x", "object": "chat.completion", "created": 1, "model": "m"}
         if not body.get("stream"):
-            return JSONResponse({**head, "choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage})
+            return JSONResponse({**head, "choices": [{"index": 0, "message": message, "finish_reason": finish}], **usage})
         return StreamingResponse(self.events(head, message, finish), media_type="text/event-stream")
 
     async def events(self, head: Json, message: Json, finish: str) -> Any:
@@ -192,6 +199,57 @@ def test_our_tools_never_break_a_request(front: Callable[..., Front]) -> None:
     assert provider.bodies[-1]["tools"]
 
 
+@pytest.mark.parametrize(
+    ("form", "stream", "beside"),
+    [
+        ("messages", False, {"reasoning_content": "I should look at p1."}),
+        ("messages", True, {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AbCd" * 40, "index": 0}]}),
+        ("responses", True, {"reasoning_content": "I should look at p1."}),
+        ("responses", False, {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "I should look."}]}]}),
+    ],
+)
+def test_a_client_of_another_form_sends_back_what_the_provider_attached(
+    front: Callable[..., Front], form: str, stream: bool, beside: Json
+) -> None:
+    provider = StrictProvider(recalls=99, beside=beside)
+    provider.tool = "look"
+    at, talk = front(provider), list[Any]()
+    schema = {"type": "object", "properties": {"address": {"type": "string"}}}
+    options: Json
+    sdk: Any
+    if form == "messages":
+        sdk = anthropic.Anthropic(base_url=at.url, api_key="kilburn", max_retries=0).messages
+        options = {"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]}
+    else:
+        sdk = openai.OpenAI(base_url=f"{at.url}/v1", api_key="kilburn", max_retries=0).responses
+        options = {"store": False, "tools": [{"type": "function", "name": "look", "parameters": schema, "strict": False}]}
+
+    def ask() -> Any:
+        sent = {"model": "m", "messages" if form == "messages" else "input": talk, **options}
+        if not stream:
+            return sdk.create(**sent)
+        with sdk.stream(**sent) as events:
+            return events.get_final_message() if form == "messages" else events.get_final_response()
+
+    for turn in range(6):
+        provider.tool = "look" if turn % 2 else "recall"
+        talk.append({"role": "user", "content": f"{turn}: {LONG}"})
+        calls = True
+        while calls:
+            reply = ask()
+            if form == "messages":
+                talk.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in reply.content]})
+                calls = [block.id for block in reply.content if block.type == "tool_use"]
+                results = [{"type": "tool_result", "tool_use_id": call, "content": LONG} for call in calls]
+                talk += [{"role": "user", "content": results}] if calls else []
+            else:
+                talk += [item.model_dump(exclude_none=True) for item in reply.output]
+                calls = [item.call_id for item in reply.output if item.type == "function_call"]
+                talk += [{"type": "function_call_output", "call_id": call, "output": LONG} for call in calls]
+    assert not provider.refused
+    assert {call["call"]["function"]["name"] for call in provider.issued.values()} == {"look", "recall"}
+
+
 def test_one_refusal_without_a_reason_does_not_end_the_tools_of_a_model(front: Callable[..., Front]) -> None:
     provider = StrictProvider()
     at = front(provider)
@@ -212,6 +270,42 @@ def test_a_window_that_was_refused_as_too_long_has_room_for_the_reply(front: Cal
     provider.words = "This model's maximum context length is 901 tokens. However, your messages resulted in 902 tokens."
     assert at.say(LONG, max_tokens=16_000).status_code == 200
     assert at.say(LONG, max_tokens=16_000).status_code == 200
+
+
+def test_the_reserve_follows_each_request(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    at = front(provider, window=8000)
+
+    def largest(turns: int, **more: Any) -> int:
+        for _ in range(turns):
+            assert at.say(LONG * 2, **more).status_code == 200
+        return max(len(json.dumps(body["messages"])) // 4 for body in provider.bodies[-turns:])
+
+    assert 6000 < largest(12) <= 8000
+    assert largest(1, max_tokens=3500) <= 4500
+    # The room that comes back is filled with what is new: the prompt only grows.
+    short = provider.bodies[-1]["messages"]
+    largest(2)
+    assert provider.bodies[-1]["messages"][: len(short)] == short
+    assert 6000 < largest(10) <= 8000
+
+
+def test_a_reply_that_may_be_longer_than_the_window_takes_no_room_of_it(front: Callable[..., Front]) -> None:
+    at = front(StrictProvider(), window=8000)
+    for _ in range(16):
+        answer = at.say(LONG * 2, max_tokens=64_000)
+        assert "0 are reserved" in answer.headers["x-kilburn-warning"]
+    assert max(len(json.dumps(body["messages"])) // 4 for body in at.provider.bodies) > 6000
+
+
+def test_the_model_that_a_request_names_counts(front: Callable[..., Front]) -> None:
+    provider = StrictProvider()
+    provider.reports = False
+    at = front(provider, window=4000, tokenizer="auto")
+    for turn in range(12):
+        assert at.say(f"{turn}: {CHINESE * 12}", model="gpt-4o").status_code == 200
+    sentences = max(json.dumps(body, ensure_ascii=False).count(CHINESE) for body in provider.bodies)
+    assert 0.8 * 4000 < counter_for("gpt-4o").count(CHINESE * sentences) <= 4000
 
 
 def test_a_document_arrives_as_it_was_sent_or_is_refused_by_name(front: Callable[..., Front]) -> None:

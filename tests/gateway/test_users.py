@@ -14,10 +14,12 @@ import pytest
 
 import kilburn
 from kilburn.errors import InvalidMessage, SpecError
+from kilburn.gateway.access import check_local
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
 from kilburn.gateway.limits import RequestBounds
+from kilburn.gateway.problems import Problem
 from kilburn.gateway.users import below, client_user, told
 from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
@@ -466,6 +468,24 @@ def test_each_provider_key_is_a_user_without_gateway_keys(
     assert sees_locker("key-of-bob", ask("key-of-bob", *question, session="main")) is one_user
     assert b"key-of-ann" not in it.db.read_bytes()
     assert owner == (f"/{named}" if named else "") if one_user else owner != named
+
+
+def test_all_sessions_are_shown_to_the_operator_of_this_machine_alone(house: Callable[..., House]) -> None:
+    it = house(keyed=False)
+    body = {"model": "m", "messages": [open_("Hello.")]}
+    session = it.http.post(it.url + CHAT, json=body, headers={"x-api-key": "key-of-ann"}).headers["x-kilburn-session"]
+    for path in ("/sessions", f"/sessions/{session}/preview"):
+        for forwarded, credential, status in (
+            ({}, "", 200),
+            ({"x-forwarded-for": "192.0.2.1"}, "", 403),
+            ({"via": "1.1 proxy"}, "none", 403),
+            ({"x-forwarded-for": "192.0.2.1", "x-kilburn-user": "ann"}, "", 403),
+            ({"x-forwarded-for": "192.0.2.1"}, "key-of-ann", 200),
+        ):
+            assert it.http.get(it.url + path, headers={**forwarded, "x-api-key": credential}).status_code == status
+    for address in ("192.0.2.1", ""):
+        with pytest.raises(Problem):
+            check_local({"client": (address, 1), "headers": []})
 
 
 def test_a_credential_is_one_user_in_whichever_header_and_a_stand_in_is_none() -> None:

@@ -303,8 +303,10 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
+    from kilburn.gateway.upstream import has_openai_api
+
     upstream, speaker = asked.upstream, _speaker(asked.upstream, asked.model)
-    usual = "local" if upstream is None else "automatic" if upstream.endswith("/v1") else "hosted"
+    usual = "local" if upstream is None else "automatic" if has_openai_api(upstream) else "hosted"
     return gateway.Settings(
         db=asked.db,
         tenant=asked.tenant,

@@ -23,11 +23,10 @@ from kilburn.dashboard.look import environment, rendered
 from kilburn.dashboard.screens import SCREENS
 from kilburn.dashboard.signing import Reception, SignIn, SignIns, cookie, words_in
 from kilburn.errors import KilburnError, MissingExtra, SpecError
-from kilburn.gateway.access import PEOPLE, App, Receive, Send, by_name
+from kilburn.gateway.access import PEOPLE, App, Receive, Send, by_name, check_local
 from kilburn.gateway.app import Behind
 from kilburn.gateway.by_hand import WindowsByHand
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import is_loopback
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.threads import in_thread
 from kilburn.kernel.session import Session
@@ -130,8 +129,7 @@ class BehindKeys:
         if path.startswith("/own/"):
             return await self._told(own_file(path.removeprefix("/own/")), scope, receive, send)
         if self._reception is None:
-            if not is_loopback((scope.get("client") or ("",))[0]):
-                raise Problem(403, "not_permitted", "without keys the dashboard is for this machine alone")
+            check_local(scope)
             return await self._shown(scope, path, self._behind.anonymous, self._word, receive, send)
         request = Request(scope, receive)
         if path == SIGN_IN:

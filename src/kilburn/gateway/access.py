@@ -22,7 +22,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds
+from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds, is_loopback
 from kilburn.gateway.problems import Problem, body_of, over_most, over_rate
 from kilburn.gateway.users import client_user
 
@@ -63,6 +63,8 @@ FIGURES = ("/metrics", "/sessions")
 LOOKING, READING = ("/metrics/", "/sessions/"), ("GET", "HEAD")
 """Below what, and with which methods, a key with `looks` asks."""
 
+FORWARDED = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"))
+"""Headers that a proxy adds: what it forwards is not of this machine."""
 
 PEOPLE = "/dashboard"
 """Where people look with a browser, which has no key to send: what answers there asks for one itself."""
@@ -226,6 +228,8 @@ class Access:
             return await self.app(scope, receive, send)
         key, headers = self._key(scope)
         exchange.key = key
+        if self.keys is None and not key.user and not self.one_user and f"{scope['path']}/".startswith("/sessions/"):
+            check_local(scope)
         if key.figures and scope["path"] not in FIGURES:
             raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
         if key.looks and not (scope["method"] in READING and f"{scope['path']}/".startswith(LOOKING)):
@@ -417,6 +421,17 @@ class Access:
                     while (message := await rest())["type"] == "http.request" and message.get("more_body"):
                         pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def check_local(scope: Scope) -> None:
+    """Let nobody but the operator, who works at this machine, see what all clients of a gateway without keys have.
+
+    Raises:
+        Problem: the request is of another machine, or a proxy forwarded it.
+    """
+    local = is_loopback((scope.get("client") or ("",))[0])
+    if not local or any(name in FORWARDED for name, _ in scope["headers"]):
+        raise Problem(403, "not_permitted", "without keys this is for this machine alone; send the key of your own requests")
 
 
 def is_probe(scope: Scope) -> bool:

@@ -76,8 +76,8 @@ class Conversation:
         """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
         """Whether it holds calls of our own."""
-        self._costs: dict[bytes, int] = {}
-        """By the digest of what is counted: it may be as long as a body."""
+        self._costs: dict[tuple[str, bytes], int] = {}
+        """By the name of the counter and the digest of what is counted: it may be as long as a body."""
         self.held = 0
         """Bytes of it that are counted among those in memory."""
         self.busy = False
@@ -210,13 +210,14 @@ class Conversation:
 
     def cost(self, raw: bytes) -> int:
         """Tokens of what is sent beside the conversation."""
-        key = hashlib.blake2b(raw, digest_size=16).digest()
-        known = self._costs.get(key)
-        if known is None:
+        counter = self.session.counter
+        key = counter.name, hashlib.blake2b(raw, digest_size=16).digest()
+        tokens = self._costs.get(key)
+        if tokens is None:
             if len(self._costs) >= BESIDE:
                 self._costs.clear()
-            known = self._costs[key] = self.session.counter.count(raw.decode("utf-8", "replace"))
-        return known
+            tokens = self._costs[key] = counter.count(raw.decode("utf-8", "replace"))
+        return tokens
 
     @property
     def then(self) -> int | None:

@@ -279,13 +279,23 @@ class Histories:
 
     # Which session it continues
 
-    def take(self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool = True) -> Conversation:
+    def take(
+        self,
+        form: Form,
+        asked: Asked,
+        name: str | None,
+        user: str,
+        *,
+        link: bool = True,
+        prepare: Callable[[Conversation], object] = id,
+    ) -> Conversation:
         """The session that a request continues, with what is new appended; it is busy until `give`.
 
         Args:
             name: what the client calls it, or None.
             user: of the tenant, whose it is.
             link: whether it may be linked to an earlier session because it says the same.
+            prepare: called before anything is appended, to fit the window to the request.
 
         Raises:
             WireError: a message is none, or cannot follow. SpecError: no name of a session. StoreError.
@@ -300,9 +310,10 @@ class Histories:
                 conversation.linked = link
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
+                conversation.met = conversation.session.figures, conversation.session.head
+                prepare(conversation)
                 check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
-                conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
                     conversation.extend(digests)

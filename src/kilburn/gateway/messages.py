@@ -16,6 +16,7 @@ from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
 from kilburn.models.messages import ReplyBlocks
 from kilburn.wire import messages as wire
+from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import counted, messages_message, whole_number
 
@@ -69,7 +70,7 @@ class MessagesForm(Form):
         if into != "messages":
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
             lead = [{"role": "system", "content": text} for text in texts]
-            messages, system = render([*parse(lead), *self.parsed(messages)], into, 0), None
+            messages, system = render([*parse(lead), *restore_attached(self.parsed(messages))], into, 0), None
         return self.asking(asked, messages, system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -116,7 +117,11 @@ class _Writer:
     def _end(self, reply: Reply) -> list[bytes]:
         out = self._close()
         for block in _blocks(reply):
-            if block["type"] == "tool_use":
+            if block["type"] == "redacted_thinking":
+                out.append(_say("content_block_start", index=self._at, content_block=block))
+                self._open = "redacted_thinking"
+                out += self._close()
+            elif block["type"] == "tool_use":
                 text = msgspec.json.encode(block["input"]).decode()
                 out.append(_say("content_block_start", index=self._at, content_block={**block, "input": {}}))
                 delta = {"type": "input_json_delta", "partial_json": text}
@@ -148,7 +153,11 @@ def _usage(tokens: Tokens | None) -> dict[str, int]:
 def _blocks(reply: Reply) -> list[dict[str, Any]]:
     rendered = wire.render([reply.message])[1]
     content = rendered[-1]["content"] if rendered and rendered[-1]["role"] == "assistant" else []
-    return wire.as_blocks(content)
+    blocks = [*wire.as_blocks(content)]
+    if attached := pack_attached(reply.message):
+        first = next(at for at, block in enumerate(blocks) if block["type"] == "tool_use")
+        blocks.insert(first, {"type": "redacted_thinking", "data": attached})
+    return blocks
 
 
 def _mark_of(asked: Asked) -> dict[str, str]:

@@ -161,16 +161,14 @@ class Relay:
         exchange.form = form.name
         asked = form.open(body, fields)
         exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
+        name = named(headers.get("x-kilburn-session", ""))
+        faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
         for left in reversed(range(TRIES)):
-            conversation = self._histories.take(
-                form, asked, named(headers.get("x-kilburn-session", "")), key.user, link=key.link is not Link.OFF
-            )
+            work = _Work(self, form, asked, key, exchange, faults=faults)
+            conversation = self._histories.take(form, asked, name, key.user, link=key.link is not Link.OFF, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
-                room = min(key.memory, conversation.session.budget.window // 4)
-                known = remembered(self._histories.store, form, asked, key.user, room, conversation.session.name)
-                faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-                work = _Work(self, form, asked, conversation, key, room, known, exchange, faults=faults)
+                work.known = remembered(self._histories.store, form, asked, key.user, work.room, conversation.session.name)
                 work.render()
                 return conversation, work
             except StoreStale:
@@ -207,16 +205,14 @@ class _Work:
         relay: Relay,
         form: Form,
         asked: Asked,
-        conversation: Conversation,
         key: Key,
-        room: int,
-        known: Remembered | None,
         exchange: Exchange,
         *,
         faults: bool,
     ) -> None:
-        self.form, self.asked, self.conversation = form, asked, conversation
-        self.key, self.known, self._room, self._exchange = key, known, room, exchange
+        self.form, self.asked, self.key, self._exchange = form, asked, key, exchange
+        self.conversation: Conversation
+        self.known: Remembered | None = None
         self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
@@ -233,6 +229,17 @@ class _Work:
         self.pages: tuple[int, ...] = ()
         """Those that the upstream is shown."""
 
+    def prepare(self, conversation: Conversation) -> None:
+        """Count by the tokenizer of the request's model, and fit the window to the request, before anything is appended."""
+        self.conversation = conversation
+        conversation.session.count_for(self.asked.model)
+        self._fit(conversation.session.budget)
+
+    @property
+    def room(self) -> int:
+        """Tokens that are reserved for long-term memory."""
+        return min(self.key.memory, self.conversation.session.budget.window // 4)
+
     @property
     def _found(self) -> int:
         """Tokens that are reserved for the passages of a search."""
@@ -243,15 +250,19 @@ class _Work:
         """Tokens that are sent besides the conversation. Room for memory and tools is reserved also where none are sent, so the
         window does not change from turn to turn."""
         tools = self.conversation.cost(TOOLS) if self.wanted and self.tools else self._found
-        return sum(map(self.conversation.cost, self.asked.beside)) + self._room + tools
+        return sum(map(self.conversation.cost, self.asked.beside)) + self.room + tools
 
     def _fit(self, budget: Budget) -> None:
         """Reserve room for the reply, and for what is sent beside the conversation: each half of the window at most, and together
-        so much that the conversation keeps three eighths of it."""
-        window = budget.window
-        reserve = max(budget.reserve, min(self.asked.reply, window // 2))
-        if self.asked.reply > window // 2:
-            self._warn(f"of a reply of {self.asked.reply} tokens, {reserve} are reserved in the window of {window}")
+        so much that the conversation keeps three eighths of it.
+
+        Each request sets the reserve anew. If it lets a reply be as long as the whole window, the model's own window is larger,
+        and this one bounds the prompt alone.
+        """
+        window, reply = budget.window, self.asked.reply
+        reserve = max(self._store.budget.reserve, min(reply, window // 2) if reply < window else 0)
+        if reply > window // 2:
+            self._warn(f"of a reply of {reply} tokens, {reserve} are reserved in the window of {window}")
         # A window that a provider refused as too long is smaller than it was, and its reserve is not.
         beside, room = self._beside, max(0, min(window // 2, window - reserve - 3 * window // 8))
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
@@ -316,7 +327,7 @@ class _Work:
     def counted(self) -> int:
         """Tokens of all that was sent, as they are counted here."""
         used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
-        return self.tokens + self.conversation.session.budget.overhead - (self._room + self._found - used)
+        return self.tokens + self.conversation.session.budget.overhead - (self.room + self._found - used)
 
     def may_refuse_tools(self, error: ModelError) -> bool:
         """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any

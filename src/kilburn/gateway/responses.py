@@ -24,6 +24,7 @@ from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
 from kilburn.models.assembly import tokens_of
 from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
+from kilburn.wire.attached import is_attached, pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
 from kilburn.wire.plain import NOT_JSON, plain
@@ -107,7 +108,7 @@ class ResponsesForm(ChatForm):
         messages = _chat(map(response_item, listed_items))
         if asked.get("instructions"):
             messages.insert(0, {"role": "system", "content": asked["instructions"]})
-        prompt = render(numbered(parse([chat_message(message) for message in messages]), whole=True), into, 0)
+        prompt = render(restore_attached(numbered(parse([chat_message(message) for message in messages]), whole=True)), into, 0)
         return self.asking(asked, prompt, prompt.system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
@@ -145,7 +146,7 @@ def _chat(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         content = made["content"]
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        texts = [block for block in texts if block["type"] in ("text", "refusal")]
+        texts = [block for block in texts if block["type"] in ("text", "refusal") or is_attached(block)]
         calls = made.get("tool_calls", [])
         if out and out[-1]["role"] == "assistant":
             out[-1] = {**out[-1], "content": out[-1]["content"] + texts, "tool_calls": out[-1]["tool_calls"] + calls}
@@ -177,6 +178,10 @@ def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, A
         else:
             item = {"id": f"fc_{uuid.uuid4().hex}", **item}
         output.append({**item, "status": "completed"})
+    if attached := pack_attached(reply.message):
+        first = next(at for at, item in enumerate(output) if item["type"] in items.CALLS)
+        reasoning = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "encrypted_content": attached}
+        output.insert(first, reasoning)
     cut = reply.finish is Finish.LENGTH
     ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if cut else {"status": "completed"}
     return {**head, **ended, "output": output, "usage": _usage(reply.usage)}
@@ -228,6 +233,8 @@ class _Writer:
                 part = item["content"][0]
                 out.append(self._say("response.output_text.done", **place, text=part["text"], logprobs=[]))
                 out.append(self._say("response.content_part.done", **place, part=part))
+            elif item["type"] == "reasoning":
+                out.append(self._say("response.output_item.added", output_index=index, item=item))
             else:
                 begun = {**item, "arguments": "", "status": "in_progress"}
                 out.append(self._say("response.output_item.added", output_index=index, item=begun))

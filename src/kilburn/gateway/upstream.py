@@ -76,6 +76,9 @@ KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
 dropped."""
 
+VERSIONED = re.compile(r"/(v\d[a-z0-9]*|openai)(/|$)")
+"""A part of a path that only base URLs of OpenAI's API have: to Anthropic's the SDK adds the version itself."""
+
 AZURE = "/openai/"
 """The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
 
@@ -83,7 +86,10 @@ TRACED = ("traceparent", "tracestate")
 """Headers that say what span a request belongs to, in every form."""
 
 REPLY = 4096
-"""Tokens of a reply where a request does not say, and the other form has to."""
+"""Tokens of a reply where a request does not say, and the messages form has to."""
+
+UNLIMITED = 1 << 40
+"""The same for the chat form, which need not say it."""
 
 LARGEST = 1 << 28
 """Bytes of a whole answer."""
@@ -118,6 +124,13 @@ class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[bytes]
+
+
+def has_openai_api(url: str) -> bool:
+    """Return whether a base URL is one of OpenAI's API: its path has a version, such as /v1, /api/v1 or /v1beta/openai. Others,
+    and those with a part `anthropic`, are base URLs of Anthropic's."""
+    _, slash, path = url.partition("://")[2].partition("/")
+    return bool(VERSIONED.search(slash + path)) and "/anthropic" not in slash + path
 
 
 def is_lent(headers: Mapping[str, str]) -> bool:
@@ -172,7 +185,7 @@ class Endpoint:
     """An endpoint that speaks the client's form.
 
     Args:
-        url: as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
+        url: the base URL, as the provider's SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
         timeout: seconds of silence before a request is given up.
 
     Raises:
@@ -182,8 +195,9 @@ class Endpoint:
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
             raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
-        self.form = "chat" if url.rstrip("/").endswith("/v1") else "messages"
-        self.url = url.rstrip("/").removesuffix("/v1")
+        base = url.rstrip("/")
+        self.form = "chat" if has_openai_api(base) else "messages"
+        self.url = base if self.form == "chat" else f"{base.removesuffix('/v1')}/v1"
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
@@ -255,7 +269,7 @@ class Endpoint:
         else:
             data = body.__aiter__()
         # Nothing that a client writes makes another host, or a fragment, which is not sent.
-        place = self.url.removesuffix("/openai") if path.startswith(AZURE) else f"{self.url}/v1"
+        place = self.url.removesuffix("/v1").removesuffix("/openai") if path.startswith(AZURE) else self.url
         url = URL(f"{place}{path}".replace("#", "%23"), encoded=True)
         try:
             async with asyncio.timeout(self._timeout) as patience:
@@ -283,7 +297,7 @@ class Endpoint:
     async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
         """The answer to a client that speaks another form, in that form. No thread waits for it."""
         far = FORMS[self.form]
-        asked = await _read(form, body, far.name, REPLY)
+        asked = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
         path, sent = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
             if betas := betas_for(asked.request):
@@ -292,6 +306,7 @@ class Endpoint:
             given = {**given, **given.pop("extra_body", {}), "stream": True}
         else:
             given = {**chat_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
+            given = {name: value for name, value in given.items() if value != UNLIMITED}
         async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
             if answer.status >= 400:
                 yield await _refusal(asked.name, answer, form)

@@ -6,11 +6,13 @@ fewer tokens.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 from kilburn.errors import MissingExtra
 
 
+@cache
 def available() -> bool:
     """Whether toktok is installed; it is not imported for the answer."""
     return find_spec("toktok") is not None
