@@ -595,8 +595,8 @@ class Sqlite:
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
         """The other pages of a session that have any of these among their sources."""
-        events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
-        made = {page for event in events for page in _made_by(event)} - pages
+        numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
+        made = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
         read = self._sealed.read([(segment.number, page) for page in sorted(made)])
         return (page.id for _, (page, _) in read if page.digest and not pages.isdisjoint(page.sources))
 
@@ -658,7 +658,7 @@ class Sqlite:
             stored = self._segment(segment)
             if stored is None:
                 return []
-            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, wanted))
+            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, mentions.nodes_of(wanted)))
             return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
@@ -1083,14 +1083,6 @@ class Sqlite:
             where = ", ".join(map(str, damaged[:10]))
             log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
         return True
-
-
-def _made_by(event: Event) -> Iterable[int]:
-    """The pages that came with an event."""
-    if event.act is Act.ADMIT:
-        return event.pages
-    made = event.data.get("fold") if event.act is Act.FOLD else None
-    return (made,) if isinstance(made, int) else ()
 
 
 def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:
