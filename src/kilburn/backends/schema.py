@@ -221,6 +221,9 @@ CREATE TABLE quarantine(
 
 -- One row while erased bytes may still be in the file or its write-ahead log.
 CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
+
+-- One row: the generation of the write-ahead log before which every page of the file was wiped.
+CREATE TABLE wiped(id INTEGER PRIMARY KEY, generation INTEGER NOT NULL) STRICT;
 """
 
 

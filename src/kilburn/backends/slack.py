@@ -5,16 +5,22 @@ pages of a table, or to another place in a page, it leaves their bytes where the
 there when the row itself is deleted. SQLite has no means to clean them: not even VACUUM leaves none.
 
 So the pages are read and their slack is overwritten through SQLite's own open file. A second one would end SQLite's locks
-when it is closed, because POSIX locks belong to the segment.
+when it is closed, because POSIX locks belong to the process.
+
+A page gets slack only when it is written, which goes through the write-ahead log. So whoever moves the log into the file wipes
+the pages that were in it, and the file notes which log comes next. As long as the log is that one, all other pages are clean.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import apsw
+
+from kilburn.page import stretches
 
 CHUNK = 256
 """Pages read at a time."""
@@ -22,6 +28,9 @@ CHUNK = 256
 HEADERS = {2: 12, 5: 12, 10: 8, 13: 8}
 """Bytes of the header of a page of a tree, by its first byte: of an index, of a table, and the leaves of both. Any other page
 starts with the number of a page, and so with a smaller byte."""
+
+LOG_HEADER, FRAME_HEADER = 32, 24
+"""Bytes before the frames of a write-ahead log, and before the page of a frame."""
 
 SYNC_NORMAL = 2
 
@@ -83,13 +92,47 @@ class _File:
             raise apsw.exception_for(code)
 
 
-def log_size(db: apsw.Connection) -> int:
-    """Bytes in the write-ahead log."""
-    return _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER).size()
+class Log(NamedTuple):
+    """A write-ahead log.
+
+    Args:
+        generation: its first salt, which grows by one when the log is emptied and begun anew; a new file begins anywhere. None
+            of an empty log.
+        pages: the numbers of the pages that are in it.
+    """
+
+    generation: int | None
+    pages: Collection[int]
+
+    @property
+    def next_generation(self) -> int:
+        """The generation after this one."""
+        return ((self.generation or 0) + 1) % 2**32
 
 
-def wipe(db: apsw.Connection) -> list[int]:
-    """Overwrite the slack of every page with zeros, durably.
+def read_log(db: apsw.Connection) -> Log:
+    """Read which pages the write-ahead log has."""
+    file = _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER)
+    size = file.size()
+    if size < LOG_HEADER:
+        return Log(None, ())
+    header = file.read(LOG_HEADER, 0)
+    salts, frame = header[16:24], FRAME_HEADER + int.from_bytes(header[8:12])
+    pages = set[int]()
+    for start in range(LOG_HEADER, size - frame + 1, CHUNK * frame):
+        chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
+        for at in range(0, len(chunk), frame):
+            if chunk[at + 8 : at + 16] != salts:
+                break  # what follows is of an earlier generation
+            pages.add(int.from_bytes(chunk[at : at + 4]))
+        else:
+            continue
+        break
+    return Log(int.from_bytes(header[16:20]), pages)
+
+
+def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
+    """Overwrite the slack of every page, or of `only` these pages, with zeros, durably.
 
     Only bytes that mean nothing are written, so that it may end anywhere and readers may read meanwhile. The caller is in a
     write transaction with nothing in the log: so every page is in the file, and nobody else can write. A page that SQLite has
@@ -110,10 +153,16 @@ def wipe(db: apsw.Connection) -> list[int]:
     pages, usable = size // length, length - header[20]
     zeros = bytes(length)
     damaged, written = list[int](), False
-    for first in range(0, pages, CHUNK):
-        chunk = file.read(min(CHUNK, pages - first) * length, first * length)
+    runs = [1, pages] if only is None else stretches(sorted(page for page in only if page <= pages))
+    chunks = (
+        (first, min(CHUNK, last + 1 - first))
+        for start, last in zip(runs[::2], runs[1::2], strict=True)
+        for first in range(start, last + 1, CHUNK)
+    )
+    for first, count in chunks:
+        chunk = file.read(count * length, (first - 1) * length)
         for at in range(0, len(chunk), length):
-            number = first + at // length + 1
+            number = first + at // length
             head = at if number > 1 else 100
             if chunk[head] not in HEADERS:
                 continue
@@ -125,7 +174,7 @@ def wipe(db: apsw.Connection) -> list[int]:
                 continue
             for start, stop in spans:
                 if chunk[at + start : at + stop] != zeros[: stop - start]:
-                    file.clear(stop - start, first * length + at + start)
+                    file.clear(stop - start, (number - 1) * length + start)
                     written = True
     if written:
         file.sync()
@@ -186,18 +235,21 @@ def _length(page: bytes, at: int, kind: int) -> int:
     start = at
     if kind in (2, 5):
         at += 4
-    size, at = varint(page, at)
+    # Called for each row: a number of one byte, as most are, needs no call.
+    size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
     if kind == 5:
         return at - start
     if kind == 13:
-        _, at = varint(page, at)
+        at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
     usable = len(page)
-    most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
-    if size > most:
-        least = (usable - 12) * 32 // 255 - 23
-        size = least + (size - least) % (usable - 4)
-        size = (size if size <= most else least) + 4
-    return max(4, at + size - start)
+    if size > (usable - 12) * 64 // 255 - 23:  # of an index; a row of a table may be longer
+        most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
+        if size > most:
+            least = (usable - 12) * 32 // 255 - 23
+            size = least + (size - least) % (usable - 4)
+            size = (size if size <= most else least) + 4
+    length = at + size - start
+    return length if length > 4 else 4
 
 
 def varint(page: bytes, at: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ from kilburn.backends.inspection import erase_segment, erase_session, inspect, q
 from kilburn.backends.records import UNREADABLE, seal_of
 from kilburn.backends.schema import check_library, prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
-from kilburn.backends.slack import log_size, wipe
+from kilburn.backends.slack import read_log, wipe
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import FLAG, Transaction, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
@@ -249,8 +249,8 @@ class Sqlite:
         return apsw.SQLITE_OK
 
     def _move_log(self) -> None:
-        """Move what is in the write-ahead log into the file, once it has grown by so much. The next writer begins it anew if all
-        of it was moved, so others may not write at the end; most is moved before that.
+        """Move what is in the write-ahead log into the file, once it has grown by so much. Others may not write at the end; most
+        is moved before that.
 
         SQLite's own way, a move after each commit that finds a long log, ends only if nobody writes meanwhile: with two writers
         it moved little after nearly each commit, and waited for the disk twice each time.
@@ -260,7 +260,7 @@ class Sqlite:
         try:
             pages, moved = self._db.wal_checkpoint()
             if moved >= pages:  # no reader needs what there was before
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+                self._empty_log()
         except apsw.Error as error:
             # The commits are in the log, which is read until it can be moved.
             log.debug("%s: its log stays as it is for now: %s", self.path, error)
@@ -1052,7 +1052,7 @@ class Sqlite:
             self._db.set_busy_timeout(0)
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         try:
-            while not self._is_wiped():
+            while not self._empty_log(erased=True):
                 if time.monotonic() >= deadline:
                     return
             self._unwiped = False
@@ -1064,21 +1064,35 @@ class Sqlite:
         finally:
             self._db.set_busy_timeout(self._milliseconds)
 
-    def _is_wiped(self) -> bool:
-        """Move the write-ahead log into the file, cut it to nothing, and wipe the file; False where another writer came
-        between."""
+    def _empty_log(self, *, erased: bool = False) -> bool:
+        """Move all of the write-ahead log into the file, cut it to nothing, and wipe the pages that were in it; False where
+        another writer came between.
+
+        Args:
+            erased: whether erased bytes may be in the file. Then all of it is wiped, unless every earlier log was moved here.
+        """
+        if self.path == ":memory:":
+            if erased:
+                self._db.execute("DELETE FROM erasure")
+            return True
+        version, logged = self._written_by_others(), read_log(self._db)
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        damaged: list[int] = []
-        # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of this
-        # connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other connections
-        # forget theirs because the flag is removed: they see that somebody has written.
-        self._db.release_memory()
+        self._moved = self._log = 0
+        if erased:
+            # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of
+            # this connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other
+            # connections forget theirs because the flag is removed: they see that somebody has written.
+            self._db.release_memory()
         with write_transaction(self._db):
-            if self.path != ":memory:" and self._is_unwiped():
-                if log_size(self._db):
-                    return False
-                damaged = wipe(self._db)
-            self._db.execute("DELETE FROM erasure")
+            if self._db.pragma("data_version") != version:
+                return False
+            last = row(self._db, "SELECT generation FROM wiped")
+            follows = last is not None and logged.generation == last[0]
+            damaged = wipe(self._db, logged.pages if follows else None) if erased or follows else []
+            if erased:
+                self._db.execute("DELETE FROM erasure")
+            if not damaged and (erased or follows):
+                self._db.execute("INSERT OR REPLACE INTO wiped VALUES(1, ?)", (logged.next_generation,))
         if damaged:
             where = ", ".join(map(str, damaged[:10]))
             log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
