@@ -222,8 +222,8 @@ CREATE TABLE quarantine(
 -- One row while erased bytes may still be in the file or its write-ahead log.
 CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
 
--- One row: the generation of the write-ahead log before which every page of the file was wiped.
-CREATE TABLE wiped(id INTEGER PRIMARY KEY, generation INTEGER NOT NULL) STRICT;
+-- One row: the time of the file's last modification, in nanoseconds, when all of its pages were wiped; see `slack`.
+CREATE TABLE wiped(id INTEGER PRIMARY KEY, modified INTEGER NOT NULL) STRICT;
 """
 
 
@@ -239,14 +239,14 @@ def check_library(version: str) -> None:
         )
 
 
-def prepare_schema(db: apsw.Connection, path: str) -> None:
-    """Create the tables of a new file, or migrate a file with an older schema, in one transaction.
+def prepare_schema(db: apsw.Connection, path: str) -> bool:
+    """Create the tables of a new file, or migrate a file with an older schema, in one transaction; return whether it is new.
 
     Raises:
         StoreCorrupt: not a Kilburn file. StoreVersion: the file of a newer Kilburn, or of a development version.
     """
     if schema_number(db, path) == SCHEMA:
-        return
+        return False
     with write_transaction(db):
         # Another process may have done it while this one waited for the lock.
         number = schema_number(db, path)
@@ -257,6 +257,7 @@ def prepare_schema(db: apsw.Connection, path: str) -> None:
         # PRAGMA takes no parameters; both are constants of this module.
         db.execute(f"PRAGMA application_id = {APPLICATION:d}")
         db.execute(f"PRAGMA user_version = {SCHEMA:d}")
+    return number == 0
 
 
 def schema_number(db: apsw.Connection, path: str) -> int:

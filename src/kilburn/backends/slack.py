@@ -7,8 +7,9 @@ there when the row itself is deleted. SQLite has no means to clean them: not eve
 So the pages are read and their slack is overwritten through SQLite's own open file. A second one would end SQLite's locks
 when it is closed, because POSIX locks belong to the process.
 
-A page gets slack only when it is written, which goes through the write-ahead log. So whoever moves the log into the file wipes
-the pages that were in it, and the file notes which log comes next. As long as the log is that one, all other pages are clean.
+A page gets slack only when it is written, and all writes go through the write-ahead log. So whoever moves the log into the file
+wipes the pages that were in it. The time of the file's last modification is noted in it then. While it has that time, nobody has
+moved anything since, and all pages that are not in the log are clean.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
 import apsw
 
@@ -92,43 +92,21 @@ class _File:
             raise apsw.exception_for(code)
 
 
-class Log(NamedTuple):
-    """A write-ahead log.
-
-    Args:
-        generation: its first salt, which grows by one when the log is emptied and begun anew; a new file begins anywhere. None
-            of an empty log.
-        pages: the numbers of the pages that are in it.
-    """
-
-    generation: int | None
-    pages: Collection[int]
-
-    @property
-    def next_generation(self) -> int:
-        """The generation after this one."""
-        return ((self.generation or 0) + 1) % 2**32
-
-
-def read_log(db: apsw.Connection) -> Log:
-    """Read which pages the write-ahead log has."""
+def logged_pages(db: apsw.Connection) -> set[int]:
+    """Return the numbers of the pages that are in the write-ahead log."""
     file = _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER)
-    size = file.size()
+    size, pages = file.size(), set[int]()
     if size < LOG_HEADER:
-        return Log(None, ())
+        return pages
     header = file.read(LOG_HEADER, 0)
     salts, frame = header[16:24], FRAME_HEADER + int.from_bytes(header[8:12])
-    pages = set[int]()
     for start in range(LOG_HEADER, size - frame + 1, CHUNK * frame):
         chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
         for at in range(0, len(chunk), frame):
             if chunk[at + 8 : at + 16] != salts:
-                break  # what follows is of an earlier generation
+                return pages  # the frames of an earlier log, which was begun anew
             pages.add(int.from_bytes(chunk[at : at + 4]))
-        else:
-            continue
-        break
-    return Log(int.from_bytes(header[16:20]), pages)
+    return pages
 
 
 def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:

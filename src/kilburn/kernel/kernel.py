@@ -488,9 +488,7 @@ class Kernel:
         named = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:NAMED])
         return named + (f" and {len(pages) - NAMED:,} more" if len(pages) > NAMED else "")
 
-    def carry(
-        self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False
-    ) -> int | None:
+    def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
 
         Args:
