@@ -1094,8 +1094,8 @@ class Sqlite:
                 os.utime(self.path, ns=(noted, noted))
 
     def _empty_log(self, *, erased: bool = False) -> bool:
-        """Move all of the write-ahead log into the file, so that it is begun anew, and wipe the pages that were in it; False where
-        another writer came between, or a reader needs the log.
+        """Move all of the write-ahead log into the file, so that it is begun anew, and wipe the pages that were in it; False
+        where another writer came between, or a reader needs the log.
 
         Args:
             erased: whether erased bytes may be in both. Then the log is cut to nothing, and all of the file is wiped where others
