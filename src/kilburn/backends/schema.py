@@ -239,25 +239,28 @@ def check_library(version: str) -> None:
         )
 
 
-def prepare_schema(db: apsw.Connection, path: str) -> bool:
-    """Create the tables of a new file, or migrate a file with an older schema, in one transaction; return whether it is new.
+def prepare_schema(db: apsw.Connection, path: str, note_made: Callable[[], None]) -> None:
+    """Create the tables of a new file, or migrate a file with an older schema, in one transaction.
+
+    Args:
+        note_made: called in that transaction once a new file has its tables.
 
     Raises:
         StoreCorrupt: not a Kilburn file. StoreVersion: the file of a newer Kilburn, or of a development version.
     """
     if schema_number(db, path) == SCHEMA:
-        return False
+        return
     with write_transaction(db):
         # Another process may have done it while this one waited for the lock.
         number = schema_number(db, path)
         if number == 0:
             db.execute(TABLES)
+            note_made()
         for step in range(number or SCHEMA, SCHEMA):
             MIGRATIONS[step](db)
         # PRAGMA takes no parameters; both are constants of this module.
         db.execute(f"PRAGMA application_id = {APPLICATION:d}")
         db.execute(f"PRAGMA user_version = {SCHEMA:d}")
-    return number == 0
 
 
 def schema_number(db: apsw.Connection, path: str) -> int:

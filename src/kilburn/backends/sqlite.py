@@ -285,9 +285,7 @@ class Sqlite:
             if schema_number(self._db, self.path) == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
         else:
-            if prepare_schema(self._db, self.path):
-                with write_transaction(self._db):
-                    self._note_wiped()
+            prepare_schema(self._db, self.path, self._note_wiped)
         self._sealed = SealedRows(self._db)
         if restore:
             with write_transaction(self._db):
@@ -1070,15 +1068,17 @@ class Sqlite:
     def _is_as_wiped(self) -> bool:
         """Whether nobody has written to the file itself since all of its pages were wiped."""
         noted = row(self._db, "SELECT modified FROM wiped") if self._is_plain else None
-        return noted is not None and os.stat(self.path).st_mtime_ns == noted[0]
+        return noted is not None and os.path.exists(self.path) and os.stat(self.path).st_mtime_ns == noted[0]
 
     def _note_wiped(self) -> None:
         """Note, in a write transaction with nothing in the log, that every page of the file is wiped."""
-        if self._is_plain:
-            # A time of its own: of two writes in a moment, the system may say the same time.
-            modified = time.time_ns()
+        if not self._is_plain:
+            return
+        # A time of its own: of two writes in a moment, the system may say the same time.
+        modified = time.time_ns()
+        with suppress(OSError):  # the file of another user, who lets this one write
             os.utime(self.path, ns=(modified, modified))
-            self._db.execute("INSERT OR REPLACE INTO wiped VALUES(1, ?)", (modified,))
+        self._db.execute("INSERT OR REPLACE INTO wiped VALUES(1, ?)", (modified,))
 
     def _end_log(self) -> None:
         """Empty the log before the file is closed, so that it is still as it was wiped when it is opened again."""
@@ -1106,6 +1106,9 @@ class Sqlite:
                 self._db.execute("DELETE FROM erasure")
             return True
         version, pages, was_wiped = self._written_by_others(), logged_pages(self._db), self._is_as_wiped()
+        if not was_wiped:
+            # Or a power cut could bring that time back.
+            self._db.execute("DELETE FROM wiped")
         if not erased:
             logged, moved = self._db.wal_checkpoint()
             if moved < logged:
