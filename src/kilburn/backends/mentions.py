@@ -54,7 +54,7 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
         sign * (node | bit)
         for ids, bit in ((named, 0), (sources, SOURCE))
         for sign in (1, -1)
-        for node in _nodes(stretches(sorted(sign * page for page in ids if sign * page > 0)))
+        for node in _nodes(stretches(sorted([sign * page for page in ids if sign * page > 0])))
     }
 
 
