@@ -50,12 +50,12 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
     by = event.data.get("by")
     if isinstance(by, int):
         named.add(by)
-    return {
-        sign * (node | bit)
-        for ids, bit in ((named, 0), (sources, SOURCE))
-        for sign in (1, -1)
-        for node in _nodes(stretches(sorted([sign * page for page in ids if sign * page > 0])))
-    }
+    nodes = set[int]()
+    for ids, bit in ((named, 0), (sources, SOURCE)):
+        for sign in (1, -1):
+            if same := sorted([sign * page for page in ids if sign * page > 0]):
+                nodes.update(sign * (node | bit) for node in _nodes(stretches(same)))
+    return nodes
 
 
 def _nodes(runs: list[int]) -> Iterator[int]:
