@@ -125,7 +125,8 @@ def source_nodes(pages: Iterable[int]) -> list[int]:
         # Many pages lie in few blocks, and in fewer of each further level.
         blocks = {sign * page >> LEAF for page in known if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
-            nodes += [sign * (_node(level, block) | SOURCE) for block in blocks]
+            first = (level << SHIFT) + 1 | SOURCE  # see `_node`
+            nodes += [sign * (first + block) for block in blocks]
             blocks = {block >> 1 for block in blocks}
     return sorted(nodes)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 
 import apsw
 
@@ -146,7 +146,7 @@ def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
                 continue
             try:
                 clean = _is_clean(chunk, at, head, zeros)
-                spans = [] if clean else list(_slack(chunk[at : at + usable], head - at, pages))
+                spans = [] if clean else _slack(chunk[at : at + usable], head - at, pages)
             except (ValueError, IndexError, struct.error):
                 damaged.append(number)
                 continue
@@ -173,7 +173,7 @@ def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
     return True
 
 
-def _slack(page: bytes, head: int, pages: int) -> Iterator[tuple[int, int]]:
+def _slack(page: bytes, head: int, pages: int) -> list[tuple[int, int]]:
     """The stretches of a page of a tree that belong to no row.
 
     Raises:
@@ -185,49 +185,53 @@ def _slack(page: bytes, head: int, pages: int) -> Iterator[tuple[int, int]]:
     kind = page[head]
     free, cells, content, fragments = _head(page, head)
     pointers = head + HEADERS[kind]
-    used = [(start, start + _length(page, start, kind)) for start in struct.unpack_from(f">{cells}H", page, pointers)]
+    used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
+    slack: list[tuple[int, int]] = []
     while free:
         after, size = _pair(page, free)
         if 0 < after <= free or size < 4:
             raise ValueError("a free block that is none")
         used.append((free, free + size))
-        yield free + 4, free + size
+        slack.append((free + 4, free + size))
         free = after
     last = content or 65536
     if last < pointers + 2 * cells:
         raise ValueError("rows in the header")
-    yield pointers + 2 * cells, last
+    slack.append((pointers + 2 * cells, last))
     for start, stop in sorted(used):
         if start < last or stop > len(page):
             raise ValueError("rows that overlap")
         fragments -= start - last
-        yield last, start
+        slack.append((last, start))
         last = stop
     if fragments != len(page) - last:
         raise ValueError("bytes that are not accounted for")
-    yield last, len(page)
+    slack.append((last, len(page)))
+    return slack
 
 
-def _length(page: bytes, at: int, kind: int) -> int:
-    """The length of the cell that starts there, without what is on other pages."""
-    start = at
-    if kind in (2, 5):
-        at += 4
-    # Called for each row: a number of one byte, as most are, needs no call.
-    size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
-    if kind == 5:
-        return at - start
-    if kind == 13:
-        at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
+def _cells(page: bytes, kind: int, starts: Iterable[int]) -> list[tuple[int, int]]:
+    """The cells that start there: from where to where each is, without what is on other pages."""
     usable = len(page)
-    if size > (usable - 12) * 64 // 255 - 23:  # of an index; a row of a table may be longer
-        most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
-        if size > most:
-            least = (usable - 12) * 32 // 255 - 23
+    # What is longer is on other pages too; a row of a table may have more than one of an index.
+    longest, least = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
+    if kind == 13:
+        longest = usable - 35
+    found: list[tuple[int, int]] = []
+    for start in starts:
+        at = start + 4 if kind in (2, 5) else start
+        # A number of one byte, as most are, needs no call: there are many cells.
+        size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
+        if kind == 5:
+            found.append((start, at))
+            continue
+        if kind == 13:
+            at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
+        if size > longest:
             size = least + (size - least) % (usable - 4)
-            size = (size if size <= most else least) + 4
-    length = at + size - start
-    return length if length > 4 else 4
+            size = (size if size <= longest else least) + 4
+        found.append((start, max(start + 4, at + size)))
+    return found
 
 
 def varint(page: bytes, at: int) -> tuple[int, int]:
