@@ -94,6 +94,14 @@ def remains(folder: Path, gone: list[Secret], kept: list[Secret]) -> list[str]:
     return found
 
 
+def move_log(path: Path) -> None:
+    """Move the write-ahead log into the file, as any program that uses SQLite may do."""
+    db = apsw.Connection(str(path))
+    db.execute("SELECT count(*) FROM page").fetchall()
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    db.close()
+
+
 class Trial:
     """One store, the pages that it has and had, and what may be done to it at random."""
 
@@ -224,6 +232,14 @@ class Trial:
             self.other = Sqlite(self.path, synchronous="OFF")
         self.backend = Sqlite(self.path, synchronous="OFF")
 
+    def empty(self) -> None:
+        """Move the log into the file, as after many commits."""
+        self.backend._move_log()
+
+    def interfere(self) -> None:
+        """Another program moves the log into the file."""
+        move_log(self.path)
+
     def elsewhere(self) -> None:
         """From now on the other object that has the file open writes, with what it has in memory."""
         self.backend, self.other = self.other, self.backend
@@ -234,8 +250,9 @@ class Trial:
 
     def step(self, forgets: float) -> None:
         """One operation."""
-        ways = (self.add, self.move, self.embed, self.reopen, self.elsewhere, self.begin, self.repair, self.end, self.forget)
-        weights = (60.0, 15.0, 8.0, 0.7, 9.0, 0.7, 0.05, forgets / 80, forgets)
+        usual = (self.add, self.move, self.embed, self.reopen, self.elsewhere, self.begin, self.repair)
+        ways = (*usual, self.empty, self.interfere, self.end, self.forget)
+        weights = (60.0, 15.0, 8.0, 0.7, 9.0, 0.7, 0.05, 3.0, 0.3, forgets / 80, forgets)
         (way,) = self.chance.choices(ways, weights)
         way()
         self.done[way.__name__] += 1

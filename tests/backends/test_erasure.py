@@ -7,7 +7,9 @@ import signal
 import string
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import apsw
 import pytest
@@ -405,3 +407,49 @@ def test_a_page_that_contradicts_itself_is_left_as_it_is(tmp_path: Path, at: int
     db.execute("ROLLBACK")
     db.close()
     assert page_at(path, number) == before
+
+
+def read_pages(work: Callable[[], object]) -> int:
+    """How many pages of the file a piece of work looks at for slack."""
+    count = 0
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        code = frame.f_code
+        count += event == "call" and code.co_name == "_is_clean" and code.co_filename.endswith("slack.py")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_forget_looks_at_what_was_written_since_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "k.db"
+    with Sqlite(path, synchronous="OFF") as backend:
+        segment = numbers(backend, 4000)
+        # All that was moved into a new file was wiped.
+        assert read_pages(backend._move_log) > 200
+        assert read_pages(lambda: backend.commit(segment, Batch(head=1, erase=[7]))) < 60
+        backend.commit(segment, batch_of(1, {5001: "more"}))
+    with Sqlite(path, synchronous="OFF") as backend:
+        assert read_pages(lambda: backend.commit(segment, Batch(head=2, erase=[8]))) < 60
+        assert left_of(tmp_path, [7, 8]) == []
+
+
+@pytest.mark.parametrize("when", ["open", "closed"])
+def test_a_forget_looks_at_all_where_another_program_has_written_to_the_file(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "k.db"
+    with Sqlite(path, synchronous="OFF") as backend:
+        segment = numbers(backend, 4000)
+        if when == "open":
+            remains.move_log(path)
+    if when == "closed":
+        put_in_slack(path, b"canarytext")
+    with Sqlite(path, synchronous="OFF") as backend:
+        assert read_pages(lambda: backend.commit(segment, Batch(head=1, erase=[7]))) > 200
+        assert read_pages(lambda: backend.commit(segment, Batch(head=1, erase=[8]))) < 60
+    assert left_of(tmp_path, [7, 8]) == []
+    assert b"canarytext" not in everything(tmp_path)

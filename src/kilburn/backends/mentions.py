@@ -1,20 +1,21 @@
-"""The index of mentions: which events of a ledger may name a page, and so which pages were made from it.
+"""The index of mentions: which events of a ledger may name a page, and which events may have made pages from it.
 
 An event names the pages that it happened to, a fold's are its sources, and an admission's the pages that were quoted. Thousands
 of pages are a few stretches, and a stretch is a few blocks: the first level's have 64 ids, each further level's twice as many.
 To find the events of one page, one block of each level is looked up. It finds some events that do not name the page, which the
-caller passes over, and none too few.
+caller passes over, and none too few. Sources have nodes of their own, so that the events that made pages from a page are
+found without those that only happened to it or to its neighbours.
 
 It is derived from the ledger and the pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 import apsw
 
-from kilburn.backends.connection import rows, rows_of_each
+from kilburn.backends.connection import listed, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, event_of, page_of
 from kilburn.event import Act, Event
 from kilburn.page import Page, stretches
@@ -32,6 +33,9 @@ LEVELS = 48
 SHIFT = 56
 """Bits of a node's number below its level."""
 
+SOURCE = 1 << 62
+"""The bit of a node whose pages are sources."""
+
 
 def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
     """The nodes under which an event is found.
@@ -39,14 +43,19 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
     Args:
         pages: those that were admitted with it, by id.
     """
-    ids = set(event.pages)
+    named, sources = set[int](), set[int]()
+    (sources if event.act is Act.FOLD else named).update(event.pages)
     if event.act is Act.ADMIT:
-        ids.update(source for page in event.pages if page in pages for source in pages[page].sources)
+        sources.update(source for page in event.pages if page in pages for source in pages[page].sources)
     by = event.data.get("by")
     if isinstance(by, int):
-        ids.add(by)
-    signed = sorted([page for page in ids if page > 0]), sorted([-page for page in ids if page < 0])
-    return {sign * node for sign, some in zip((1, -1), signed, strict=True) for node in _nodes(stretches(some))}
+        named.add(by)
+    nodes = set[int]()
+    for ids, bit in ((named, 0), (sources, SOURCE)):
+        for sign in (1, -1):
+            if same := sorted([sign * page for page in ids if sign * page > 0]):
+                nodes.update(sign * (node | bit) for node in _nodes(stretches(same)))
+    return nodes
 
 
 def _nodes(runs: list[int]) -> Iterator[int]:
@@ -96,20 +105,38 @@ def fill(db: apsw.Connection, segments: Iterable[int]) -> None:
         db.executemany(INSERT, [(segment, *one) for one in sorted(mentions_in(db, segment)[0])])
 
 
-def events_of(db: apsw.Connection, segment: int, pages: Iterable[int]) -> list[int]:
-    """The numbers of the events that may name any of these pages, in order."""
-    select = "SELECT event FROM mention WHERE segment = ? AND node = ?"
-    return sorted({event for (event,) in rows_of_each(db, select, [(segment, node) for node in nodes_of(pages)])})
+def events_of(db: apsw.Connection, segment: int, nodes: Iterable[int]) -> list[int]:
+    """The numbers of the events that have any of these nodes, in order."""
+    select = "SELECT DISTINCT event FROM json_each(?) CROSS JOIN mention ON segment = ? AND node = value ORDER BY event"
+    return [event for (event,) in rows(db, select, listed(nodes), segment)]
 
 
 def nodes_of(pages: Iterable[int]) -> list[int]:
     """The nodes under which an event that names any of these pages may be found."""
+    sources = source_nodes(pages)
+    return sorted([*sources, *(node - SOURCE if node > 0 else node + SOURCE for node in sources)])
+
+
+def source_nodes(pages: Iterable[int]) -> list[int]:
+    """The nodes under which an event that made pages from any of these pages may be found."""
     nodes: list[int] = []
     known = list(pages)
     for sign in (1, -1):
         # Many pages lie in few blocks, and in fewer of each further level.
         blocks = {sign * page >> LEAF for page in known if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
-            nodes += [sign * _node(level, block) for block in blocks]
+            first = (level << SHIFT) + 1 | SOURCE  # see `_node`
+            nodes += [sign * (first + block) for block in blocks]
             blocks = {block >> 1 for block in blocks}
     return sorted(nodes)
+
+
+def made_by(events: Iterable[Event], pages: Set[int]) -> set[int]:
+    """Pages that these events made, without those that a fold made of none of these pages, and without these pages themselves."""
+    made = set[int]()
+    for event in events:
+        if event.act is Act.ADMIT:
+            made.update(event.pages)
+        elif event.act is Act.FOLD and "fold" in event.data and not pages.isdisjoint(event.pages):
+            made.add(event.data["fold"])
+    return made - pages

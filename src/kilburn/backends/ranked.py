@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import cast
@@ -40,9 +40,6 @@ RUNS = 64
 
 ENOUGH = 8
 """Passages with rarer words that are visited for each hit, before common words are only looked up among these."""
-
-SLACK = 1 + 1e-9
-"""A bound is so much larger than the sum that it bounds, whatever was rounded."""
 
 PLACES = (1 << 28) - 1
 """Passages that one segment can have."""
@@ -197,31 +194,18 @@ class RankedIndex:
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(extents.mean, 1.0))) for length in CLASS_LENGTH]
         sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
         worth = [math.log(1 + (count - size + 0.5) / (size + 0.5)) for size in sizes]
-        # What the words that are not counted yet can add to a passage's rarity.
-        ahead = sum(worth) * SLACK
         rarities: dict[int, float] = {}
         having: dict[str, set[int]] = {}
         rarer: list[int] = []
         visited = 0
-        # The rarity of the word that brought enough passages. From `closed` on no further ones can be among the best.
-        enough, closed = 0.0, False
         for at in sorted(range(len(words)), key=lambda at: (full[at], sizes[at])):
-            if not closed and ahead < enough:
-                closed = ahead * short[0] < _least(_scores(rarities, short), limit)
-            ahead -= worth[at]
-            numbers = found[at]
             if full[at] and visited >= ENOUGH * limit:
                 # Most passages that have a common word and no rarer one cannot be among the best.
-                if closed:
-                    numbers = self._among(words, at, rarities, rarer, found, full)
-                else:
-                    numbers = self._having(words[at], ranges, ROWS, [words[other] for other in rarer])
-                    numbers = [number for number in numbers if number >> 32 in wanted]
+                numbers = [number for number in self._among(words, at, rarer, found, full, ranges) if number in rarities]
             else:
+                numbers = found[at]
                 rarer.append(at)
                 visited += len(numbers)
-            if closed:
-                numbers = [number for number in numbers if number in rarities]
             if terms[words[at]] != words[at]:
                 # The rarest part of a path comes first, and the others count no more.
                 counted = having.setdefault(terms[words[at]], set())
@@ -234,32 +218,25 @@ class RankedIndex:
                     rarities[number] = known(number, 0.0) + rarity
             else:
                 rarities = dict.fromkeys(numbers, rarity)
-            if not enough and len(rarities) >= limit:
-                enough = rarity
         return _best(rarities, short, limit)
 
     def _among(
         self,
         words: Sequence[str],
         word: int,
-        entries: Collection[int],
         rarer: Sequence[int],
         found: Sequence[Sequence[int]],
         full: Sequence[bool],
-    ) -> list[int]:
-        """Those of these entries that have a word, and others; each of these entries has a rarer one. They are looked for among
-        those with as few rarer words as need be, and where such a word is common, not beyond those that were looked at."""
-        low, high = min(entries), max(entries)
-        few: list[str] = []
-        numbers: list[int] = []
-        for other in _cover(entries, rarer, found):
-            if full[other]:
-                numbers += self._having(words[word], [(low, min(high, max(found[other])))], ROWS, [words[other]])
-            else:
-                few.append(words[other])
-        if few:
-            numbers += self._having(words[word], [(low, high)], ROWS, few)
-        return list(dict.fromkeys(numbers))
+        ranges: Sequence[tuple[int, int]],
+    ) -> set[int]:
+        """The entries that have a word and, as far as these were looked at, a rarer one; and a few others."""
+        whole = [words[other] for other in rarer if not full[other]]
+        entries = set(self._having(words[word], ranges, ROWS, whole) if whole else ())
+        if cut := [other for other in rarer if full[other]]:
+            last = max(max(found[other]) for other in cut)
+            looked = [(low, min(high, last)) for low, high in ranges if low <= last]
+            entries.update(self._having(words[word], looked, ROWS, [words[other] for other in cut]))
+        return entries
 
     def _having_within(self, word: str, found: list[int], last: int, high: int, wanted: Set[int], depth: int) -> list[int]:
         """The first entries of these segments that have a word, of which `found` are those up to entry `last`."""
@@ -284,30 +261,10 @@ class RankedIndex:
 
 def _best(rarities: Mapping[int, float], short: Sequence[float], limit: int) -> list[tuple[int, float]]:
     """The best entries, with their scores; of equals, the newer one."""
-    scores = _scores(rarities, short)
-    least = _least(scores, limit)
+    scores = [rarity * short[number & 15] for number, rarity in rarities.items()]
+    least = sorted(scores)[-limit] if len(scores) >= limit else 0.0
     best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= least])
     return [(number, -score) for score, number in best[:limit]]
-
-
-def _scores(rarities: Mapping[int, float], short: Sequence[float]) -> list[float]:
-    return [rarity * short[number & 15] for number, rarity in rarities.items()]
-
-
-def _least(scores: Sequence[float], limit: int) -> float:
-    """What each of the best has at least."""
-    return sorted(scores)[-limit] if len(scores) >= limit else 0.0
-
-
-def _cover(entries: Iterable[int], words: Sequence[int], found: Sequence[Sequence[int]]) -> Sequence[int]:
-    """The first of these words, which are the rarest, of which each entry has one; all of them, where some has none that was
-    looked at."""
-    left = set(entries)
-    for number, word in enumerate(words, 1):
-        left.difference_update(found[word])
-        if not left:
-            return words[:number]
-    return words
 
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:

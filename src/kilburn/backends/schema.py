@@ -221,6 +221,9 @@ CREATE TABLE quarantine(
 
 -- One row while erased bytes may still be in the file or its write-ahead log.
 CREATE TABLE erasure(id INTEGER PRIMARY KEY) STRICT;
+
+-- One row: the time of the file's last modification, in nanoseconds, when all of its pages were wiped; see `slack`.
+CREATE TABLE wiped(id INTEGER PRIMARY KEY, modified INTEGER NOT NULL) STRICT;
 """
 
 
@@ -236,8 +239,11 @@ def check_library(version: str) -> None:
         )
 
 
-def prepare_schema(db: apsw.Connection, path: str) -> None:
+def prepare_schema(db: apsw.Connection, path: str, note_made: Callable[[], None]) -> None:
     """Create the tables of a new file, or migrate a file with an older schema, in one transaction.
+
+    Args:
+        note_made: called in that transaction once a new file has its tables.
 
     Raises:
         StoreCorrupt: not a Kilburn file. StoreVersion: the file of a newer Kilburn, or of a development version.
@@ -249,6 +255,7 @@ def prepare_schema(db: apsw.Connection, path: str) -> None:
         number = schema_number(db, path)
         if number == 0:
             db.execute(TABLES)
+            note_made()
         for step in range(number or SCHEMA, SCHEMA):
             MIGRATIONS[step](db)
         # PRAGMA takes no parameters; both are constants of this module.

@@ -5,16 +5,22 @@ pages of a table, or to another place in a page, it leaves their bytes where the
 there when the row itself is deleted. SQLite has no means to clean them: not even VACUUM leaves none.
 
 So the pages are read and their slack is overwritten through SQLite's own open file. A second one would end SQLite's locks
-when it is closed, because POSIX locks belong to the segment.
+when it is closed, because POSIX locks belong to the process.
+
+A page gets slack only when it is written, and all writes go through the write-ahead log. So whoever moves the log into the file
+wipes the pages that were in it. The time of the file's last modification is noted in it then. While it has that time, nobody has
+moved anything since, and all pages that are not in the log are clean.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable
 
 import apsw
+
+from kilburn.page import stretches
 
 CHUNK = 256
 """Pages read at a time."""
@@ -22,6 +28,9 @@ CHUNK = 256
 HEADERS = {2: 12, 5: 12, 10: 8, 13: 8}
 """Bytes of the header of a page of a tree, by its first byte: of an index, of a table, and the leaves of both. Any other page
 starts with the number of a page, and so with a smaller byte."""
+
+LOG_HEADER, FRAME_HEADER = 32, 24
+"""Bytes before the frames of a write-ahead log, and before the page of a frame."""
 
 SYNC_NORMAL = 2
 
@@ -83,13 +92,25 @@ class _File:
             raise apsw.exception_for(code)
 
 
-def log_size(db: apsw.Connection) -> int:
-    """Bytes in the write-ahead log."""
-    return _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER).size()
+def logged_pages(db: apsw.Connection) -> set[int]:
+    """Return the numbers of the pages that are in the write-ahead log."""
+    file = _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER)
+    size, pages = file.size(), set[int]()
+    if size < LOG_HEADER:
+        return pages
+    header = file.read(LOG_HEADER, 0)
+    salts, frame = header[16:24], FRAME_HEADER + int.from_bytes(header[8:12])
+    for start in range(LOG_HEADER, size - frame + 1, CHUNK * frame):
+        chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
+        for at in range(0, len(chunk), frame):
+            if chunk[at + 8 : at + 16] != salts:
+                return pages  # the frames of an earlier log, which was begun anew
+            pages.add(int.from_bytes(chunk[at : at + 4]))
+    return pages
 
 
-def wipe(db: apsw.Connection) -> list[int]:
-    """Overwrite the slack of every page with zeros, durably.
+def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
+    """Overwrite the slack of every page, or of `only` these pages, with zeros, durably.
 
     Only bytes that mean nothing are written, so that it may end anywhere and readers may read meanwhile. The caller is in a
     write transaction with nothing in the log: so every page is in the file, and nobody else can write. A page that SQLite has
@@ -110,22 +131,28 @@ def wipe(db: apsw.Connection) -> list[int]:
     pages, usable = size // length, length - header[20]
     zeros = bytes(length)
     damaged, written = list[int](), False
-    for first in range(0, pages, CHUNK):
-        chunk = file.read(min(CHUNK, pages - first) * length, first * length)
+    runs = [1, pages] if only is None else stretches(sorted(page for page in only if page <= pages))
+    chunks = (
+        (first, min(CHUNK, last + 1 - first))
+        for start, last in zip(runs[::2], runs[1::2], strict=True)
+        for first in range(start, last + 1, CHUNK)
+    )
+    for first, count in chunks:
+        chunk = file.read(count * length, (first - 1) * length)
         for at in range(0, len(chunk), length):
-            number = first + at // length + 1
+            number = first + at // length
             head = at if number > 1 else 100
             if chunk[head] not in HEADERS:
                 continue
             try:
                 clean = _is_clean(chunk, at, head, zeros)
-                spans = [] if clean else list(_slack(chunk[at : at + usable], head - at, pages))
+                spans = [] if clean else _slack(chunk[at : at + usable], head - at, pages)
             except (ValueError, IndexError, struct.error):
                 damaged.append(number)
                 continue
             for start, stop in spans:
                 if chunk[at + start : at + stop] != zeros[: stop - start]:
-                    file.clear(stop - start, first * length + at + start)
+                    file.clear(stop - start, (number - 1) * length + start)
                     written = True
     if written:
         file.sync()
@@ -146,7 +173,7 @@ def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
     return True
 
 
-def _slack(page: bytes, head: int, pages: int) -> Iterator[tuple[int, int]]:
+def _slack(page: bytes, head: int, pages: int) -> list[tuple[int, int]]:
     """The stretches of a page of a tree that belong to no row.
 
     Raises:
@@ -158,46 +185,53 @@ def _slack(page: bytes, head: int, pages: int) -> Iterator[tuple[int, int]]:
     kind = page[head]
     free, cells, content, fragments = _head(page, head)
     pointers = head + HEADERS[kind]
-    used = [(start, start + _length(page, start, kind)) for start in struct.unpack_from(f">{cells}H", page, pointers)]
+    used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
+    slack: list[tuple[int, int]] = []
     while free:
         after, size = _pair(page, free)
         if 0 < after <= free or size < 4:
             raise ValueError("a free block that is none")
         used.append((free, free + size))
-        yield free + 4, free + size
+        slack.append((free + 4, free + size))
         free = after
     last = content or 65536
     if last < pointers + 2 * cells:
         raise ValueError("rows in the header")
-    yield pointers + 2 * cells, last
+    slack.append((pointers + 2 * cells, last))
     for start, stop in sorted(used):
         if start < last or stop > len(page):
             raise ValueError("rows that overlap")
         fragments -= start - last
-        yield last, start
+        slack.append((last, start))
         last = stop
     if fragments != len(page) - last:
         raise ValueError("bytes that are not accounted for")
-    yield last, len(page)
+    slack.append((last, len(page)))
+    return slack
 
 
-def _length(page: bytes, at: int, kind: int) -> int:
-    """The length of the cell that starts there, without what is on other pages."""
-    start = at
-    if kind in (2, 5):
-        at += 4
-    size, at = varint(page, at)
-    if kind == 5:
-        return at - start
-    if kind == 13:
-        _, at = varint(page, at)
+def _cells(page: bytes, kind: int, starts: Iterable[int]) -> list[tuple[int, int]]:
+    """The cells that start there: from where to where each is, without what is on other pages."""
     usable = len(page)
-    most = usable - 35 if kind == 13 else (usable - 12) * 64 // 255 - 23
-    if size > most:
-        least = (usable - 12) * 32 // 255 - 23
-        size = least + (size - least) % (usable - 4)
-        size = (size if size <= most else least) + 4
-    return max(4, at + size - start)
+    # What is longer is on other pages too; a row of a table may have more than one of an index.
+    longest, least = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
+    if kind == 13:
+        longest = usable - 35
+    found: list[tuple[int, int]] = []
+    for start in starts:
+        at = start + 4 if kind in (2, 5) else start
+        # A number of one byte, as most are, needs no call: there are many cells.
+        size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
+        if kind == 5:
+            found.append((start, at))
+            continue
+        if kind == 13:
+            at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
+        if size > longest:
+            size = least + (size - least) % (usable - 4)
+            size = (size if size <= longest else least) + 4
+        found.append((start, max(start + 4, at + size)))
+    return found
 
 
 def varint(page: bytes, at: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ from kilburn.backends.inspection import erase_segment, erase_session, inspect, q
 from kilburn.backends.records import UNREADABLE, seal_of
 from kilburn.backends.schema import check_library, prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
-from kilburn.backends.slack import log_size, wipe
+from kilburn.backends.slack import logged_pages, wipe
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.transaction import FLAG, Transaction, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
@@ -144,7 +144,8 @@ class Sqlite:
         self._joined = False
         # Commits, and how many of them `sync` has made durable.
         self._commits = self._synced = 0
-        self._lazy = synchronous == "NORMAL" and vfs is None and self.path != ":memory:"
+        self._is_plain = vfs is None and self.path != ":memory:"
+        self._lazy = synchronous == "NORMAL" and self._is_plain
         self._sync_lock = threading.Lock()
         # Of the threads that wait for another process, the one that holds this looks whether it writes no more.
         self._queue = threading.Lock()
@@ -249,8 +250,8 @@ class Sqlite:
         return apsw.SQLITE_OK
 
     def _move_log(self) -> None:
-        """Move what is in the write-ahead log into the file, once it has grown by so much. The next writer begins it anew if all
-        of it was moved, so others may not write at the end; most is moved before that.
+        """Move what is in the write-ahead log into the file, once it has grown by so much. Others may not write at the end; most
+        is moved before that.
 
         SQLite's own way, a move after each commit that finds a long log, ends only if nobody writes meanwhile: with two writers
         it moved little after nearly each commit, and waited for the disk twice each time.
@@ -258,9 +259,7 @@ class Sqlite:
         self._moved = self._log
         self._db.set_busy_timeout(TURN)
         try:
-            pages, moved = self._db.wal_checkpoint()
-            if moved >= pages:  # no reader needs what there was before
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+            self._empty_log()
         except apsw.Error as error:
             # The commits are in the log, which is read until it can be moved.
             log.debug("%s: its log stays as it is for now: %s", self.path, error)
@@ -286,7 +285,7 @@ class Sqlite:
             if schema_number(self._db, self.path) == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
         else:
-            prepare_schema(self._db, self.path)
+            prepare_schema(self._db, self.path, self._note_wiped)
         self._sealed = SealedRows(self._db)
         if restore:
             with write_transaction(self._db):
@@ -595,8 +594,8 @@ class Sqlite:
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
         """The other pages of a session that have any of these among their sources."""
-        events = self._sealed.numbered(segment, mentions.events_of(self._db, segment.number, pages))
-        made = {page for event in events for page in _made_by(event)} - pages
+        numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
+        made = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
         read = self._sealed.read([(segment.number, page) for page in sorted(made)])
         return (page.id for _, (page, _) in read if page.digest and not pages.isdisjoint(page.sources))
 
@@ -658,7 +657,7 @@ class Sqlite:
             stored = self._segment(segment)
             if stored is None:
                 return []
-            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, wanted))
+            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, mentions.nodes_of(wanted)))
             return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
@@ -1026,8 +1025,10 @@ class Sqlite:
         with self._lock, translate_errors(self.path, "closing"):
             try:
                 self._wipe(wait=False)
+                with suppress(apsw.BusyError, OSError):
+                    self._end_log()
             finally:
-                self._unwiped = False
+                self._unwiped, self._commits = False, 0
                 self._db.close(True)
 
     def __enter__(self) -> Sqlite:
@@ -1052,7 +1053,7 @@ class Sqlite:
             self._db.set_busy_timeout(0)
         deadline = time.monotonic() + (self._patience if wait else 0.0)
         try:
-            while not self._is_wiped():
+            while not self._empty_log(erased=True):
                 if time.monotonic() >= deadline:
                     return
             self._unwiped = False
@@ -1064,33 +1065,76 @@ class Sqlite:
         finally:
             self._db.set_busy_timeout(self._milliseconds)
 
-    def _is_wiped(self) -> bool:
-        """Move the write-ahead log into the file, cut it to nothing, and wipe the file; False where another writer came
-        between."""
+    def _is_as_wiped(self) -> bool:
+        """Whether nobody has written to the file itself since all of its pages were wiped."""
+        noted = row(self._db, "SELECT modified FROM wiped") if self._is_plain else None
+        return noted is not None and os.path.exists(self.path) and os.stat(self.path).st_mtime_ns == noted[0]
+
+    def _note_wiped(self) -> None:
+        """Note, in a write transaction with nothing in the log, that every page of the file is wiped."""
+        if not self._is_plain:
+            return
+        # A time of its own: of two writes in a moment, the system may say the same time.
+        modified = time.time_ns()
+        with suppress(OSError):  # the file of another user, who lets this one write
+            os.utime(self.path, ns=(modified, modified))
+        self._db.execute("INSERT OR REPLACE INTO wiped VALUES(1, ?)", (modified,))
+
+    def _end_log(self) -> None:
+        """Empty the log before the file is closed, so that it is still as it was wiped when it is opened again."""
+        if not self._commits or not self._is_as_wiped():
+            return
+        self._db.set_busy_timeout(0)
+        if not self._empty_log():
+            return
+        version, (noted,) = self._written_by_others(), row(self._db, "SELECT modified FROM wiped") or (0,)
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        damaged: list[int] = []
-        # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of this
-        # connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other connections
-        # forget theirs because the flag is removed: they see that somebody has written.
-        self._db.release_memory()
         with write_transaction(self._db):
-            if self.path != ":memory:" and self._is_unwiped():
-                if log_size(self._db):
-                    return False
-                damaged = wipe(self._db)
-            self._db.execute("DELETE FROM erasure")
+            if self._db.pragma("data_version") == version:
+                os.utime(self.path, ns=(noted, noted))
+
+    def _empty_log(self, *, erased: bool = False) -> bool:
+        """Move all of the write-ahead log into the file, so that it is begun anew, and wipe the pages that were in it; False
+        where another writer came between, or a reader needs the log.
+
+        Args:
+            erased: whether erased bytes may be in both. Then the log is cut to nothing, and all of the file is wiped where others
+                have moved a log into it.
+        """
+        if self.path == ":memory:":
+            if erased:
+                self._db.execute("DELETE FROM erasure")
+            return True
+        version, pages, was_wiped = self._written_by_others(), logged_pages(self._db), self._is_as_wiped()
+        if not was_wiped:
+            # Or a power cut could bring that time back.
+            self._db.execute("DELETE FROM wiped")
+        if not erased:
+            logged, moved = self._db.wal_checkpoint()
+            if moved < logged:
+                return False  # a reader needs what was there before
+        # A log that is written over is synced faster than one that grows.
+        self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE if erased else apsw.SQLITE_CHECKPOINT_RESTART)
+        self._moved = self._log = 0
+        if not erased and not was_wiped:
+            return True
+        if erased:
+            # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of
+            # this connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other
+            # connections forget theirs because the flag is removed: they see that somebody has written.
+            self._db.release_memory()
+        with write_transaction(self._db):
+            if self._db.pragma("data_version") != version:
+                return False
+            damaged = wipe(self._db, pages if was_wiped else None)
+            if erased:
+                self._db.execute("DELETE FROM erasure")
+            if not damaged:
+                self._note_wiped()
         if damaged:
             where = ", ".join(map(str, damaged[:10]))
             log.warning("%s: erased bytes may lie in damaged pages: %s; run `kilburn fsck`", self.path, where)
         return True
-
-
-def _made_by(event: Event) -> Iterable[int]:
-    """The pages that came with an event."""
-    if event.act is Act.ADMIT:
-        return event.pages
-    made = event.data.get("fold") if event.act is Act.FOLD else None
-    return (made,) if isinstance(made, int) else ()
 
 
 def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:

@@ -290,7 +290,7 @@ class Transaction:
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked = []
-        for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, erased)):
+        for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, mentions.nodes_of(erased))):
             if concerns(event, erased):
                 *_, body, seal = sealed_event(self._segment, scrub(event, words))
                 blanked.append((body, seal, self._segment, event.number))

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Protocol
 
-from kilburn.backend import Backend
+from kilburn.backend import Backend, SegmentKind
 from kilburn.errors import KernelError, StoreStale
 from kilburn.kernel.branches import Fork, above_of, fork_of, heirs_in, origin_in
 from kilburn.message import Kind
@@ -31,6 +31,11 @@ class Holder(Protocol):
     @property
     def name(self) -> str:
         """Its name."""
+        ...
+
+    @property
+    def kind(self) -> SegmentKind:
+        """What it holds."""
         ...
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
@@ -145,7 +150,9 @@ def closure(home: Home, roots: Roots) -> list[Key]:
             if inherited:
                 fresh.setdefault(branch, set()).update(inherited)
     found = {(number, page) for number, pages in by_segment.items() for page in pages}
-    sources = {(number, source) for (number, _), (page, _) in backend.read(found).items() for source in page.sources} - found
+    # A session has no entities, and its folds have many sources.
+    derived = [key for key in found if home.segment(key[0]).kind is not SegmentKind.SESSION]
+    sources = {(number, source) for (number, _), (page, _) in backend.read(derived).items() for source in page.sources} - found
     names = [key for key, (page, state) in backend.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(backend.citing(key[0], [key[1]])))
     return sorted(found, key=lambda key: (key[0], abs(key[1])))

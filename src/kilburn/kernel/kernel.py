@@ -488,8 +488,11 @@ class Kernel:
         named = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:NAMED])
         return named + (f" and {len(pages) - NAMED:,} more" if len(pages) > NAMED else "")
 
-    def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1) -> int | None:
+    def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
+
+        Args:
+            closed: whether the pages of a `Drop` are a `closure`.
 
         Raises:
             LawBroken, KernelError: the move is illegal, or not a move; the caller undoes to its savepoint.
@@ -514,7 +517,8 @@ class Kernel:
             case _:
                 if policy != "user":
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
-                move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
+                if not closed:
+                    move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
                 gone = set(move.pages)
                 if held := sorted(window.pins & partners_of(window, gone)):
                     # No pin stands in the way of forgetting: in other segments it is done already.

@@ -700,7 +700,7 @@ class Session(Segment):
                         if not gone:
                             return []
                         with self._kernel.batch():
-                            self._kernel.carry(Drop(pages=tuple(gone), why=why))
+                            self._kernel.carry(Drop(pages=tuple(gone), why=why), closed=True)
                             self._planner.enforce(eases=True)
                     break
                 except StoreStale:

@@ -225,13 +225,10 @@ class Searcher:
         """
         if not query.strip() or limit < 1 or not self._infos:
             return []
-        found: list[tuple[Page, Span, float]] = []
-        for hit in self._backend.search(query, segments=self._numbers, limit=2 * limit):
-            window = self._windows.get(hit.segment)
-            if window is not None and self._is_there(hit_key(hit)):
-                page = window.pages[hit.page]
-                if wanted(page, window.states[hit.page]):
-                    found.append((page, hit.span, hit.score))
+        hits = self._backend.search(query, segments=self._numbers, limit=2 * limit)
+        self._read([key for key in map(hit_key, hits) if key[0] in self._windows])
+        rows = ((hit, self._rows.get(hit_key(hit))) for hit in hits)
+        found = [(row[0], hit.span, hit.score) for hit, row in rows if row is not None and wanted(*row)]
         return found[:limit]
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
@@ -295,15 +292,19 @@ class Searcher:
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
         missing: list[Key] = []
+        open_pages: dict[int, list[int]] = {}
         for key in dict.fromkeys(keys):
             if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
                 continue
-            window = self._windows.get(key[0])
-            if window is None:
+            if key[0] not in self._windows:
                 missing.append(key)
             elif self._is_there(key):
-                self._rows[key] = window.pages[key[1]], window.states[key[1]]
-                self._verified.add(key)
+                open_pages.setdefault(key[0], []).append(key[1])
+        for segment, pages in open_pages.items():
+            window = self._windows[segment]
+            window.pages.fetch(pages)  # in one query
+            self._rows.update(((segment, page), (window.pages[page], window.states[page])) for page in pages)
+            self._verified.update((segment, page) for page in pages)
         if missing and not (self._careful or verified):
             try:
                 self._rows.update(self._backend.skim(missing))
@@ -445,7 +446,8 @@ class Searcher:
         left = tokens
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
-        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+        # What fits in between is hard to find: a few more are read at a time than are wanted.
+        while left > 0 and (limit is None or len(hits) < limit) and (some := list(islice(rest, _batch(limit, len(hits))))):
             if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
                 return None
             texts = self._texts([one for one, _ in some])
@@ -459,7 +461,7 @@ class Searcher:
                 if cost > left:
                     continue
                 same = (one.candidate.segment if apart else 0, _same(text))
-                if same not in told:
+                if same not in told and (limit is None or len(hits) + len(chosen) < limit):
                     told.add(same)
                     left -= cost
                     chosen.append((one, span, text, cost))
@@ -614,11 +616,16 @@ class Searcher:
         return str(page.role)
 
 
-READ = 40
-"""Texts that are read at a time."""
+READ, FEW = 40, 10
+"""Texts that are read at a time, at most and at least."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
+
+
+def _batch(limit: int | None, hits: int) -> int:
+    """How many texts are read next."""
+    return READ if limit is None else min(READ, max(FEW, limit - hits))
 
 
 def hit_key(hit: Passage) -> Key:

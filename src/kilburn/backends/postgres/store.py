@@ -29,7 +29,7 @@ from kilburn.backend import (
     check_name,
     root_of,
 )
-from kilburn.backends import citations
+from kilburn.backends import citations, mentions
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of, sound_passages
 from kilburn.backends.findings import Finding
@@ -360,11 +360,11 @@ class Postgres:
             found = set(statements.rows(select, self._number, segment, sorted(wanted)))
             if stored.kind is not SegmentKind.SESSION or stored.damaged:
                 return found, set()
-            numbers = writing.events_naming(statements, self._number, segment, wanted)
+            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(wanted))
             events = writing.read_events(
                 statements, self._number, stored, [number for number in numbers if number <= stored.head]
             )
-            return found, {page for event in events for page in _made_by(event)} - wanted
+            return found, mentions.made_by(events, wanted)
 
         found, made = self._db.read("reading", do)
         read = self.read([(segment, page) for page in sorted(made)])
@@ -451,7 +451,7 @@ class Postgres:
             stored = self._stored(statements, segment)
             if stored is None or not wanted:
                 return []
-            numbers = writing.events_naming(statements, self._number, segment, wanted)
+            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(wanted))
             return writing.read_events(statements, self._number, stored, [number for number in numbers if number <= stored.head])
 
         return [event for event in self._db.read("reading", do) if _names(event, wanted)]
@@ -1017,14 +1017,6 @@ def _made(segments: Iterable[SegmentRow]) -> Iterator[tuple[int, int, int]]:
 
 def _names(event: Event, pages: Set[int]) -> bool:
     return not pages.isdisjoint((*event.pages, event.data.get("fold", 0)))
-
-
-def _made_by(event: Event) -> Iterable[int]:
-    """The pages that came with an event."""
-    if event.act is Act.ADMIT:
-        return event.pages
-    made = event.data.get("fold") if event.act is Act.FOLD else None
-    return (made,) if isinstance(made, int) else ()
 
 
 def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:

@@ -484,7 +484,7 @@ class Writing:
         flag(self._statements, self._tenant)
 
     def _blank_events(self, erased: set[int], words: set[str], stored: SegmentRow) -> None:
-        numbers = events_naming(self._statements, *self._own, erased)
+        numbers = events_of(self._statements, *self._own, mentions.nodes_of(erased))
         head = stored.head + len(self._batch.events)
         blanked = []
         for event in read_events(self._statements, self._tenant, stored, [number for number in numbers if number <= head]):
@@ -516,13 +516,13 @@ def remove_unused(statements: Statements, tenant: int, contents: Sequence[bytes]
     )
 
 
-def events_naming(statements: Statements, tenant: int, segment: int, pages: Iterable[int]) -> list[int]:
-    """The numbers of the events that may name any of these pages, in order."""
+def events_of(statements: Statements, tenant: int, segment: int, nodes: list[int]) -> list[int]:
+    """The numbers of the events that have any of these nodes of `mentions`, in order."""
     select = (
         "SELECT DISTINCT event FROM kilburn.mention"
         " WHERE tenant = %s AND segment = %s AND node = ANY(%s::bigint[]) ORDER BY event"
     )
-    return [number for (number,) in statements.rows(select, tenant, segment, mentions.nodes_of(pages))]
+    return [number for (number,) in statements.rows(select, tenant, segment, nodes)]
 
 
 def read_events(statements: Statements, tenant: int, segment: SegmentRow, numbers: Sequence[int]) -> list[Event]:
