@@ -22,7 +22,7 @@ from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import FRAME, shows
+from kilburn.kernel.standing import FRAME, shows, stays_whole
 from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Load, Move
@@ -308,17 +308,17 @@ class Planner:
             if page in window.request or window.at(page) in GONE:
                 continue
             standing = window.stands(page)
-            whole = standing == page
+            partial = not stays_whole(window.pages[page], sentences)
             shown = standing is not None and shows(window.pages[standing], page, sentences)
-            needed = FRAME if sentences else window.cost(page)
-            if whole and sentences and kernel.excess:
+            needed = FRAME if partial else window.cost(page)
+            if standing == page and partial and kernel.excess:
                 point, before = kernel.savepoint(), kernel.use
                 if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= before:
                     kernel.undo(point)
             elif not shown and kernel.use + needed <= kernel.capacity:
                 point = kernel.savepoint()
                 there = self._try(Load((page,), why=STAYS))
-                there = there and (not sentences or self._try(Fold((page,), keep=sentences, why=STAYS)))
+                there = there and (not partial or self._try(Fold((page,), keep=sentences, why=STAYS)))
                 if not there or kernel.excess:
                     kernel.undo(point)
 

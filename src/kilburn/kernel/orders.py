@@ -1,0 +1,286 @@
+"""Standing orders in a user's message: sentences that are to hold beyond it ("never push to main"), and corrections ("no, port 8081").
+
+`find_orders` reads the structure of a message first: code, quotations, tables, logs, mail, chat exports and documentation that
+the user pasted are not the user's words, unless the user says so around them ("follow these rules:"). Of the rest it judges each
+sentence by a few words: those that make an instruction last (`_LASTING`), those that forbid or wish, and the words with which a
+statement begins. No model is asked, and each message is judged once. Other wordings are not recognized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from kilburn.page import Span
+
+LONG = 2000
+"""Characters from which a message is taken to hold pasted text, whatever it looks like. So many are read at each end at most."""
+
+MAX_SENTENCE = 400
+"""Characters of an order at most: a longer sentence is no instruction."""
+
+_LASTING = (
+    r"from (?:now|here|this \w+) (?:on|forward)|going forward|henceforth|in future"
+    r"|at all times|no matter what|by default|as a rule|make (?:it|this) a habit"
+    r"|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project|day)"
+    # German, Dutch, Swedish
+    r"|immer|nie|niemals|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir|denke? daran|vergiss nicht"
+    r"|altijd|nooit|voortaan|vanaf nu|onthoud|in geen geval|alltid|aldrig|framöver|hädanefter|kom ihåg"
+    # French, Spanish, Portuguese, Italian
+    r"|toujours|jamais|désormais|dorénavant|à partir de maintenant|souviens-toi|rappelle-toi|n['’]oublie pas|en aucun cas"
+    r"|siempre|nunca|jamás|a partir de ahora|de ahora en adelante|recuerda|no olvides|asegúrate"
+    r"|sempre|a partir de agora|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se"
+    r"|mai|d['’]ora in poi|da ora in poi|ricordati?|non dimenticare|assicurati|in nessun caso"
+    # Polish, Russian, Ukrainian
+    r"|zawsze|nigdy|od teraz|odtąd|pamiętaj|pod żadnym pozorem|всегда|никогда|отныне|впредь|запомни|помни|не забудь|не забывай"
+    r"|завжди|ніколи|віднині|надалі|пам['’]ятай"
+    # Turkish, Indonesian, Arabic, Hindi
+    r"|asla|her zaman|daima|hep|bundan (?:sonra|böyle)|sakın|unutma|jangan|selalu|mulai sekarang|ingatlah"
+    r"|دائما|دائمًا|أبدا|أبدًا|من الآن فصاعدا|تذكر|हमेशा|कभी|मत|अब से|याद रखना"
+)
+"""Words that make an instruction last, in languages that put spaces between words."""
+_UNSPACED = (
+    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是"
+    r"|常に|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
+)
+"""The same in Chinese, Japanese and Korean."""
+_SUBJECT = (
+    r"i|i['’]\w+|we|we['’]\w+|he|she|it|they|there|this|that|these|those|the|a|an|my|our|his|her|their|your|you|everyone|everybody|someone"
+    r"|nobody|nothing|who|what|why|how|where|which|is|are|was|were|did|does|has|have|had|can|could|would|will|so|because|maybe|in"
+    r"|thanks?|yesterday|today|last|once|some|many|most|ha|haha|oh|yeah|\w{3,}ing"
+    r"|ich|er|sie|es|wir|ihr|der|die|das|ein|eine|mein|meine|unser|unsere|man|wer|was|wie|warum|bei|gestern|heute|leider|dort|hier"
+    r"|je|j['’]\w+|il|elle|on|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las|mi|ayer|hoy"
+    r"|eu|ele|ela|nós|eles|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een|mijn|gisteren"
+    r"|jag|han|hon|vi|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz|dün"
+    r"|saya|dia|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम|कल"
+)
+"""Words with which a statement or a question begins rather than an instruction."""
+_INNER = r"ich|es|wir|man|mir|uns|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
+"""Words near the beginning that make a sentence a statement."""
+_VERB = (
+    r"(?:accept|add|address|answer|append|ask|assume|attach|avoid|begin|break|bring|call|challenge|check|cite|close|commit|confirm|convert"
+    r"|copy|correct|default|deliver|document|double-check|end|ensure|escape|explain|finish|flag|follow|format|give|hand|include|indent|keep"
+    r"|label|leave|limit|link|list|log|mark|match|mention|mind|move|name|note|open|pick|post|prefer|prefix|quote|read|refer|reject|remind"
+    r"|repeat|reply|report|respond|restate|round|run|save|say|send|show|sign|speak|spell|start|state|stick|store|suggest|tag|tell|test|treat"
+    r"|use|verify|wait|warn|work|wrap|write)"
+)
+"""Verbs of what an assistant does."""
+_GENERAL = (
+    r"\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere|throughout"
+    r"|in (?:your|all|every|each)|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)"
+    r"|(?:before|prior to|when|if) (?:you|each|every|any|\w+ing|i|asked|unsure|a|an|some\w+)\b|only|rather than|instead(?! of the\b)"
+    r"|never|always|nothing else|at most|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$"
+)
+"""Words with which an imperative is more than one request."""
+_WISH = (
+    r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b|\w+ (?:answers|replies)))"
+    r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)|like you to (?:\w+ ){1,12}(?:whenever|before|every|each|any))\b"
+    r"|^i (?:want|need|would like|expect) (?:(?:all|every|each|no|only)|you to (?:never|always|not|(?:\w+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
+    r"|\bimportant(?: to me)? that (?:you|no|all|every)\b|\b(?:great|nice|good|helpful|it) if you (?:could|would|can)?.*\b(?:every|each|all|always|never)\b"
+    r"|^i (?:told|asked) you (?:to|not)\b"
+)
+"""How a user wishes for something."""
+_FORBIDS = (
+    r"^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure|remember (?:to|that|:)|keep in mind|prefer"
+    r"|only|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
+    r"|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
+    r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each|answers|replies|it (?:short|brief|simple))\b"
+    r"|^(?:stick|default) to\b|^mind the\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry|luck|matter|wonder|longer|one\b)"
+    r"\w+(?:s|ing)?(?:, no \w+| (?:on|in|without|before|after|unless|until|for|at) )"
+    r"|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
+)
+"""How a sentence forbids, or asks for a manner."""
+_DEONTIC = (
+    r"\b(?:under no circumstances|on no account|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b"
+    r"|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and|but) (?:never|nothing|nowhere)(?! \w+(?:s|ed)\b)"
+    r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|are|need|have|ought) (?:not|only|never|always)\b|are to\b)"
+    r"|\b(?:must|may|should|shall|is|are) (?:never|only)(?: to)? (?:be|appear|leave|go)|\b(?:must|shall) not\b|\bmustn['’]t\b"
+    r"|\boff[- ]limits\b|\buntouched\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+|\bis (?:\w+ ){0,5}to appear\b"
+    r"|^(?:our |my |the )?house (?:style|rule)"
+    r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to"
+    r"|(?:is|are) (?:not )?(?:allowed|permitted|to)|without|unless|until)\b"
+    # German, French
+    r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
+)
+"""How a sentence says what may and must be."""
+_CONDITION = (
+    r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100},(?! (?:SUBJECT)\b)"
+    r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt|there|\w+ing"
+    r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{3,100},(?! (?:SUBJECT|then|both)\b)"
+).replace("SUBJECT", _SUBJECT)
+"""What is to be done in each such case."""
+_FOREIGN_IMPERATIVE = (
+    r"^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b|\bgilt: kein|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b"
+    r"|^no \w+(?:es|as|en|an) (?:el|la|los|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em|de)\b|^non \w+(?:are|ere|ire)\b"
+    r"|^(?:nie|не) \w+(?:j|jcie|й|йте|и|ите|ь|ьте)\b|\b(?:stattdessen|sondern|вместо|au lieu de|en (?:lugar|vez) de)\b"
+)
+"""Imperatives that forbid, in other languages than English."""
+_PHRASE = (
+    r"^(?:never mind|don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly|afraid)|let the|panic|give up|forget to \w+ yourself)"
+    r"|(?:never|always) (?:say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)"
+    r"|\b(?:let (?:me|us) know|hesitate|feel free|never give up)\b"
+)
+"""Set phrases that only look like orders."""
+_REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
+"""Words of what somebody else orders."""
+_TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
+_CORRECTION = (
+    r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no[,.:;—–-]+ (?=.*(?:\d|\b(?:meant|said|not|use|should|instead|wrong)\b))(?!thank|but|not (?:yet|really))"
+    r"|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong|not (?:what|how|right))\b|i meant?,? |i said\b|correction|instead,"
+    r"|nein(?=[,.:;])|falsch|doch nicht|ich meinte|das stimmt nicht|korrektur|nee(?=[,.])|ik bedoelde"
+    r"|non(?=[,.:])|en fait|je voulais dire|c['’]est faux|en realidad|quise decir|me refería|está mal|não(?=[,.:])|na verdade"
+    r"|eu quis dizer|está errado|in realtà|volevo dire|intendevo|sbagliato|нет(?=[,.:])|я имел|я имела|неправильно|ні(?=[,.:])"
+    r"|nie(?=[,.:])|hayır|bukan|لا،|नहीं,|不(?=[，,。！])|不对|错了|我是说|いいえ|違|いや|아니|틀렸)"
+)
+"""How a message begins that corrects."""
+_OPENING = (
+    r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well|hey|hi|oh|bitte|just"
+    r"|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor|per favore|alsjeblieft|proszę|пожалуйста)"
+    r"\b[,:!.]* *(?:that )?)*"
+)
+"""Words before an order."""
+_BRIDGE = r"(?:\[[^\]\n]{1,40}\]:?\s+|[#@][\w.-]+:?\s+|<[\w .-]{1,25}>\s+(?!.*</)|(?-i:[A-ZÀ-Þ])\w{1,20}(?: (?-i:[A-Z])\w+)?:\s+)+"
+"""What a chat bridge puts before a message: time, name, channel."""
+_HEADER = r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
+_FOREIGN = (
+    r"(?:\s{4}|\t|>|\||#+ |\$ |`|<(?![\w .-]{1,25}> )|//|/\*|\*\*?/|\d+[:|]|[-=~^_*]{3,}\s*$|:\w+|\.\. |@\w+ \w+ -|\w+Error\b|Traceback|(?:INFO|WARN|WARNING|ERROR|DEBUG)\b"
+    r"|[{}\])]|\w+\(.*\)\s*(?:->|$)|\w+ : \w|\d{4}-\d\d-\d\d[ T]\d|[\"“«„].*[\"”»“]\W*$|[\"“«„][^\"”»]+[\"”»] )"
+)
+"""How a line begins that is code, a quotation, a table, a heading, or the output of a program."""
+_RULES = (
+    r"^(?:please )?(?:follow|obey|respect|adhere to|comply with|stick to|befolge|halte dich an|suis|respecte|sigue|siga|segui)\b.{0,60}[:.]$"
+    r"|^(?:please )?(?:(?:these|here) are |and )?(?:(?:the|these|our|my|some|following|house) ){0,2}(?:\w+ )?(?:rules|conventions|guidelines|instructions)\b.{0,30}:$"
+    r"|^(?:regeln|règles|reglas|regras|regole|zasady|правила|规则|規則|ルール|규칙)[:：]$"
+)
+"""Words of a user after or before which pasted text is an order."""
+_QUOTED = r"\"[^\"\n]+\"|“[^”\n]+”|«[^»\n]+»|„[^“”\n]+[“”]"
+_PLEASE = r"\b(?:please|can you|could you|will you|would you)\b"
+
+
+_REMINDER = r"(?s:\s*<([\w-]+)>.*</\1>\s*)"
+"""What a framework puts under the user's name."""
+_SENTENCE = r"(?s:.+?)(?:[.!?](?=\s|\Z)|[。！？]|\Z)"
+_LASTS = rf"(?<!\w)(?:{_LASTING})(?!\w)"
+_ASKED = r"^(?:can|could|will|would) you (?:please )?|,? (?:please|(?:would|will|could|can) you)$"
+_FRAME = rf"(?:for )?(?:{_LASTING})[.:]"
+_STATEMENT = rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never|always)\b"
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Compile a pattern when a user first says something: an import takes no time for it."""
+    return re.compile(text, re.IGNORECASE | re.MULTILINE)
+
+
+def find_orders(text: str) -> tuple[Span, ...]:
+    """Return the sentences of a user's message that are to stay, as spans in order."""
+    if _pattern(_REMINDER).fullmatch(text):
+        return ()
+    orders: list[Span] = []
+    framed = False
+    for number, (start, stop, listed) in enumerate(_sentences(text)):
+        sentence = text[start:stop]
+        if listed or framed or is_order(sentence) or (number == 0 and _pattern(_CORRECTION).match(sentence)):
+            orders.append((start, stop))
+        # "For the rest of this session." says that the next sentence lasts.
+        framed = _pattern(_FRAME).fullmatch(sentence) is not None
+    return tuple(orders)
+
+
+def is_order(sentence: str) -> bool:
+    """Whether a sentence of a user is to hold beyond its message."""
+    words = _pattern(_QUOTED).sub('""', _pattern(_OPENING).sub("", sentence, count=1))
+    if not words or _pattern(_PHRASE).search(words):
+        return False
+    lasts = _pattern(_LASTS).search(words) or (not words.isascii() and _pattern(_UNSPACED).search(words))
+    if sentence[-1] in "?？":
+        return _pattern(_PLEASE).search(sentence) is not None and (bool(lasts) or is_order(_pattern(_ASKED).sub("", words[:-1])))
+    if _pattern(_WISH).search(words):
+        return True
+    if _pattern(r"(?:i|we)\b").match(words) or _pattern(_REPORTED).search(words):
+        return False
+    if _pattern(_DEONTIC).search(words) or _pattern(_CONDITION).match(words):
+        return True
+    if _pattern(_STATEMENT).match(words):
+        return False
+    general = _pattern(_VERB + r"\b.*?" + _GENERAL).match(words)
+    forbids = _pattern(_FORBIDS).search(words) and not _pattern(_TEMPORARY).search(words)
+    return bool(lasts or general or forbids or _pattern(_FOREIGN_IMPERATIVE).search(words))
+
+
+class _Line(NamedTuple):
+    """A line of a message. `paragraph` counts from 0; blank lines in a fence begin none. `foreign`: it is not the user's own.
+    `fence`: it begins or ends code. `wrapped`: its sentence goes on in the next line."""
+
+    start: int
+    stop: int
+    paragraph: int
+    foreign: bool
+    fence: bool
+    wrapped: bool
+
+
+def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
+    for begin, end, listed in _own_text(text):
+        prefix = _pattern(_BRIDGE).match(text, begin, end)
+        for match in _pattern(_SENTENCE).finditer(text, prefix.end() if prefix else begin, end):
+            sentence = match[0].strip()
+            if sentence and len(sentence) <= MAX_SENTENCE:
+                start = match.end() - len(match[0].lstrip())
+                yield start, start + len(sentence), listed
+
+
+def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield what is likely the user's own words, line by line, a wrapped line with the next one.
+
+    Of a message with pasted text these are the lines before it in the first paragraph, and the last paragraph. What stands in
+    the list after "follow these rules:" is the user's whatever it looks like; the flag says so.
+    """
+    lines = _lines(text)
+    pasted = len(text) > LONG or sum(line.foreign for line in lines) > 1 or sum(line.wrapped for line in lines) > 1
+    last = lines[-1].paragraph if lines else 0
+    closes = last > 0 and not any(line.foreign or line.wrapped for line in lines if line.paragraph == last)
+    begin = rules = -1
+    opens = True
+    for line, follower in zip(lines, (*lines[1:], None), strict=True):
+        opens = opens and not line.foreign and line.paragraph == 0
+        own = not line.foreign and (not pasted or opens or (closes and line.paragraph == last))
+        listed = line.paragraph == rules and not line.fence
+        goes_on = line.wrapped and follower is not None and follower.paragraph == line.paragraph
+        if own or listed:
+            begin = line.start if begin < 0 else begin
+            if not goes_on:
+                yield begin, line.stop, listed
+                begin = -1
+        if own and follower is not None and _pattern(_RULES).search(text, line.start, line.stop):
+            rules = follower.paragraph
+
+
+def _lines(text: str) -> list[_Line]:
+    """Return the lines of a message that are not blank; of a long one those of its first and its last characters."""
+    if len(text) <= 2 * LONG:
+        ends = [(0, len(text))]
+    else:
+        ends = [(0, LONG), (text.find("\n", len(text) - LONG) % len(text), len(text))]
+    lines: list[_Line] = []
+    fenced = mailed = False
+    paragraph, before = 0, 0
+    exported = len(_pattern(_BRIDGE).findall(text, 0, LONG)) > 2
+    for first, last in ends:
+        for match in _pattern(r"^[^\S\n]*\S[^\n]*").finditer(text, first, last):
+            start, stop = match.span()
+            words = match[0]
+            if lines and not fenced and ("\n" in text[before:start].strip(" \t\r")[1:] or start - before > LONG):
+                paragraph += 1
+            fence = words.lstrip().startswith("```")
+            mailed = mailed or _pattern(_HEADER).match(words) is not None
+            foreign = fenced or fence or mailed or _pattern(_FOREIGN).match(words) is not None
+            foreign = foreign or (exported and _pattern(_BRIDGE).match(words) is not None)
+            fenced = fenced is not fence
+            wrapped = len(words) > 40 and words[-1] not in ".!?:;" and text[stop + 1 : stop + 2].islower()
+            lines.append(_Line(start, stop, paragraph, foreign, fence, wrapped))
+            before = stop
+    return lines
