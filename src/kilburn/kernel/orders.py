@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from kilburn.page import Span
@@ -54,10 +55,10 @@ _SUBJECT = (
     r"|je|j['’]\w+|il|elle|on|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las|mi|ayer|hoy"
     r"|eu|ele|ela|nós|eles|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een|mijn|gisteren"
     r"|jag|han|hon|vi|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz|dün"
-    r"|saya|dia|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम|कल"
+    r"|saya|dia|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम\s|कल"
 )
 """Words with which a statement or a question begins rather than an instruction."""
-_INNER = r"ich|es|wir|man|mir|uns|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
+_INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
 """Words near the beginning that make a sentence a statement."""
 _VERB = (
     r"(?:accept|add|address|answer|append|ask|assume|attach|avoid|begin|break|bring|call|challenge|check|cite|close|commit|confirm|convert"
@@ -68,10 +69,10 @@ _VERB = (
 )
 """Verbs of what an assistant does."""
 _GENERAL = (
-    r"\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere|throughout"
+    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere|throughout"
     r"|in (?:your|all|every|each)|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)"
     r"|(?:before|prior to|when|if) (?:you|each|every|any|\w+ing|i|asked|unsure|a|an|some\w+)\b|only|rather than|instead(?! of the\b)"
-    r"|never|always|nothing else|at most|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$"
+    r"|never|always|nothing else|at most|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$)"
 )
 """Words with which an imperative is more than one request."""
 _WISH = (
@@ -98,7 +99,8 @@ _DEONTIC = (
     r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|are|need|have|ought) (?:not|only|never|always)\b|are to\b)"
     r"|\b(?:must|may|should|shall|is|are) (?:never|only)(?: to)? (?:be|appear|leave|go)|\b(?:must|shall) not\b|\bmustn['’]t\b"
     r"|\boff[- ]limits\b|\buntouched\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+|\bis (?:\w+ ){0,5}to appear\b"
-    r"|^(?:our |my |the )?house (?:style|rule)"
+    r"|^(?:our |my |the )?house (?:style|rule)|^you (?:can|may) (?:now\b|.{3,60} (?:again|after all)\b)|\b(?:is|are|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
+    r"|^(?:forget|ignore|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b"
     r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to"
     r"|(?:is|are) (?:not )?(?:allowed|permitted|to)|without|unless|until)\b"
     # German, French
@@ -141,9 +143,13 @@ _OPENING = (
     r"\b[,:!.]* *(?:that )?)*"
 )
 """Words before an order."""
-_BRIDGE = r"(?:\[[^\]\n]{1,40}\]:?\s+|[#@][\w.-]+:?\s+|<[\w .-]{1,25}>\s+(?!.*</)|(?-i:[A-ZÀ-Þ])\w{1,20}(?: (?-i:[A-Z])\w+)?:\s+)+"
+_BRIDGE = (
+    r"(?:\[[^\]\n]{1,40}\]:?\s+|[#@][\w.-]+:?\s+|<[\w .-]{1,25}>\s+(?!.*</)|(?-i:[A-ZÀ-Þ])\w{1,20}(?: (?-i:[A-Z])\w+)?:\s+)+"
+)
 """What a chat bridge puts before a message: time, name, channel."""
-_HEADER = r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
+_HEADER = (
+    r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
+)
 _FOREIGN = (
     r"(?:\s{4}|\t|>|\||#+ |\$ |`|<(?![\w .-]{1,25}> )|//|/\*|\*\*?/|\d+[:|]|[-=~^_*]{3,}\s*$|:\w+|\.\. |@\w+ \w+ -|\w+Error\b|Traceback|(?:INFO|WARN|WARNING|ERROR|DEBUG)\b"
     r"|[{}\])]|\w+\(.*\)\s*(?:->|$)|\w+ : \w|\d{4}-\d\d-\d\d[ T]\d|[\"“«„].*[\"”»“]\W*$|[\"“«„][^\"”»]+[\"”»] )"
@@ -165,7 +171,9 @@ _SENTENCE = r"(?s:.+?)(?:[.!?](?=\s|\Z)|[。！？]|\Z)"
 _LASTS = rf"(?<!\w)(?:{_LASTING})(?!\w)"
 _ASKED = r"^(?:can|could|will|would) you (?:please )?|,? (?:please|(?:would|will|could|can) you)$"
 _FRAME = rf"(?:for )?(?:{_LASTING})[.:]"
-_STATEMENT = rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never|always)\b"
+_STATEMENT = (
+    rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never|always)\b"
+)
 
 
 @cache
@@ -245,7 +253,7 @@ def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
     closes = last > 0 and not any(line.foreign or line.wrapped for line in lines if line.paragraph == last)
     begin = rules = -1
     opens = True
-    for line, follower in zip(lines, (*lines[1:], None), strict=True):
+    for line, follower in zip_longest(lines, lines[1:]):
         opens = opens and not line.foreign and line.paragraph == 0
         own = not line.foreign and (not pasted or opens or (closes and line.paragraph == last))
         listed = line.paragraph == rules and not line.fence
@@ -273,9 +281,10 @@ def _lines(text: str) -> list[_Line]:
         for match in _pattern(r"^[^\S\n]*\S[^\n]*").finditer(text, first, last):
             start, stop = match.span()
             words = match[0]
-            if lines and not fenced and ("\n" in text[before:start].strip(" \t\r")[1:] or start - before > LONG):
-                paragraph += 1
             fence = words.lstrip().startswith("```")
+            # A blank line, and code, end a paragraph.
+            if lines and not fenced and (fence or lines[-1].fence or start > before + 1):
+                paragraph += 1
             mailed = mailed or _pattern(_HEADER).match(words) is not None
             foreign = fenced or fence or mailed or _pattern(_FOREIGN).match(words) is not None
             foreign = foreign or (exported and _pattern(_BRIDGE).match(words) is not None)

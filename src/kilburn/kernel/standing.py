@@ -73,7 +73,9 @@ def update_standing(
             topics[topic] = page.id, span
     added = {page.id: page for page, _ in new}
     costs = {
-        number: min((added.get(number) or pages[number]).tokens, excerpt_tokens(spans)) for number, spans in orders.items() if spans
+        number: min((added.get(number) or pages[number]).tokens, excerpt_tokens(spans))
+        for number, spans in orders.items()
+        if spans
     }
     room, chosen = capacity // SHARE, set[int]()
     small = room // LARGE
@@ -87,7 +89,9 @@ def update_standing(
 def _topic(text: str, span: Span) -> frozenset[str]:
     """The words that say what an order is about, without endings; all words if no others are left."""
     words = re.findall(r"\w+", text[slice(*span)].lower())
-    return frozenset(re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS) or frozenset(words)
+    return frozenset(
+        re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS
+    ) or frozenset(words)
 
 
 def excerpt_tokens(sentences: Sequence[Span]) -> int:

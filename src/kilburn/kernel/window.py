@@ -278,7 +278,11 @@ class WindowState:
         found = []
         for page, sentences in self.standing.items():
             standing = self.stands_itself(page)
-            if standing is not None and (standing < 0 or stays_whole(self.pages[page], sentences)) and shows(self.pages[standing], page, sentences):
+            if (
+                standing is not None
+                and (standing < 0 or stays_whole(self.pages[page], sentences))
+                and shows(self.pages[standing], page, sentences)
+            ):
                 found.append(standing)
         return found
 
