@@ -315,6 +315,28 @@ def test_the_newest_order_about_the_same_replaces_the_older_one() -> None:
     check_laws(session)
 
 
+@pytest.mark.parametrize("policy", ["fifo", "hybrid", "cost"])
+def test_orders_are_repeated_before_the_newest_message_when_they_are_far(policy: str) -> None:
+    session = opened(policy, 24_000)
+    session.append(user("hello"), user("Never push to main."), user("go on"))
+    before: list[dict[str, Any]] = []
+    copies = 0
+    for number in range(9):
+        for pair in steps(12, 12 * number, 30):
+            session.append(*pair)
+        session.append(user(f"And part {number}?"))
+        prompt = list(session.render())
+        contents = [str(message.get("content")) for message in prompt]
+        nearest = max(at for at, text in enumerate(contents) if "Never push to main." in text)
+        assert sum(map(len, contents[nearest + 1 :])) // 4 < 12_000
+        if not session.window.gaps and session.window.made == session.window.copies():
+            assert prompt[: len(before)] == before, "the cached prefix stays"
+        copies = max(copies, len(session.window.copies()))
+        before = prompt
+    assert copies
+    check_laws(session)
+
+
 def test_words_of_a_tool_under_the_users_name_are_no_orders() -> None:
     session = opened("fifo")
     session.append(user("go"))

@@ -286,6 +286,11 @@ class WindowState:
                 found.append(standing)
         return found
 
+    def reminder(self) -> int | None:
+        """The newest copy in the prompt whose sources are all pages with standing orders, or None."""
+        copies = map(self.pages.__getitem__, sorted(self.copies()))
+        return next((page.id for page in copies if all(source in self.standing for source in page.sources)), None)
+
     @property
     def compaction(self) -> int | None:
         """The newest compaction by a provider that is not forgotten or retired, in the prompt or not: the provider knows what was
