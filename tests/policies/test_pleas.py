@@ -26,8 +26,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
-from kilburn.kernel.session import Session
 from kilburn.kernel.orders import find_orders
+from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire

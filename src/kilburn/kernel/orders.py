@@ -1,4 +1,4 @@
-"""Standing orders in a user's message: sentences that are to hold beyond it ("never push to main"), and corrections ("no, port 8081").
+"""Standing orders in a user's message: sentences that are to hold beyond it ("never push"), and corrections ("no, port 8081").
 
 `find_orders` reads the structure of a message first: code, quotations, tables, logs, mail, chat exports and documentation that
 the user pasted are not the user's words, unless the user says so around them ("follow these rules:"). Of the rest it judges each
@@ -27,7 +27,8 @@ _LASTING = (
     r"|at all times|no matter what|by default|as a rule|make (?:it|this) a habit"
     r"|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project|day)"
     # German, Dutch, Swedish
-    r"|immer|nie|niemals|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir|denke? daran|vergiss nicht"
+    r"|immer|nie|niemals|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir|denke? daran"
+    r"|vergiss nicht"
     r"|altijd|nooit|voortaan|vanaf nu|onthoud|in geen geval|alltid|aldrig|framöver|hädanefter|kom ihåg"
     # French, Spanish, Portuguese, Italian
     r"|toujours|jamais|désormais|dorénavant|à partir de maintenant|souviens-toi|rappelle-toi|n['’]oublie pas|en aucun cas"
@@ -35,7 +36,8 @@ _LASTING = (
     r"|sempre|a partir de agora|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se"
     r"|mai|d['’]ora in poi|da ora in poi|ricordati?|non dimenticare|assicurati|in nessun caso"
     # Polish, Russian, Ukrainian
-    r"|zawsze|nigdy|od teraz|odtąd|pamiętaj|pod żadnym pozorem|всегда|никогда|отныне|впредь|запомни|помни|не забудь|не забывай"
+    r"|zawsze|nigdy|od teraz|odtąd|pamiętaj|pod żadnym pozorem|всегда|никогда|отныне|впредь|запомни|помни|не забудь"
+    r"|не забывай"
     r"|завжди|ніколи|віднині|надалі|пам['’]ятай"
     # Turkish, Indonesian, Arabic, Hindi
     r"|asla|her zaman|daima|hep|bundan (?:sonra|böyle)|sakın|unutma|jangan|selalu|mulai sekarang|ingatlah"
@@ -48,12 +50,17 @@ _UNSPACED = (
 )
 """The same in Chinese, Japanese and Korean."""
 _SUBJECT = (
-    r"i|i['’]\w+|we|we['’]\w+|he|she|it|they|there|this|that|these|those|the|a|an|my|our|his|her|their|your|you|everyone|everybody|someone"
-    r"|nobody|nothing|who|what|why|how|where|which|is|are|was|were|did|does|has|have|had|can|could|would|will|so|because|maybe|in"
+    r"i|i['’]\w+|we|we['’]\w+|he|she|it|they|there|this|that|these|those|the|a|an|my|our|his|her|their|your|you|everyone"
+    r"|everybody|someone"
+    r"|nobody|nothing|who|what|why|how|where|which|is|are|was|were|did|does|has|have|had|can|could|would|will|so|because"
+    r"|maybe|in"
     r"|thanks?|yesterday|today|last|once|some|many|most|ha|haha|oh|yeah|\w{3,}ing"
-    r"|ich|er|sie|es|wir|ihr|der|die|das|ein|eine|mein|meine|unser|unsere|man|wer|was|wie|warum|bei|gestern|heute|leider|dort|hier"
-    r"|je|j['’]\w+|il|elle|on|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las|mi|ayer|hoy"
-    r"|eu|ele|ela|nós|eles|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een|mijn|gisteren"
+    r"|ich|er|sie|es|wir|ihr|der|die|das|ein|eine|mein|meine|unser|unsere|man|wer|was|wie|warum|bei|gestern|heute|leider"
+    r"|dort|hier"
+    r"|je|j['’]\w+|il|elle|on|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las"
+    r"|mi|ayer|hoy"
+    r"|eu|ele|ela|nós|eles|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een"
+    r"|mijn|gisteren"
     r"|jag|han|hon|vi|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz|dün"
     r"|saya|dia|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम\s|कल"
 )
@@ -61,47 +68,61 @@ _SUBJECT = (
 _INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
 """Words near the beginning that make a sentence a statement."""
 _VERB = (
-    r"(?:accept|add|address|answer|append|ask|assume|attach|avoid|begin|break|bring|call|challenge|check|cite|close|commit|confirm|convert"
-    r"|copy|correct|default|deliver|document|double-check|end|ensure|escape|explain|finish|flag|follow|format|give|hand|include|indent|keep"
-    r"|label|leave|limit|link|list|log|mark|match|mention|mind|move|name|note|open|pick|post|prefer|prefix|quote|read|refer|reject|remind"
-    r"|repeat|reply|report|respond|restate|round|run|save|say|send|show|sign|speak|spell|start|state|stick|store|suggest|tag|tell|test|treat"
+    r"(?:accept|add|address|answer|append|ask|assume|attach|avoid|begin|break|bring|call|challenge|check|cite|close"
+    r"|commit|confirm|convert"
+    r"|copy|correct|default|deliver|document|double-check|end|ensure|escape|explain|finish|flag|follow|format|give|hand"
+    r"|include|indent|keep"
+    r"|label|leave|limit|link|list|log|mark|match|mention|mind|move|name|note|open|pick|post|prefer|prefix|quote|read"
+    r"|refer|reject|remind"
+    r"|repeat|reply|report|respond|restate|round|run|save|say|send|show|sign|speak|spell|start|state|stick|store|suggest"
+    r"|tag|tell|test|treat"
     r"|use|verify|wait|warn|work|wrap|write)"
 )
 """Verbs of what an assistant does."""
 _GENERAL = (
-    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere|throughout"
-    r"|in (?:your|all|every|each)|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)"
-    r"|(?:before|prior to|when|if) (?:you|each|every|any|\w+ing|i|asked|unsure|a|an|some\w+)\b|only|rather than|instead(?! of the\b)"
+    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)"
+    r"|nowhere|everywhere|throughout"
+    r"|in (?:your|all|every|each)|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?"
+    r"|commits?)"
+    r"|(?:before|prior to|when|if) (?:you|each|every|any|\w+ing|i|asked|unsure|a|an|some\w+)\b|only|rather than"
+    r"|instead(?! of the\b)"
     r"|never|always|nothing else|at most|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$)"
 )
 """Words with which an imperative is more than one request."""
 _WISH = (
-    r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b|\w+ (?:answers|replies)))"
-    r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)|like you to (?:\w+ ){1,12}(?:whenever|before|every|each|any))\b"
-    r"|^i (?:want|need|would like|expect) (?:(?:all|every|each|no|only)|you to (?:never|always|not|(?:\w+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
-    r"|\bimportant(?: to me)? that (?:you|no|all|every)\b|\b(?:great|nice|good|helpful|it) if you (?:could|would|can)?.*\b(?:every|each|all|always|never)\b"
-    r"|^i (?:told|asked) you (?:to|not)\b"
+    r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b"
+    r"|\w+ (?:answers|replies)))"
+    r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)"
+    r"|like you to (?:\w+ ){1,12}(?:whenever|before|every|each|any))\b"
+    r"|^i (?:want|need|would like|expect) (?:(?:all|every|each|no|only)|you to (?:never|always|not"
+    r"|(?:\w+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    r"^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure|remember (?:to|that|:)|keep in mind|prefer"
+    r"^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
+    r"|remember (?:to|that|:)|keep in mind|prefer"
     r"|only|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
     r"|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
-    r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each|answers|replies|it (?:short|brief|simple))\b"
-    r"|^(?:stick|default) to\b|^mind the\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry|luck|matter|wonder|longer|one\b)"
+    r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each"
+    r"|answers|replies|it (?:short|brief|simple))\b"
+    r"|^(?:stick|default) to\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry|luck|matter|wonder"
+    r"|longer|one\b)"
     r"\w+(?:s|ing)?(?:, no \w+| (?:on|in|without|before|after|unless|until|for|at) )"
     r"|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
 )
 """How a sentence forbids, or asks for a manner."""
 _DEONTIC = (
     r"\b(?:under no circumstances|on no account|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b"
-    r"|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and|but) (?:never|nothing|nowhere)(?! \w+(?:s|ed)\b)"
+    r"|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and|but) (?:never|nothing"
+    r"|nowhere)(?! \w+(?:s|ed)\b)"
     r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|are|need|have|ought) (?:not|only|never|always)\b|are to\b)"
     r"|\b(?:must|may|should|shall|is|are) (?:never|only)(?: to)? (?:be|appear|leave|go)|\b(?:must|shall) not\b|\bmustn['’]t\b"
-    r"|\boff[- ]limits\b|\buntouched\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+|\bis (?:\w+ ){0,5}to appear\b"
-    r"|^(?:our |my |the )?house (?:style|rule)|^you (?:can|may) (?:now\b|.{3,60} (?:again|after all)\b)|\b(?:is|are|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
+    r"|\boff[- ]limits\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+"
+    r"|^you (?:can|may) (?:now\b|.{3,60} (?:again|after all)\b)|\b(?:is|are"
+    r"|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
     r"|^(?:forget|ignore|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b"
-    r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to"
+    r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?"
+    r"|ha(?:ve|s) to"
     r"|(?:is|are) (?:not )?(?:allowed|permitted|to)|without|unless|until)\b"
     # German, French
     r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
@@ -109,19 +130,24 @@ _DEONTIC = (
 """How a sentence says what may and must be."""
 _CONDITION = (
     r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100},(?! (?:SUBJECT)\b)"
-    r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt|there|\w+ing"
+    r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
+    r"|there|\w+ing"
     r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{3,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
 _FOREIGN_IMPERATIVE = (
-    r"^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b|\bgilt: kein|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b"
-    r"|^no \w+(?:es|as|en|an) (?:el|la|los|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em|de)\b|^non \w+(?:are|ere|ire)\b"
+    r"^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b"
+    r"|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b"
+    r"|^no \w+(?:es|as|en|an) (?:el|la|los|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em"
+    r"|de)\b|^non \w+(?:are|ere|ire)\b"
     r"|^(?:nie|не) \w+(?:j|jcie|й|йте|и|ите|ь|ьте)\b|\b(?:stattdessen|sondern|вместо|au lieu de|en (?:lugar|vez) de)\b"
 )
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
-    r"^(?:never mind|don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly|afraid)|let the|panic|give up|forget to \w+ yourself)"
-    r"|(?:never|always) (?:say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)"
+    r"^(?:never mind|don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly"
+    r"|afraid)|let the|panic|give up|forget to \w+ yourself)"
+    r"|(?:never|always) (?:say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when"
+    r"|the)\b|always (?:here|there)\b)"
     r"|\b(?:let (?:me|us) know|hesitate|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
@@ -129,17 +155,22 @@ _REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\
 """Words of what somebody else orders."""
 _TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
 _CORRECTION = (
-    r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no[,.:;—–-]+ (?=.*(?:\d|\b(?:meant|said|not|use|should|instead|wrong)\b))(?!thank|but|not (?:yet|really))"
-    r"|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong|not (?:what|how|right))\b|i meant?,? |i said\b|correction|instead,"
+    r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no[,.:;—–-]+ (?=.*(?:\d|\b(?:meant|said|not|use|should|instead"
+    r"|wrong)\b))(?!thank|but|not (?:yet|really))"
+    r"|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong|not (?:what|how|right))\b|i meant?,? "
+    r"|i said\b|correction|instead,"
     r"|nein(?=[,.:;])|falsch|doch nicht|ich meinte|das stimmt nicht|korrektur|nee(?=[,.])|ik bedoelde"
     r"|non(?=[,.:])|en fait|je voulais dire|c['’]est faux|en realidad|quise decir|me refería|está mal|não(?=[,.:])|na verdade"
-    r"|eu quis dizer|está errado|in realtà|volevo dire|intendevo|sbagliato|нет(?=[,.:])|я имел|я имела|неправильно|ні(?=[,.:])"
+    r"|eu quis dizer|está errado|in realtà|volevo dire|intendevo|sbagliato|нет(?=[,.:])|я имел|я имела|неправильно"
+    r"|ні(?=[,.:])"
     r"|nie(?=[,.:])|hayır|bukan|لا،|नहीं,|不(?=[，,。！])|不对|错了|我是说|いいえ|違|いや|아니|틀렸)"
 )
 """How a message begins that corrects."""
 _OPENING = (
-    r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well|hey|hi|oh|bitte|just"
-    r"|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor|per favore|alsjeblieft|proszę|пожалуйста)"
+    r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well"
+    r"|hey|hi|oh|bitte|just"
+    r"|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor|per favore"
+    r"|alsjeblieft|proszę|пожалуйста)"
     r"\b[,:!.]* *(?:that )?)*"
 )
 """Words before an order."""
@@ -148,16 +179,20 @@ _BRIDGE = (
 )
 """What a chat bridge puts before a message: time, name, channel."""
 _HEADER = (
-    r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
+    r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)"
+    r"|on .{5,80} wrote:)"
 )
 _FOREIGN = (
-    r"(?:\s{4}|\t|>|\||#+ |\$ |`|<(?![\w .-]{1,25}> )|//|/\*|\*\*?/|\d+[:|]|[-=~^_*]{3,}\s*$|:\w+|\.\. |@\w+ \w+ -|\w+Error\b|Traceback|(?:INFO|WARN|WARNING|ERROR|DEBUG)\b"
+    r"(?:\s{4}|\t|>|\||#+ |\$ |`|<(?![\w .-]{1,25}> )|//|/\*|\*\*?/|\d+[:|]|[-=~^_*]{3,}\s*$|:\w+|\.\. |@\w+ \w+ -"
+    r"|\w+Error\b|Traceback|(?:INFO|WARN|WARNING|ERROR|DEBUG)\b"
     r"|[{}\])]|\w+\(.*\)\s*(?:->|$)|\w+ : \w|\d{4}-\d\d-\d\d[ T]\d|[\"“«„].*[\"”»“]\W*$|[\"“«„][^\"”»]+[\"”»] )"
 )
 """How a line begins that is code, a quotation, a table, a heading, or the output of a program."""
 _RULES = (
-    r"^(?:please )?(?:follow|obey|respect|adhere to|comply with|stick to|befolge|halte dich an|suis|respecte|sigue|siga|segui)\b.{0,60}[:.]$"
-    r"|^(?:please )?(?:(?:these|here) are |and )?(?:(?:the|these|our|my|some|following|house) ){0,2}(?:\w+ )?(?:rules|conventions|guidelines|instructions)\b.{0,30}:$"
+    r"^(?:please )?(?:follow|obey|respect|adhere to|comply with|stick to|befolge|halte dich an|suis|respecte|sigue|siga"
+    r"|segui)\b.{0,60}[:.]$"
+    r"|^(?:please )?(?:(?:these|here) are |and )?(?:(?:the|these|our|my|some|following|house) ){0,2}(?:\w+ )?(?:rules"
+    r"|conventions|guidelines|instructions)\b.{0,30}:$"
     r"|^(?:regeln|règles|reglas|regras|regole|zasady|правила|规则|規則|ルール|규칙)[:：]$"
 )
 """Words of a user after or before which pasted text is an order."""
@@ -172,7 +207,8 @@ _LASTS = rf"(?<!\w)(?:{_LASTING})(?!\w)"
 _ASKED = r"^(?:can|could|will|would) you (?:please )?|,? (?:please|(?:would|will|could|can) you)$"
 _FRAME = rf"(?:for )?(?:{_LASTING})[.:]"
 _STATEMENT = (
-    rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never|always)\b"
+    rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never"
+    rf"|always)\b"
 )
 
 
@@ -269,9 +305,8 @@ def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
 
 def _lines(text: str) -> list[_Line]:
     """Return the lines of a message that are not blank; of a long one those of its first and its last characters."""
-    if len(text) <= 2 * LONG:
-        ends = [(0, len(text))]
-    else:
+    ends = [(0, len(text))]
+    if len(text) > 2 * LONG:
         ends = [(0, LONG), (text.find("\n", len(text) - LONG) % len(text), len(text))]
     lines: list[_Line] = []
     fenced = mailed = False

@@ -31,11 +31,12 @@ LARGE = 8
 FRAME = 24
 """Tokens of what stands around an excerpt."""
 
-_FUNCTION_WORDS = frozenset(
-    "a an the to of in on at for and or but so do don t not no never always ever only please you must should shall may can could now again"
-    " still from then is are be it s ok okay fine allowed longer use instead rather than i want rule note remember make sure that my your"
-    " this all any yet anymore more henceforth forward going".split()
+_COMMON = (
+    "a an the to of in on at for and or but so do don t not no never always ever only please you must should shall may can could"
+    " now again still from then is are be it s ok okay fine allowed longer use instead rather than i want rule note remember make"
+    " sure that my your this all any yet anymore more forward going"
 )
+_FUNCTION_WORDS = frozenset(_COMMON.split())
 """Words in which two orders about the same may differ."""
 
 
@@ -89,9 +90,8 @@ def update_standing(
 def _topic(text: str, span: Span) -> frozenset[str]:
     """The words that say what an order is about, without endings; all words if no others are left."""
     words = re.findall(r"\w+", text[slice(*span)].lower())
-    return frozenset(
-        re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS
-    ) or frozenset(words)
+    stems = {re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS}
+    return frozenset(stems or words)
 
 
 def excerpt_tokens(sentences: Sequence[Span]) -> int:
