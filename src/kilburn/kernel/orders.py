@@ -67,40 +67,46 @@ _SUBJECT = (
 """Words with which a statement or a question begins rather than an instruction."""
 _INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
 """Words near the beginning that make a sentence a statement."""
+_MANNER = (
+    r"(?:ask|avoid|begin|close|default|end|finish|follow|format|keep|leave|mind|name|obey|omit|prefer|quote|refer|refuse|remind|respect"
+    r"|sign|skip|speak|spell|start|stay|stick|tag|treat|use|warn)"
+)
+"""Verbs of how an assistant works."""
 _VERB = (
-    r"(?:accept|add|address|answer|append|ask|assume|attach|avoid|begin|break|bring|call|challenge|check|cite|close"
-    r"|commit|confirm|convert"
-    r"|copy|correct|default|deliver|document|double-check|end|ensure|escape|explain|finish|flag|follow|format|give|hand"
-    r"|include|indent|keep"
-    r"|label|leave|limit|link|list|log|mark|match|mention|mind|move|name|note|open|pick|post|prefer|prefix|quote|read"
-    r"|refer|reject|remind"
-    r"|repeat|reply|report|respond|restate|round|run|save|say|send|show|sign|speak|spell|start|state|stick|store|suggest"
-    r"|tag|tell|test|treat"
-    r"|use|verify|wait|warn|work|wrap|write)"
+    rf"(?:{_MANNER}|answer|append|assume|attach|call|challenge|check|cite|commit|confirm|copy|correct|double|double-check|escape|explain"
+    r"|fix|give|include|indent|label|limit|log|match|mention|open|pick|post|prefix|read|reject|repeat|reply|report|respond|restate|round"
+    r"|run|save|say|send|show|state|store|suggest|tell|test|verify|wait|wrap|write)"
 )
 """Verbs of what an assistant does."""
 _GENERAL = (
-    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)"
-    r"|nowhere|everywhere|throughout"
-    r"|in (?:your|all|every|each)|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?"
-    r"|commits?)"
-    r"|(?:before|prior to|when|if) (?:you|each|every|any|\w+ing|i|asked|unsure|a|an|some\w+)\b|only|rather than"
-    r"|instead(?! of the\b)"
-    r"|never|always|nothing else|at most|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$)"
+    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere"
+    r"|throughout|in (?:your|all|every|each)|after (?:each|every|any)|everything|anything|anybody|anyone|untouched|alone|rather than|over"
+    r"|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)|never|always|at most"
+    r"|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure|an?|some\w+)|only|instead(?! of the\b)|nothing else"
+    r"|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$)"
 )
 """Words with which an imperative is more than one request."""
+_IMPERATIVE = (
+    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
+    rf"|{_MANNER}(?:\W+\w+){{0,4}}?\W+(?:each|every|any|all)\b)"
+    r"|^(?:default|speak|spell|stay|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
+    rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
+    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second|\d+)\b)(?:\W+\w+){{2,}}"
+)
+"""An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    r"\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could|would)\b.*\b(?:every|each|all|always|never|whenever)\b|"
     r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b"
     r"|\w+ (?:answers|replies)))"
     r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)"
-    r"|like you to (?:\w+ ){1,12}(?:whenever|before|every|each|any))\b"
-    r"|^i (?:want|need|would like|expect) (?:(?:all|every|each|no|only)|you to (?:never|always|not"
-    r"|(?:\w+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
+    r"|like you to (?:\S+ ){1,12}(?:whenever|before|every|each|any))\b"
+    r"|^i (?:want|need|would like|expect) (?:(?:all(?! the)|every|everything|each|no|only)|you to (?:never|always|not"
+    r"|(?:\S+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
 )
 """How a user wishes for something."""
 _FORBIDS = (
     r"^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
-    r"|remember (?:to|that|:)|keep in mind|prefer"
+    r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer"
     r"|only|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
     r"|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
     r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each"
@@ -112,13 +118,16 @@ _FORBIDS = (
 )
 """How a sentence forbids, or asks for a manner."""
 _DEONTIC = (
-    r"\b(?:under no circumstances|on no account|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b"
+    r"\b(?:under no circumstances|on no account|at no (?:point|time)|in no case|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b"
     r"|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and|but) (?:never|nothing"
     r"|nowhere)(?! \w+(?:s|ed)\b)"
-    r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|are|need|have|ought) (?:not|only|never|always)\b|are to\b)"
-    r"|\b(?:must|may|should|shall|is|are) (?:never|only)(?: to)? (?:be|appear|leave|go)|\b(?:must|shall) not\b|\bmustn['’]t\b"
-    r"|\boff[- ]limits\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+"
-    r"|^you (?:can|may) (?:now\b|.{3,60} (?:again|after all)\b)|\b(?:is|are"
+    r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|need|have|ought) (?:not|only|never|always)\b"
+    r"|are to\b)|\byou(?: are|['’]re) (?:not|never|only) (?:allowed|to|supposed|permitted)\b"
+    r""
+    r"|\b(?:must|should|shall) (?:never|always|only)\b|^(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
+    r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?|no exceptions|only)(?:, (?:please|even|not|never)\b.*)?\W*$"
+    r"|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+"
+    r"|^you (?:can|may) (?!see|hear).{3,60} (?:again|after all)\b|\b(?:is|are"
     r"|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
     r"|^(?:forget|ignore|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b"
     r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?"
@@ -129,9 +138,9 @@ _DEONTIC = (
 )
 """How a sentence says what may and must be."""
 _CONDITION = (
-    r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100},(?! (?:SUBJECT)\b)"
+    r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
     r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
-    r"|there|\w+ing"
+    r"|there|\w+ing|\w+s are"
     r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{3,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
@@ -144,21 +153,22 @@ _FOREIGN_IMPERATIVE = (
 )
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
-    r"^(?:never mind|don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly"
-    r"|afraid)|let the|panic|give up|forget to \w+ yourself)"
-    r"|(?:never|always) (?:say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when"
+    r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly"
+    r"|afraid)|let the|panic|i\b|give up|forget to \w+ yourself)"
+    r"|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when"
     r"|the)\b|always (?:here|there)\b)"
-    r"|\b(?:let (?:me|us) know|hesitate|feel free|never give up)\b"
+    r"|\b(?:let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
 _REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
 """Words of what somebody else orders."""
 _TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
+"""Words of what is soon over."""
 _CORRECTION = (
     r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no[,.:;—–-]+ (?=.*(?:\d|\b(?:meant|said|not|use|should|instead"
     r"|wrong)\b))(?!thank|but|not (?:yet|really))"
-    r"|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong|not (?:what|how|right))\b|i meant?,? "
-    r"|i said\b|correction|instead,"
+    r"|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong|not (?:what|how|right))\b|i meant "
+    r"|i said\b|it(?:['’]s| is) .{2,60}, not |correction|instead,"
     r"|nein(?=[,.:;])|falsch|doch nicht|ich meinte|das stimmt nicht|korrektur|nee(?=[,.])|ik bedoelde"
     r"|non(?=[,.:])|en fait|je voulais dire|c['’]est faux|en realidad|quise decir|me refería|está mal|não(?=[,.:])|na verdade"
     r"|eu quis dizer|está errado|in realtà|volevo dire|intendevo|sbagliato|нет(?=[,.:])|я имел|я имела|неправильно"
@@ -243,15 +253,16 @@ def is_order(sentence: str) -> bool:
         return _pattern(_PLEASE).search(sentence) is not None and (bool(lasts) or is_order(_pattern(_ASKED).sub("", words[:-1])))
     if _pattern(_WISH).search(words):
         return True
+    if _pattern(_IMPERATIVE).search(words):
+        return _pattern(_TEMPORARY).search(words) is None
     if _pattern(r"(?:i|we)\b").match(words) or _pattern(_REPORTED).search(words):
         return False
     if _pattern(_DEONTIC).search(words) or _pattern(_CONDITION).match(words):
         return True
     if _pattern(_STATEMENT).match(words):
         return False
-    general = _pattern(_VERB + r"\b.*?" + _GENERAL).match(words)
     forbids = _pattern(_FORBIDS).search(words) and not _pattern(_TEMPORARY).search(words)
-    return bool(lasts or general or forbids or _pattern(_FOREIGN_IMPERATIVE).search(words))
+    return bool(lasts or forbids or _pattern(_FOREIGN_IMPERATIVE).search(words))
 
 
 class _Line(NamedTuple):
