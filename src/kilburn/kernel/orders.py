@@ -23,7 +23,7 @@ MAX_SENTENCE = 400
 """Characters of an order at most: a longer sentence is no instruction."""
 
 _LASTING = (
-    r"from (?:now|here|this \w+) (?:on|forward)|going forward|henceforth|in future"
+    r"from (?:now|here|this \w+) (?:on|forward)(?! the)|going forward|henceforth|in future"
     r"|at all times|no matter what|by default|as a rule|make (?:it|this) a habit"
     r"|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project|day)"
     # German, Dutch, Swedish
@@ -68,34 +68,45 @@ _SUBJECT = (
 _INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
 """Words near the beginning that make a sentence a statement."""
 _MANNER = (
-    r"(?:ask|avoid|begin|close|default|end|finish|follow|format|keep|leave|mind|name|obey|omit|prefer|quote|refer|refuse|remind|respect"
+    r"(?:ask|avoid|begin|cite|close|default|document|end|finish|follow|format|keep|leave|mind|name|obey|omit|prefer"
+    r"|preserve|quote|refer|refuse|remind|respect"
     r"|sign|skip|speak|spell|start|stay|stick|tag|treat|use|warn)"
 )
 """Verbs of how an assistant works."""
 _VERB = (
-    rf"(?:{_MANNER}|answer|append|assume|attach|call|challenge|check|cite|commit|confirm|copy|correct|double|double-check|escape|explain"
-    r"|fix|give|include|indent|label|limit|log|match|mention|open|pick|post|prefix|read|reject|repeat|reply|report|respond|restate|round"
+    rf"(?:{_MANNER}|answer|append|assume|attach|call|challenge|check|commit|confirm|copy|correct|double|double-check|escape"
+    rf"|explain"
+    r"|fix|give|include|indent|label|limit|log|match|mention|open|pick|post|prefix|read|reject|repeat|reply|report|respond"
+    r"|restate|round"
     r"|run|save|say|send|show|state|store|suggest|tell|test|verify|wait|wrap|write)"
 )
 """Verbs of what an assistant does."""
 _GENERAL = (
-    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere|everywhere"
-    r"|throughout|in (?:your|all|every|each)|after (?:each|every|any)|everything|anything|anybody|anyone|untouched|alone|rather than|over"
+    r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)"
+    r"|nowhere|everywhere"
+    r"|throughout|in (?:your|all|every|each)|after (?:each|every|any)|everything|anything|anybody|anyone|untouched|alone"
+    r"|rather than"
     r"|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)|never|always|at most"
-    r"|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure|an?|some\w+)|only|instead(?! of the\b)|nothing else"
-    r"|no (?:more|longer|matter|later))\b|, not |\bnot \w+\W*$)"
+    r"|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure|an?|some\w+)|only"
+    r"|instead(?! of the\b)|nothing else"
+    r"|no (?:more|longer|matter|later))\b|\bnot \w+\W*$)"
 )
 """Words with which an imperative is more than one request."""
 _IMPERATIVE = (
     rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
     rf"|{_MANNER}(?:\W+\w+){{0,4}}?\W+(?:each|every|any|all)\b)"
-    r"|^(?:default|speak|spell|stay|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
+    rf"|^(?:{_MANNER}|answer|call|fix|give|reply|say|show|write)\b.*, not "
+    r"|^let['’]?s (?:always|avoid|keep(?! \w+ing| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under"
+    r"|within)\b"
+    r"|^(?:default|speak|spell|stay(?! where)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
-    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second|\d+)\b)(?:\W+\w+){{2,}}"
+    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second"
+    rf"|\d+)\b)(?:\W+\w+){{2,}}"
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
-    r"\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could|would)\b.*\b(?:every|each|all|always|never|whenever)\b|"
+    r"\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could|would)\b.*\b(?:every|each|all|always|never"
+    r"|whenever)\b|"
     r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b"
     r"|\w+ (?:answers|replies)))"
     r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)"
@@ -118,14 +129,17 @@ _FORBIDS = (
 )
 """How a sentence forbids, or asks for a manner."""
 _DEONTIC = (
-    r"\b(?:under no circumstances|on no account|at no (?:point|time)|in no case|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b"
+    r"\b(?:under no circumstances|on no account|at no (?:point|time)|in no case|until further notice|until i (?:say|tell"
+    r"|ask)|nobody (?:but|except))\b"
     r"|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and|but) (?:never|nothing"
     r"|nowhere)(?! \w+(?:s|ed)\b)"
     r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|need|have|ought) (?:not|only|never|always)\b"
     r"|are to\b)|\byou(?: are|['’]re) (?:not|never|only) (?:allowed|to|supposed|permitted)\b"
     r""
-    r"|\b(?:must|should|shall) (?:never|always|only)\b|^(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
-    r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?|no exceptions|only)(?:, (?:please|even|not|never)\b.*)?\W*$"
+    r"|\b(?:must|should|shall) (?:never|always|only)\b(?! have)|^(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+"
+    r"|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
+    r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?"
+    r"|no exceptions|only)(?:, (?:please|even|not|never)\b.*)?\W*$"
     r"|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+"
     r"|^you (?:can|may) (?!see|hear).{3,60} (?:again|after all)\b|\b(?:is|are"
     r"|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
@@ -140,7 +154,7 @@ _DEONTIC = (
 _CONDITION = (
     r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
     r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
-    r"|there|\w+ing|\w+s are"
+    r"|there|\w+ing|\w+s are|i(?: am|['’]m)"
     r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{3,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
@@ -153,7 +167,7 @@ _FOREIGN_IMPERATIVE = (
 )
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
-    r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|be (?:sorry|shy|silly"
+    r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|tell me|be (?:sorry|shy|silly"
     r"|afraid)|let the|panic|i\b|give up|forget to \w+ yourself)"
     r"|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when"
     r"|the)\b|always (?:here|there)\b)"
