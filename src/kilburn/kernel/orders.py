@@ -94,7 +94,7 @@ _GENERAL = (
 """Words with which an imperative is more than one request."""
 _IMPERATIVE = (
     rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
-    rf"|{_MANNER}(?:\W+\w+){{0,4}}?\W+(?:each|every|any|all)\b)"
+    rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)"
     rf"|^(?:{_MANNER}|answer|call|fix|give|reply|say|show|write)\b.*, not "
     r"|^let['’]?s (?:always|avoid|keep(?! \w+ing| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under"
     r"|within)\b"
@@ -105,6 +105,7 @@ _IMPERATIVE = (
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    r"^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for|in|on|with) (?:each|every|any)|whenever)\b|"
     r"\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could|would)\b.*\b(?:every|each|all|always|never"
     r"|whenever)\b|"
     r"^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)|insist|expect you|prefer (?:that|if|it|you\b"
@@ -116,9 +117,10 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    r"^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
+    rf"^only {_VERB}\b"
+    r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer"
-    r"|only|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
+    r"|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
     r"|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
     r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each"
     r"|answers|replies|it (?:short|brief|simple))\b"
@@ -136,15 +138,18 @@ _DEONTIC = (
     r"|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|need|have|ought) (?:not|only|never|always)\b"
     r"|are to\b)|\byou(?: are|['’]re) (?:not|never|only) (?:allowed|to|supposed|permitted)\b"
     r""
-    r"|\b(?:must|should|shall) (?:never|always|only)\b(?! have)|^(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+"
+    r"|\b(?:must|should|shall) (?:never|always|only)\b(?! have)|^(?!(?:my|the|his|her|our|your|their|these|those"
+    r"|this)\b)(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+"
     r"|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
     r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?"
     r"|no exceptions|only)(?:, (?:please|even|not|never)\b.*)?\W*$"
-    r"|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left|let) .{1,40} alone\b|\bare (?:not |only |always )?to be \w+"
+    r"|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left|let) .{1,40} alone\b|\b(?:is not|are(?: not| only"
+    r"| always)?) to be (?!expected)\w+"
     r"|^you (?:can|may) (?!see|hear).{3,60} (?:again|after all)\b|\b(?:is|are"
     r"|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b"
     r"|^(?:forget|ignore|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b"
-    r"|^(?:all|every|each|any|no|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?"
+    r"|^(?:all|every|each|any|no(?! need)|nobody|nothing|only|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may"
+    r"|needs?"
     r"|ha(?:ve|s) to"
     r"|(?:is|are) (?:not )?(?:allowed|permitted|to)|without|unless|until)\b"
     # German, French
@@ -152,10 +157,13 @@ _DEONTIC = (
 )
 """How a sentence says what may and must be."""
 _CONDITION = (
-    r"^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
+    r"^(?:whoever|whatever|wherever)\b[^,]{3,60}, |^in (?:this|our) (?:chat|codebase|conversation|project|repo\w*|session"
+    r"|team),? we\b"
+    r"|^let me \w+ .*\b(?:each|every|first|myself)\b"
+    r"|^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
     r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
     r"|there|\w+ing|\w+s are|i(?: am|['’]m)"
-    r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{3,100},(?! (?:SUBJECT|then|both)\b)"
+    r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
 _FOREIGN_IMPERATIVE = (
