@@ -87,7 +87,7 @@ _GENERAL = (
     r"|throughout|in (?:your|all|every|each)|after (?:each|every|any)|everything|anything|anybody|anyone|untouched|alone"
     r"|rather than"
     r"|(?:every|each|all) (?:\w+ )?(?:replies|reply|answers?|responses?|messages?|e-?mails?|commits?)|never|always|at most"
-    r"|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure|an?|some\w+)|only"
+    r"|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure|an?|some\w+)"
     r"|instead(?! of the\b)|nothing else"
     r"|no (?:more|longer|matter|later))\b|\bnot \w+\W*$)"
 )
@@ -95,6 +95,7 @@ _GENERAL = (
 _IMPERATIVE = (
     rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
     rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)"
+    rf"|^{_MANNER}\W+(?:\w+ )?only\b"
     rf"|^(?:{_MANNER}|answer|call|fix|give|reply|say|show|write)\b.*, not "
     r"|^let['’]?s (?:always|avoid|keep(?! \w+ing| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under"
     r"|within)\b"
@@ -112,12 +113,13 @@ _WISH = (
     r"|\w+ (?:answers|replies)))"
     r"|^i(?:['’]d| would) (?:rather (?:you|hear|see|have|get|not)|prefer (?:it|that|if|you)"
     r"|like you to (?:\S+ ){1,12}(?:whenever|before|every|each|any))\b"
-    r"|^i (?:want|need|would like|expect) (?:(?:all(?! the)|every|everything|each|no|only)|you to (?:never|always|not"
+    r"|^i(?:['’]d like| (?:want|need|would like|expect)) (?:(?:all(?! the)|every|everything|each|no|only)|you to (?:never"
+    r"|always|not"
     r"|(?:\S+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^only {_VERB}\b"
+    rf"^only {_VERB}\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
     r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer"
     r"|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
@@ -126,7 +128,7 @@ _FORBIDS = (
     r"|answers|replies|it (?:short|brief|simple))\b"
     r"|^(?:stick|default) to\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry|luck|matter|wonder"
     r"|longer|one\b)"
-    r"\w+(?:s|ing)?(?:, no \w+| (?:on|in|without|before|after|unless|until|for|at) )"
+    r"\w+(?:s|ing)?(?:, (?:no \w+|please)| (?:on|in|without|before|after|unless|until|for|at) )"
     r"|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
 )
 """How a sentence forbids, or asks for a manner."""
@@ -142,7 +144,7 @@ _DEONTIC = (
     r"|this)\b)(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+"
     r"|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
     r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?"
-    r"|no exceptions|only)(?:, (?:please|even|not|never)\b.*)?\W*$"
+    r"|no exceptions|only)(?:[,;] (?:i\b|please|even|not|never)\b.*)?\W*$"
     r"|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left|let) .{1,40} alone\b|\b(?:is not|are(?: not| only"
     r"| always)?) to be (?!expected)\w+"
     r"|^you (?:can|may) (?!see|hear).{3,60} (?:again|after all)\b|\b(?:is|are"
@@ -161,7 +163,7 @@ _CONDITION = (
     r"|team),? we\b"
     r"|^let me \w+ .*\b(?:each|every|first|myself)\b"
     r"|^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
-    r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
+    r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|each|every|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
     r"|there|\w+ing|\w+s are|i(?: am|['’]m)"
     r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
@@ -179,7 +181,8 @@ _PHRASE = (
     r"|afraid)|let the|panic|i\b|give up|forget to \w+ yourself)"
     r"|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when"
     r"|the)\b|always (?:here|there)\b)"
-    r"|\b(?:let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
+    r"|\b(?:don['’]?t be (?:late|shy|sorry)|always the same|let (?:me|us) know|you (?:please )?make sure|hesitate"
+    r"|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
 _REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
