@@ -223,14 +223,14 @@ _FOREIGN = (
     r"|[{}\])]|\w+\(.*\)\s*(?:->|$)|\w+ : \w|\d{4}-\d\d-\d\d[ T]\d|[\"“«„].*[\"”»“]\W*$|[\"“«„][^\"”»]+[\"”»] )"
 )
 """How a line begins that is code, a quotation, a table, a heading, or the output of a program."""
+_NOUNS = r"(?:conventions?|guidelines?|polic(?:y|ies)|rules?|style(?: guide)?|regeln|reglas|regole|regras|règles|zasady|правила)"
 _RULES = (
-    r"^(?:please )?(?:follow|obey|respect|adhere to|comply with|stick to|befolge|halte dich an|suis|respecte|sigue|siga"
-    r"|segui)\b.{0,60}[:.]$"
-    r"|^(?:please )?(?:(?:these|here) are |and )?(?:(?:the|these|our|my|some|following|house) ){0,2}(?:\w+ )?(?:rules"
-    r"|conventions|guidelines|instructions)\b.{0,30}:$"
-    r"|^(?:regeln|règles|reglas|regras|regole|zasady|правила|规则|規則|ルール|규칙)[:：]$"
+    rf"^(?:\w+ ){{0,2}}(?:befolge|follow|obey|respect|respecte|siga|segui|sigue|stick to|suis)\b.{{0,40}}\b{_NOUNS}"
+    r"\b.{0,20}[:.]$"
+    rf"|^(?:(?:these|here) are )?(?:(?:the|these|our|my|some|house) ){{0,2}}(?:\w+ )?{_NOUNS}\b.{{0,30}}:$"
+    r"|^(?:规则|規則|ルール|규칙)[:：]$"
 )
-"""Words of a user after or before which pasted text is an order."""
+"""Words of a user after which a list, or pasted text, is an order."""
 _QUOTED = r"\"[^\"\n]+\"|“[^”\n]+”|«[^»\n]+»|„[^“”\n]+[“”]"
 _PLEASE = r"\b(?:please|can you|could you|will you|would you)\b"
 
