@@ -301,6 +301,21 @@ def test_documentation_that_a_user_pastes_displaces_no_order() -> None:
     check_laws(session)
 
 
+def test_a_large_text_displaces_no_small_order_and_stays_as_far_as_it_fits() -> None:
+    session = opened("fifo")
+    session.append(user("hello"), user("Never push to main."))
+    rules = "\n".join(f"- Never call function {number} of the old library from module {number}." for number in range(60))
+    session.append(user(f"Follow these rules:\n{rules}"), assistant("I will."), user("go on"))
+    for pair in steps(60):
+        session.append(*pair)
+    prompt = shown(session)
+    assert "Never push to main." in prompt
+    assert "Never call function 0 " in prompt
+    assert "Never call function 59 " not in prompt
+    assert sum(map(session.window.cost, session.window.kept())) <= WINDOW // 8
+    check_laws(session)
+
+
 def test_the_newest_order_about_the_same_replaces_the_older_one() -> None:
     session = opened("fifo")
     session.append(user("hello"), user("Never push to main."), user("Always sign commits."), user("NEVER push to main!"))

@@ -25,8 +25,8 @@ SHARE = 8
 MAX_PAGES = 100
 """Messages with orders that stay at most, so that a turn costs the same however much a user orders."""
 
-LARGE = 8
-"""Orders of a message that take more than this share of the budget wait until the shorter ones are in."""
+SMALL = 64
+"""Tokens up to which the orders of a message come before those of a message with more."""
 
 FRAME = 24
 """Tokens of what stands around an excerpt."""
@@ -73,18 +73,17 @@ def update_standing(
             orders[page.id] = (*orders.get(page.id, ()), span)
             topics[topic] = page.id, span
     added = {page.id: page for page, _ in new}
-    costs = {
-        number: min((added.get(number) or pages[number]).tokens, excerpt_tokens(spans))
-        for number, spans in orders.items()
-        if spans
-    }
-    room, chosen = capacity // SHARE, set[int]()
-    small = room // LARGE
-    for number in sorted(costs, key=lambda number: (costs[number] > small, -number)):
-        if costs[number] <= room and len(chosen) < MAX_PAGES:
-            room -= costs[number]
-            chosen.add(number)
-    return {number: orders[number] for number in sorted(chosen)}
+    tokens = {number: (added.get(number) or pages[number]).tokens for number in orders}
+    large = {number for number, spans in orders.items() if min(tokens[number], excerpt_tokens(spans)) > SMALL}
+    room, chosen = capacity // SHARE, dict[int, tuple[Span, ...]]()
+    for number in sorted(orders, key=lambda number: (number in large, -number)):
+        spans = orders[number]
+        while spans and min(tokens[number], excerpt_tokens(spans)) > room:
+            spans = spans[:-1]
+        if spans and len(chosen) < MAX_PAGES:
+            room -= min(tokens[number], excerpt_tokens(spans))
+            chosen[number] = spans
+    return dict(sorted(chosen.items()))
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:
