@@ -106,6 +106,8 @@ _IMPERATIVE = (
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    rf"^we (?:always|never) {_VERB}\b"
+    r"|^i['’]d like (?:\w+ )?(?:answers|replies|summaries)\b|"
     r"^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for|in|on|with) (?:each|every|any)|whenever)\b|"
     r"\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could|would)\b.*\b(?:every|each|all|always|never"
     r"|whenever)\b|"
@@ -128,7 +130,7 @@ _FORBIDS = (
     r"|answers|replies|it (?:short|brief|simple))\b"
     r"|^(?:stick|default) to\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry|luck|matter|wonder"
     r"|longer|one\b)"
-    r"\w+(?:s|ing)?(?:, (?:no \w+|please)| (?:on|in|without|before|after|unless|until|for|at) )"
+    r"\w+(?:s|ing)?(?:, (?:no \w+|please)| (?:on|within|in|without|before|after|unless|until|for|at) )"
     r"|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
 )
 """How a sentence forbids, or asks for a manner."""
@@ -164,7 +166,7 @@ _CONDITION = (
     r"|^let me \w+ .*\b(?:each|every|first|myself)\b"
     r"|^(?:whenever|any ?time|every time|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )"
     r"|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|each|every|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt"
-    r"|there|\w+ing|\w+s are|i(?: am|['’]m)"
+    r"|there|\w+ing|\w+s are|i (?:ask|mention|say|send|speak|write)|i(?: am|['’]m)"
     r"|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
