@@ -27,7 +27,8 @@ _LASTING = (
     r"|at all times|no matter what|by default|as a rule|make (?:it|this) a habit"
     r"|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project|day)"
     # German, Dutch, Swedish
-    r"|immer|nie|niemals|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir|denke? daran"
+    r"|immer|nie|niemals|nur noch|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir"
+    r"|denke? daran"
     r"|vergiss nicht"
     r"|altijd|nooit|voortaan|vanaf nu|onthoud|in geen geval|alltid|aldrig|framöver|hädanefter|kom ihåg"
     # French, Spanish, Portuguese, Italian
@@ -97,7 +98,8 @@ _IMPERATIVE = (
     rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)"
     rf"|^{_MANNER}\W+(?:\w+ )?only\b"
     rf"|^(?:{_MANNER}|answer|call|fix|give|reply|say|show|write)\b.*, not "
-    r"|^let['’]?s (?:always|avoid|keep(?! \w+ing| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under"
+    r"|^(?:call|give|name|report|show|spell|write) (?:all|each|every) .* (?:as|in) |^let['’]?s (?:always|avoid"
+    r"|keep(?! \w+ing| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under"
     r"|within)\b"
     r"|^(?:default|speak|spell|stay(?! where)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
@@ -121,7 +123,7 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^only {_VERB}\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
+    rf"^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
     r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer"
     r"|be (?:concise|brief|honest|direct|terse|straight|polite|formal)"
@@ -171,7 +173,8 @@ _CONDITION = (
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
 _FOREIGN_IMPERATIVE = (
-    r"^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b"
+    r"^kein\w* (?!ahnung|angst|problem|sorge|zeit)|^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind"
+    r"|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b"
     r"|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b"
     r"|^no \w+(?:es|as|en|an) (?:el|la|los|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em"
     r"|de)\b|^non \w+(?:are|ere|ire)\b"
