@@ -109,8 +109,8 @@ class View:
         budget: what the level may hold; `use` is what it holds now, handles included, in tokens.
         wanted: the pages that the cause is about.
         turn: number of the last admitted message; `now` is the kernel's time in seconds.
-        pins: ids that no move may touch: pinned pages, the user's latest message (it stays until the next one), a provider's
-            newest compaction, and the pages that excerpts and summaries among these stand for.
+        pins: ids that no move may touch: pinned pages, standing orders, the user's latest message (it stays until the next
+            one), a provider's newest compaction, and the pages that excerpts and summaries among these stand for.
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
             user and the assistant came is abandoned, and is not among them.
         stubs: results that stand as a handle in place.

@@ -26,8 +26,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
+from kilburn.kernel.orders import find_orders
 from kilburn.kernel.session import Session
-from kilburn.kernel.standing import sentences_of
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
@@ -40,6 +40,10 @@ EVERY = [*specs_at(WINDOW), "chain(preprocess, summarize)", "chain(clear_thinkin
 ASKING = ["summarize", "recursive", "compact(trigger=None)", "comem", "agentfold"]
 NOISE = "\n".join(f"12:{n:02} worker {n} did part {7 * n} of the job" for n in range(60))
 PASTED = f"This is what it printed.\n\n{NOISE}\n\nNever write into the folder vault. What failed?"
+DOCUMENTATION = (
+    "Return a new array of given shape and type.\n\nParameters\n----------\nshape : int\n    Never negative.\n\nNotes\n-----\n"
+    "Always prefer zeros for small arrays. Do not pass a list of lists, and never pass None."
+)
 WORDS = ("Never push to main.", "port 8081", "Never write into the folder vault.", "nur noch auf Deutsch")
 
 
@@ -235,7 +239,7 @@ def test_the_newest_stays_within_an_eighth_of_the_window() -> None:
     ],
 )
 def test_what_is_to_stay_is_known_in_ten_languages(text: str) -> None:
-    assert sentences_of(text)
+    assert find_orders(text)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,95 @@ def test_what_is_to_stay_is_known_in_ten_languages(text: str) -> None:
     ],
 )
 def test_questions_quotations_and_code_are_not_taken_for_orders(text: str) -> None:
-    assert sentences_of(text) == ()
+    assert find_orders(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "orders"),
+    [
+        ("Never push to main.\n" + DOCUMENTATION, ["Never push to main."]),
+        (DOCUMENTATION + "\n\nSummarise it, and never mention numpy.", ["Summarise it, and never mention numpy."]),
+        ("Ana: never touch that\nBen: ok\nAna: always ask first\nBen: ok\n\nWho is right?", []),
+        ("From: Ben\nTo: me\nSubject: door\n\nPlease always use the back door.\n\nNever ring.", []),
+        ("Follow these rules:\n- tabs, four wide\n- snake case\n\nAnd fix the parser.", ["- tabs, four wide", "- snake case"]),
+        ("Our conventions:\n```\nfour spaces\n```\nFix the parser.", ["four spaces"]),
+        ("[14:02 Ana] Never reboot the server at noon.", ["Never reboot the server at noon."]),
+        ("#ops Don't touch the crontab.", ["Don't touch the crontab."]),
+        ("@bot always reply in the thread", ["always reply in the thread"]),
+        (
+            "For the rest of this session. end each reply with a dot",
+            ["For the rest of this session.", "end each reply with a dot"],
+        ),
+    ],
+)
+def test_an_order_is_a_sentence_of_the_users_own_words(text: str, orders: list[str]) -> None:
+    assert [text[start:stop] for start, stop in find_orders(text)] == orders
+
+
+def test_documentation_that_a_user_pastes_displaces_no_order() -> None:
+    session = opened("hybrid")
+    session.append(user("hello"), user("Never push to main."))
+    for number in range(60):
+        paste = f"{DOCUMENTATION}\n\nNever use variant {number}, and always pass the flag {number}, which is documented above."
+        session.append(user(paste), assistant("It makes an array."))
+    session.append(user("[09:15 Ana] Always answer in the thread.\n" + DOCUMENTATION), assistant("I will."))
+    for pair in steps(60):
+        session.append(*pair)
+    prompt = shown(session)
+    assert "Never push to main." in prompt
+    assert "Always answer in the thread." in prompt
+    check_laws(session)
+
+
+def test_a_large_text_displaces_no_small_order_and_stays_as_far_as_it_fits() -> None:
+    session = opened("fifo")
+    session.append(user("hello"), user("Never push to main."))
+    rules = "\n".join(f"- Never call function {number} of the old library from module {number}." for number in range(60))
+    session.append(user(f"Follow these rules:\n{rules}"), assistant("I will."), user("go on"))
+    for pair in steps(60):
+        session.append(*pair)
+    prompt = shown(session)
+    assert "Never push to main." in prompt
+    assert "Never call function 0 " in prompt
+    assert "Never call function 59 " not in prompt
+    assert sum(map(session.window.cost, session.window.kept())) <= WINDOW // 8
+    check_laws(session)
+
+
+def test_the_newest_order_about_the_same_replaces_the_older_one() -> None:
+    session = opened("fifo")
+    session.append(user("hello"), user("Never push to main."), user("Always sign commits."), user("NEVER push to main!"))
+    session.append(user("Don't sign commits."), user("You may push to main again."), user("go on"))
+    assert sorted(session.window.standing) == [5, 6]
+    for pair in steps(60):
+        session.append(*pair)
+    prompt = shown(session)
+    assert "Don't sign commits." in prompt
+    assert "You may push to main again." in prompt
+    assert "Never push" not in prompt
+    check_laws(session)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "hybrid", "cost"])
+def test_orders_are_repeated_before_the_newest_message_when_they_are_far(policy: str) -> None:
+    session = opened(policy, 24_000)
+    session.append(user("hello"), user("Never push to main."), user("go on"))
+    before: list[dict[str, Any]] = []
+    copies = 0
+    for number in range(9):
+        for pair in steps(12, 12 * number, 30):
+            session.append(*pair)
+        session.append(user(f"And part {number}?"))
+        prompt = list(session.render())
+        contents = [str(message.get("content")) for message in prompt]
+        nearest = max(at for at, text in enumerate(contents) if "Never push to main." in text)
+        assert sum(map(len, contents[nearest + 1 :])) // 4 < 12_000
+        if not session.window.gaps and session.window.made == session.window.copies():
+            assert prompt[: len(before)] == before, "the cached prefix stays"
+        copies = max(copies, len(session.window.copies()))
+        before = prompt
+    assert copies
+    check_laws(session)
 
 
 def test_words_of_a_tool_under_the_users_name_are_no_orders() -> None:
@@ -268,9 +360,9 @@ def test_words_of_a_tool_under_the_users_name_are_no_orders() -> None:
 
 
 def test_a_long_first_message_cannot_stall_the_rule() -> None:
-    assert sentences_of("never " * 200_000 + "\n\nAlways end with a summary.")
-    assert sentences_of("<a>" + "x" * 1_000_000) == ()
-    assert sentences_of("always, " * 100_000) == ()
+    assert find_orders("never " * 200_000 + "\n\nAlways end with a summary.")
+    assert find_orders("<a>" + "x" * 1_000_000) == ()
+    assert find_orders("always, " * 100_000) == ()
 
 
 class Vain:

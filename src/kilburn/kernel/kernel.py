@@ -57,7 +57,7 @@ from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import packed, standing_with
+from kilburn.kernel.standing import packed, update_standing
 from kilburn.kernel.window import GONE, PATIENCE, PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
@@ -397,7 +397,7 @@ class Kernel:
         """What is to stay of what the user said, where that changes with these pages."""
         window = self.window
         gone = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
-        stays = standing_with(told, window.standing, window.pages, self.capacity, gone, self.text)
+        stays = update_standing(told, window.standing, window.pages, self.capacity, gone, self.text)
         return {} if stays == window.standing else {"standing": packed(stays)}
 
     def _cited(self, named: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:

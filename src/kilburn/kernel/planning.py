@@ -22,10 +22,10 @@ from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import LEAST, Kernel
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import FRAME, shows
+from kilburn.kernel.standing import FRAME, excerpt_tokens, shows, stays_whole
 from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
 from kilburn.message import Kind, Role
-from kilburn.move import Evict, Fold, Load, Move
+from kilburn.move import Bring, Evict, Fold, Load, Move
 from kilburn.page import Page, Place, Span
 from kilburn.policy import Acts, Cause, Policy, View
 
@@ -36,6 +36,9 @@ ROUNDS = 4
 """Times a policy is asked for one admission, at most."""
 
 STAYS = "the user said that it is to stay"
+
+FAR = 8000
+"""Tokens behind the standing orders from which on they are repeated before the user's newest message."""
 
 FALLBACK = "oldest"
 """The policy that is asked where the session's own frees too little."""
@@ -90,6 +93,8 @@ class Planner:
             rounds += 1
         if window.standing:
             self._hold_standing()
+            if cause is Cause.ADMIT:
+                self._repeat_standing()
         if kernel.excess:
             self.enforce(eases=eases)
             if cause is Cause.ADMIT:
@@ -218,6 +223,8 @@ class Planner:
         window = self.kernel.window
         older = (page for page in (*window.held(), *window.unread()) if window.pages[page].message != window.turn)
         pins = self._pinned().union(older, window.kept())
+        if window.standing and (reminder := window.reminder()) is not None:
+            pins = pins.union((reminder,))
         return pins.union(*(window.stand_ins.of(page) for page in pins if page < 0))
 
     def _pinned(self) -> frozenset[int]:
@@ -308,19 +315,38 @@ class Planner:
             if page in window.request or window.at(page) in GONE:
                 continue
             standing = window.stands(page)
-            whole = standing == page
+            partial = not stays_whole(window.pages[page], sentences)
             shown = standing is not None and shows(window.pages[standing], page, sentences)
-            needed = FRAME if sentences else window.cost(page)
-            if whole and sentences and kernel.excess:
+            needed = FRAME if partial else window.cost(page)
+            if standing == page and partial and kernel.excess:
                 point, before = kernel.savepoint(), kernel.use
                 if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= before:
                     kernel.undo(point)
             elif not shown and kernel.use + needed <= kernel.capacity:
                 point = kernel.savepoint()
                 there = self._try(Load((page,), why=STAYS))
-                there = there and (not sentences or self._try(Fold((page,), keep=sentences, why=STAYS)))
+                there = there and (not partial or self._try(Fold((page,), keep=sentences, why=STAYS)))
                 if not there or kernel.excess:
                     kernel.undo(point)
+
+    def _repeat_standing(self) -> None:
+        """Copy the standing orders to a place before the user's newest message where they are far in front of it. Models follow
+        an order less the further it is away (arXiv 2606.22528, 2608.11242)."""
+        kernel, window = self.kernel, self.kernel.window
+        if kernel.capacity <= FAR or window.task != window.last:
+            return
+        reminder, behind = window.reminder(), 0
+        near = {reminder, *window.kept()}
+        for page in reversed(window.resident()):
+            behind += window.cost(page.id)
+            if page.id in near:
+                return
+            if behind > FAR:
+                break
+        orders = [(page, spans) for page, spans in window.standing.items() if window.at(page) not in GONE and page != window.task]
+        needed = sum(excerpt_tokens(spans) for _, spans in orders)
+        if orders and behind > FAR and kernel.use + needed <= kernel.capacity:
+            self._try(Bring(tuple(orders), why="standing orders, repeated"))
 
     def _share(self) -> int:
         """Tokens that the user's latest message may take: a quarter of the capacity, and half of what pins leave."""

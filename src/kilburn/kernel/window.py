@@ -23,7 +23,7 @@ from kilburn.kernel.gaps import Gap, Gaps, Key, handle_of
 from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
-from kilburn.kernel.standing import shows, unpacked
+from kilburn.kernel.standing import shows, stays_whole, unpacked
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, Span, tombstone_of
 from kilburn.wire.compaction import COMPACTION
@@ -107,7 +107,7 @@ class WindowState:
         self.last = self.last_derived = self.turn = 0
         self.said = 0
         self.request: list[int] = []
-        # What the user said that is to stay, oldest first: pages, each with its sentences, or none for the whole page.
+        # The standing orders of the user, oldest first: pages, each with the spans of its orders.
         self.standing: Mapping[int, tuple[Span, ...]] = {}
         self.seen = 0
         self._order: list[Key] = []
@@ -278,9 +278,18 @@ class WindowState:
         found = []
         for page, sentences in self.standing.items():
             standing = self.stands_itself(page)
-            if standing is not None and (standing < 0 or not sentences) and shows(self.pages[standing], page, sentences):
+            if (
+                standing is not None
+                and (standing < 0 or stays_whole(self.pages[page], sentences))
+                and shows(self.pages[standing], page, sentences)
+            ):
                 found.append(standing)
         return found
+
+    def reminder(self) -> int | None:
+        """The newest copy in the prompt whose sources are all pages with standing orders, or None."""
+        copies = map(self.pages.__getitem__, sorted(self.copies()))
+        return next((page.id for page in copies if all(source in self.standing for source in page.sources)), None)
 
     @property
     def compaction(self) -> int | None:

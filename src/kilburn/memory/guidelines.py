@@ -29,6 +29,7 @@ from kilburn.errors import Forgotten, SecretFound
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.drive import run
+from kilburn.kernel.orders import is_order
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.episodes import (
@@ -78,10 +79,6 @@ _GENERAL = re.compile(
     re.IGNORECASE,
 )
 """How a sentence begins that tells somebody what to do."""
-_STANDING = re.compile(
-    r"\b(?:always|never|whenever|(?:every|each|next) time|from now on|in (?:the )?future|by default|as a rule)\b", re.IGNORECASE
-)
-"""Words of what is to hold beyond this one request."""
 _CORRECTS = re.compile(
     r"\s*(?:no(?=\s*[,.!;:–—-]|\s+(?:it|that|this|never|always|do|don['’]t|please|use|you)\b)|wrong\b|incorrect\b"
     r"|not (?:quite|right|correct)\b|that(?:['’]s| is) (?:not|wrong)\b|actually\b)",
@@ -373,7 +370,7 @@ def guidelines_in(said: str) -> Sequence[str]:
         bare = sentence[match.end() :] if (match := _OPENING.match(sentence)) else sentence
         if sentence.endswith("?"):
             continue
-        if _GENERAL.match(bare) and (corrects or _STANDING.search(sentence)):
+        if is_order(sentence) or (corrects and _GENERAL.match(bare)):
             found.append(f"{bare[:1].upper()}{bare[1:].rstrip('.!;, ')}.")
         elif corrects and (reasoned := _REASONED.fullmatch(bare)):
             # "It should be urgent, because the customer is gold."
