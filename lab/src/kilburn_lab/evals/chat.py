@@ -21,7 +21,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import CHARACTERS, Tail, compared
+from kilburn_lab.evals.baselines import CHARACTERS, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.cost import Bill, bill_table, bills_of
 from kilburn_lab.evals.intervals import mean
@@ -301,8 +301,6 @@ def _talk(talk: Sequence[ChatTurn], spec: str, talked: _Talked, reader: Reader) 
     """Each exchange when it is over."""
     cell, shipping = talked.cell, Shipping()
     with contender_of(cell.window, spec, tools=True) as own:
-        if isinstance(own, Tail):
-            own.everything = True
         for one in talk:
             began = time.thread_time()
             own.user(one.said)

@@ -1,0 +1,358 @@
+"""Natural questions: does the window show the turns of an old conversation that answer what people ask about it?
+
+A conversation (`kilburn_lab.evals.corpora`) is told turn by turn as one session: its first speaker is the user, the others are
+the assistant, and a name stands before its text. The prompt is rendered after each turn of the user. Then each question is
+appended to a copy of the store as the newest message of the user, and the rendered prompt is searched for the turns that answer
+it, with white space folded. Policies, baselines and the full history get the same questions in the same room; beside them stands
+one search of the session, with nothing else. Only the prompts are read: nothing of the ranking or of a policy takes part.
+
+    report = evaluate(*synthetic(0, 3, 100), policies=["tail+turns", "hybrid"])
+    print(report.table())
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kilburn.errors import SpecError
+from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
+from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
+from kilburn_lab.evals.corpora import Answers, Corpus, CorpusQuery, CorpusTurn
+from kilburn_lab.evals.cost import Bill, CostRow, Rates, bill_table, bills_of, figures_of, rates_of
+from kilburn_lab.evals.intervals import grouped, interval, mean
+from kilburn_lab.evals.measure import Progress, unwatched
+from kilburn_lab.evals.outcomes import PolicyCounts, Shipping, join_cells
+from kilburn_lab.evals.prefix import Block, common, length_of, text_of
+from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.roster import Entrant, entries
+
+POLICIES = ("tail+turns", "tail+chunks", "hybrid", "cost")
+"""What is compared unless told otherwise, beside the newest text and the full history."""
+
+SEARCHES = (400, 1000)
+"""Tokens of a search that stands alone."""
+
+HITS = 1000
+"""Passages that such a search may return: its tokens are what bounds it."""
+
+PASSAGE = 150
+"""Characters of a passage of an answering turn."""
+
+_Question = tuple[CorpusQuery, list[str]]
+"""A question, and the texts of the turns that answer it."""
+
+
+class NaturalAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the answer to one question a prompt shows.
+
+    Args:
+        shown: share of the answering turns that stand in the prompt whole. passages: share of their passages of 150 characters.
+        prefix: share of the last prompt before the question with which this one begins.
+        brought: tokens of lines that neither the last prompt nor anything new had. again: tokens that are read again.
+        tokens: of the prompt.
+    """
+
+    conversation: str
+    question: str
+    category: str
+    shown: float
+    passages: float
+    prefix: float = 0.0
+    brought: int = 0
+    again: int = 0
+    tokens: int = 0
+
+
+class NaturalRow(CostRow, frozen=True, kw_only=True):
+    """One policy at one window, over all questions. Intervals are of 95%, resampled by conversation.
+
+    Args:
+        shown, passages, prefix, brought: means over the questions, see `NaturalAnswer`. prompt: the mean of its `tokens`.
+        categories: `shown` by category of the question, as the file names it.
+        right: questions of which all answering turns are shown.
+        best: of the baselines that were measured at this window, the one with the largest `shown`. gain: less the share of
+            `best`, on the same questions.
+        told_again: tokens read again while the conversations were told. asked_again: tokens read again at a question, the mean.
+        again_each: tokens read again at all questions, for each of those that are `right`; None without one.
+    """
+
+    questions: int
+    shown: float
+    low: float
+    high: float
+    best: str
+    gain: float
+    gain_low: float
+    gain_high: float
+    passages: float
+    categories: dict[str, float]
+    right: int
+    prefix: float
+    brought: float
+    prompt: float
+    told_again: int
+    asked_again: float
+    again_each: float | None
+
+
+class NaturalSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """One search of the session with so many tokens, and no window: what of the answers its passages have."""
+
+    tokens: int
+    shown: float
+    low: float
+    high: float
+    passages: float
+
+
+class NaturalReport(EvalReport, frozen=True, kw_only=True):
+    """All rows; `words` says what was asked of whom, `bills` have what providers are paid for each right answer."""
+
+    words: str
+    rows: list[NaturalRow]
+    searches: list[NaturalSearch]
+    bills: list[Bill]
+
+    def row(self, policy: str, window: int) -> NaturalRow:
+        """The row of a policy at a window; KeyError if it was not measured."""
+        return row_of(self.rows, policy=policy, window=window)
+
+    def table(self) -> str:
+        """Plain text: what the prompts showed, what a search finds, and what providers are paid."""
+        text = (
+            "window={window} | policy={policy} | shown={shown:.3f} | 95%={low:.2f}-{high:.2f} | "
+            "to best, 95%={gain:+.3f} {gain_low:+.2f} {gain_high:+.2f} | passages={passages:.3f} | right={right} | "
+            "brought={brought:.0f} | prompt={prompt:,.0f} | prefix={prefix:.2f} | again={asked_again:,.0f} | "
+            "each={again_each:,.0f} | told again={thousands:,.0f} | over={overflow} | failed={failed}"
+        )
+        words = (
+            f"shown: share of the answering turns that stand in the prompt whole; passages: of their passages of {PASSAGE} "
+            "characters;\nright: questions of which all turns are shown; brought, prompt: tokens of a question; prefix: share "
+            "of the\nlast prompt before the question that stays; again: tokens read again at a question; each: the same for each right\n"
+            "one; told again: thousands of tokens read again while the conversations were told; over: prompts over the window"
+        )
+        parts = [
+            self.words,
+            f"{best_words('share shown', self.rows)}\n{words}",
+            table_of(self.rows, text, thousands=lambda row: row.told_again / 1000),
+            "One search of the session for the question, and nothing else",
+            table_of(self.searches, "tokens={tokens:,} | shown={shown:.3f} | 95%={low:.2f}-{high:.2f} | passages={passages:.3f}"),
+            bill_table(self.bills, "right answers"),
+        ]
+        return "\n\n".join(parts)
+
+
+def evaluate(
+    corpora: Sequence[Corpus],
+    answers: Answers,
+    *,
+    windows: Sequence[int] = (4000,),
+    policies: Sequence[str] = POLICIES,
+    embedder: Any = None,
+    sample: int | None = None,
+    rates: Rates | None = None,
+    seed: int = 0,
+    progress: Progress = unwatched,
+) -> NaturalReport:
+    """Ask the questions under each policy at each window; the newest text and the full history always take part.
+
+    Args:
+        windows: in tokens of four characters.
+        policies: names of baselines, or specs of policies.
+        embedder: of the stores; None for words alone.
+        sample: questions of each conversation, drawn by the seed; None for all that have an answer.
+        rates: how prompts are priced; by default by "hosted" and "local".
+        seed: of the questions and of the intervals.
+        progress: called with the questions asked and their total.
+
+    Raises:
+        SpecError: a window below 1, no such policy, or no question with an answer.
+    """
+    if not windows or min(windows) < 1:
+        raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
+    asked = [(corpus, _questions(corpus, answers, sample, seed)) for corpus in corpora]
+    count = sum(len(questions) for _, questions in asked)
+    if not count:
+        raise SpecError("no question has an answer among the turns", advice="give conversations with `gold` in their queries")
+    jobs = [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
+    total, done = (len(jobs) + 1) * count, 0
+    progress(done, total)
+
+    def finished() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    categories = {key: category for key, (_, category) in answers.items()}
+    cells = [_Asked(entry, window, embedder, categories) for entry, window in jobs]
+    for cell in cells:
+        for corpus, questions in asked:
+            cell.ask(corpus, questions, finished)
+    searches = _searches(asked, embedder, seed, finished)
+    rates = rates or rates_of()
+    rows = [_row(cell, [other for other in cells if other.window == cell.window], rates, seed) for cell in cells]
+    bills = bills_of([(cell.joined(), row.right) for cell, row in zip(cells, rows, strict=True)], rates.pause)
+    words = f"{count} questions about {len(asked)} conversations, seed {seed}; "
+    words += f"{'words alone' if embedder is None else f'an embedder, {embedder.name}'}; one token is {CHARACTERS} characters"
+    return NaturalReport(words=words, rows=rows, searches=searches, bills=bills)
+
+
+def _questions(corpus: Corpus, answers: Answers, sample: int | None, seed: int) -> list[_Question]:
+    """The questions that turns of the conversation answer, or some of them."""
+    texts = {turn.id: turn.text for turn in corpus.docs}
+    golds = ((query, answers.get((corpus.name, query.id), (frozenset(), ""))[0]) for query in corpus.queries)
+    known = [(query, [texts[id] for id in sorted(gold) if texts.get(id, "").strip()]) for query, gold in golds]
+    known = [(query, turns) for query, turns in known if turns]
+    return known if sample is None else random.Random(f"{seed}/{corpus.name}").sample(known, min(sample, len(known)))
+
+
+class _Asked:
+    """What was counted and shown of one policy at one window."""
+
+    def __init__(self, entry: Entrant, window: int, embedder: Any, categories: dict[tuple[str, str], str]) -> None:
+        self.policy, self.window = entry.label, window
+        self.answers: list[NaturalAnswer] = []
+        self.told, self.asked = (PolicyCounts(policy=entry.label, window=window) for _ in range(2))
+        self._spec, self._embedder, self._categories = entry.at(window), embedder, categories
+
+    def joined(self) -> PolicyCounts:
+        """The counts of all prompts."""
+        return join_cells([self.told, self.asked])
+
+    def ask(self, corpus: Corpus, questions: Sequence[_Question], finished: Callable[[], None]) -> None:
+        """Tell a conversation, and ask the questions about it."""
+        shipping = Shipping()
+        with tempfile.TemporaryDirectory(prefix="kilburn-natural-") as folder:
+            path = Path(folder, "told.db")
+            with contender_of(self.window, self._spec, path=str(path), embedder=self._embedder) as own:
+                before = _tell(own, corpus.docs, lambda prompt: shipping.ship(prompt, self.told), shipping.tell)
+                if isinstance(own, KilburnCandidate):
+                    own.embed()
+                    self.told.failed += own.stats().policy_failures
+            for query, turns in questions:
+                with self._copied(own, path) as again:
+                    self.answers.append(self._answer(again, corpus.name, query, turns, before, shipping.copy()))
+                finished()
+
+    @contextmanager
+    def _copied(self, own: Contender, path: Path) -> Iterator[Contender]:
+        """A copy of what was told, which is closed at the end."""
+        if not isinstance(own, KilburnCandidate):
+            yield copy.deepcopy(own)
+            return
+        target = path.with_name("asked.db")
+        shutil.copyfile(path, target)
+        with contender_of(self.window, self._spec, path=str(target), embedder=self._embedder) as again:
+            yield again
+
+    def _answer(
+        self,
+        own: Contender,
+        conversation: str,
+        query: CorpusQuery,
+        turns: Sequence[str],
+        before: Sequence[Block],
+        shipping: Shipping,
+    ) -> NaturalAnswer:
+        own.user(query.text)
+        shipping.tell(query.text)
+        known = {line for text in (text_of(before), *shipping.fresh) for line in text.split("\n")}
+        prompt, refilled = own.prompt(), self.asked.refilled
+        shipping.ship(prompt, self.asked)
+        shown, passages = score(text_of(prompt), turns)
+        brought = sum(len(line) for block in prompt for line in block.text.split("\n") if line not in known)
+        return NaturalAnswer(
+            conversation=conversation,
+            question=query.id,
+            category=self._categories[conversation, query.id],
+            shown=shown,
+            passages=passages,
+            prefix=common(before, prompt)[1] / max(1, length_of(before)),
+            brought=brought // CHARACTERS,
+            again=self.asked.refilled - refilled,
+            tokens=length_of(prompt) // CHARACTERS,
+        )
+
+
+def _tell(
+    own: Contender,
+    turns: Sequence[CorpusTurn],
+    ship: Callable[[list[Block]], object] = lambda prompt: None,
+    note: Callable[[str], object] = lambda text: None,
+) -> list[Block]:
+    """Tell a conversation; returns the last prompt."""
+    named = not {turn.speaker for turn in turns} <= {"user", "assistant"}
+    prompt: list[Block] = []
+    for turn in turns:
+        text = f"{turn.speaker}: {turn.text}" if named else turn.text
+        note(text)
+        if turn.speaker == turns[0].speaker:
+            own.user(text)
+            prompt = own.prompt()
+            ship(prompt)
+        else:
+            own.thought(text)
+    return prompt
+
+
+def score(shown: str, turns: Sequence[str]) -> tuple[float, float]:
+    """The share of some turns that stand in a text whole, and the share of their passages; white space is folded."""
+    text, folded = _folded(shown), [_folded(turn) for turn in turns]
+    pieces = [turn[at : at + PASSAGE] for turn in folded for at in range(0, len(turn), PASSAGE)]
+    return mean(turn in text for turn in folded), mean(piece in text for piece in pieces)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _searches(
+    asked: Sequence[tuple[Corpus, list[_Question]]], embedder: Any, seed: int, finished: Callable[[], None]
+) -> list[NaturalSearch]:
+    """What one search finds, in sessions that are told in a window without a bound."""
+    scores: dict[int, list[tuple[str, tuple[float, float]]]] = {tokens: [] for tokens in SEARCHES}
+    for corpus, questions in asked:
+        with closing(KilburnCandidate(1 << 40, "fifo", embedder=embedder)) as own:
+            _tell(own, corpus.docs)
+            own.embed()
+            for query, turns in questions:
+                for tokens, found in scores.items():
+                    hits = own.search(query.text, tokens, limit=HITS, record=False)
+                    found.append((corpus.name, score(hits, turns)))
+                finished()
+    rows: list[NaturalSearch] = []
+    for tokens, found in scores.items():
+        low, high = interval(grouped((name, shown) for name, (shown, _) in found), seed)
+        shown, passages = (mean(pair[at] for _, pair in found) for at in (0, 1))
+        rows.append(NaturalSearch(tokens=tokens, shown=shown, low=low, high=high, passages=passages))
+    return rows
+
+
+def _row(cell: _Asked, rivals: Sequence[_Asked], rates: Rates, seed: int) -> NaturalRow:
+    worth = {rival.policy: [answer.shown for answer in rival.answers] for rival in rivals}
+    categories: dict[str, list[float]] = {}
+    for answer in cell.answers:
+        categories.setdefault(answer.category, []).append(answer.shown)
+    means = {name: mean(getattr(answer, name) for answer in cell.answers) for name in ("shown", "passages", "prefix", "brought")}
+    right = sum(answer.shown == 1 for answer in cell.answers)
+    return NaturalRow(
+        **figures_of(cell.joined(), rates, NaturalRow),
+        **means,
+        **compared(worth, cell.policy, [answer.conversation for answer in cell.answers], seed),
+        questions=len(cell.answers),
+        categories={name: mean(values) for name, values in sorted(categories.items())},
+        right=right,
+        prompt=mean(answer.tokens for answer in cell.answers),
+        told_again=cell.told.refilled,
+        asked_again=mean(answer.again for answer in cell.answers),
+        again_each=sum(answer.again for answer in cell.answers) / right if right else None,
+    )
