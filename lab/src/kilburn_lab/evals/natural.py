@@ -135,10 +135,10 @@ class NaturalReport(EvalReport, frozen=True, kw_only=True):
             "each={again_each:,.0f} | told again={thousands:,.0f} | over={overflow} | failed={failed}"
         )
         words = (
-            f"shown: share of the answering turns that stand in the prompt whole; passages: of their passages of {PASSAGE} "
-            "characters;\nright: questions of which all turns are shown; brought, prompt: tokens of a question; prefix: share "
-            "of the\nlast prompt before the question that stays; again: tokens read again at a question; each: the same for each right\n"
-            "one; told again: thousands of tokens read again while the conversations were told; over: prompts over the window"
+            f"shown: share of the answering turns that stand in the prompt whole; passages: of their passages of {PASSAGE}\n"
+            "characters; right: questions of which all turns are shown; brought, prompt: tokens of a question; prefix: share of\n"
+            "the last prompt before the question that stays; again: tokens read again at a question; each: the same for each\n"
+            "right one; told again: thousands of tokens read again while the conversations were told"
         )
         parts = [
             self.words,
