@@ -52,7 +52,8 @@ def test_answers_of_other_questions_are_shown_by_chance_only() -> None:
     own = [key for key in ANSWERS if key[0] == talk]
     swapped = {key: (golds[(at + 1) % len(own)], "") for at, key in enumerate(own)}
     true, leak = (
-        evaluate(TALKS[:1], answers, windows=[WINDOW], policies=["hybrid"]).row("hybrid", WINDOW) for answers in (ANSWERS, swapped)
+        evaluate(TALKS[:1], answers, windows=[WINDOW], policies=["hybrid"]).row("hybrid", WINDOW)
+        for answers in (ANSWERS, swapped)
     )
     tail = evaluate(TALKS[:1], swapped, windows=[WINDOW], policies=[]).row("tail", WINDOW)
     assert leak.shown <= tail.shown + 0.2 < true.shown

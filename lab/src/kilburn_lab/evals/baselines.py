@@ -63,6 +63,16 @@ class Contender(Protocol):
         ...
 
 
+def tell(contender: Contender, role: str, text: str) -> None:
+    """Tell a contender a message of a chat."""
+    ways = {"assistant": contender.thought, "tool": contender.observation}
+    ways.get(role, contender.user)(text)
+
+
+UNBOUNDED = 1 << 40
+"""Tokens of a session's window in which everything stays: beside a baseline, whose prompts are looked at in its place."""
+
+
 class Tail:
     """The last characters of everything."""
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
+from kilburn_lab.evals.baselines import CHARACTERS, UNBOUNDED, Contender, compared, tell
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.corpora import Answers, Corpus, CorpusQuery, CorpusTurn
 from kilburn_lab.evals.cost import Bill, CostRow, Rates, bill_table, bills_of, figures_of, rates_of
@@ -295,12 +295,11 @@ def _tell(
     for turn in turns:
         text = f"{turn.speaker}: {turn.text}" if named else turn.text
         note(text)
-        if turn.speaker == turns[0].speaker:
-            own.user(text)
+        asks = turn.speaker == turns[0].speaker
+        tell(own, "user" if asks else "assistant", text)
+        if asks:
             prompt = own.prompt()
             ship(prompt)
-        else:
-            own.thought(text)
     return prompt
 
 
@@ -321,7 +320,7 @@ def _searches(
     """What one search finds, in sessions that are told in a window without a bound."""
     scores: dict[int, list[tuple[str, tuple[float, float]]]] = {tokens: [] for tokens in SEARCHES}
     for corpus, questions in asked:
-        with closing(KilburnCandidate(1 << 40, "fifo", embedder=embedder)) as own:
+        with closing(KilburnCandidate(UNBOUNDED, "fifo", embedder=embedder)) as own:
             _tell(own, corpus.docs)
             own.embed()
             for query, turns in questions:

@@ -37,7 +37,7 @@ from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.prices import PRICES
-from kilburn_lab.evals.baselines import CHARACTERS, HISTORY, PLAIN, Contender
+from kilburn_lab.evals.baselines import CHARACTERS, HISTORY, PLAIN, UNBOUNDED, Contender, tell
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import SYLLABLES, Progress, coined, unwatched
@@ -51,9 +51,6 @@ TURNS, CALLS, READS, HELPERS = 24, 6, 66, 4
 
 MARGIN = 32
 """Tokens of handles and marks that a message may bring beside its own."""
-
-UNBOUNDED = 1 << 40
-"""Tokens of the session that only tells a baseline what happens."""
 
 ORDERS = (
     "Never write into the folder {word}.",
@@ -318,8 +315,7 @@ class PleaDay:
             text = block.text or block.beside
             self.shipping.tell(text)
             if self.baseline is not None:
-                tell = {"assistant": self.baseline.action, "tool": self.baseline.observation}
-                tell.get(block.role, self.baseline.user)(text)
+                tell(self.baseline, block.role, text)
 
     def look(self) -> list[Block]:
         """Send a prompt, and see what it shows."""
