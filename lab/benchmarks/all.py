@@ -135,6 +135,20 @@ def _bills(found: Found) -> Iterator[Ratio]:
             )  # fmt: skip
 
 
+def _natural(found: Found) -> Iterator[Ratio]:
+    for row in found["rows"]:
+        if row["policy"] in ("hybrid", "cost"):
+            what = f"{row['policy']}, {row['window']:,}: turns that answer people's questions, shown whole"
+            yield _ahead(what, row["shown"], row, 0.05)
+    bills = _by(found["bills"], "provider", "policy", "window")
+    for (provider, policy, window), row in bills.items():
+        if policy == "hybrid" and row["each"] is not None:
+            yield Ratio(
+                what=f"hybrid, {window:,}, {provider}: 1,000 such questions", unit="$", measured=row["each"],
+                baseline=bills[provider, "history", window]["each"], against="the full history, cached", goal=1.0, of="ratio",
+            )  # fmt: skip
+
+
 def _kv(found: Found) -> Iterator[Ratio]:
     for row in found["rates"]:
         if row["policy"] == "returning" and row["closed"] is not None:
@@ -269,6 +283,10 @@ PARTS = {
     "paging": Part(
         1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",
         "--sample 4", _paging,
+    ),
+    "natural": Part(
+        2, f"{LAB} natural {{talks}} --embedder none --window 2000 --window 4000 --window 8000", "--sample 40 --conversations 5",
+        "--sample 2 --conversations 1", _natural,
     ),
     "answers": Part(2, f"{LAB} answers {{runs}} {WIDE}", "--sample 20", "--sample 2 --questions 2", _answers),
     "tasks": Part(2, f"{LAB} tasks {WIDE}", "--sample 24", "--sample 2", _tasks),

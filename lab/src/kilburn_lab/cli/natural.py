@@ -53,7 +53,7 @@ def _measured(
 verb(
     "natural",
     _measured,
-    Work("asking", "question", 0.02, {"windows": (2000, 4000, 8000), "conversations": None, "sample": None}),
+    Work("asking", "turn", 0.002, {"windows": (2000, 4000, 8000), "conversations": None, "sample": None}),
     __doc__,
     partial(draw, worth="shown"),
     like=evaluate,

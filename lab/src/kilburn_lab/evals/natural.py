@@ -172,7 +172,7 @@ def evaluate(
         sample: questions of each conversation, drawn by the seed; None for all that have an answer.
         rates: how prompts are priced; by default by "hosted" and "local".
         seed: of the questions and of the intervals.
-        progress: called with the questions asked and their total.
+        progress: called with the turns told and questions asked, and their total.
 
     Raises:
         SpecError: a window below 1, no such policy, or no question with an answer.
@@ -184,7 +184,7 @@ def evaluate(
     if not count:
         raise SpecError("no question has an answer among the turns", advice="give conversations with `gold` in their queries")
     jobs = [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
-    total, done = (len(jobs) + 1) * count, 0
+    total, done = (len(jobs) + 1) * (count + sum(len(corpus.docs) for corpus in corpora)), 0
     progress(done, total)
 
     def finished() -> None:
@@ -234,7 +234,7 @@ class _Asked:
         with tempfile.TemporaryDirectory(prefix="kilburn-natural-") as folder:
             path = Path(folder, "told.db")
             with contender_of(self.window, self._spec, path=str(path), embedder=self._embedder) as own:
-                before = _tell(own, corpus.docs, lambda prompt: shipping.ship(prompt, self.told), shipping.tell)
+                before = _tell(own, corpus.docs, finished, lambda prompt: shipping.ship(prompt, self.told), shipping.tell)
                 if isinstance(own, KilburnCandidate):
                     own.embed()
                     self.told.failed += own.stats().policy_failures
@@ -286,6 +286,7 @@ class _Asked:
 def _tell(
     own: Contender,
     turns: Sequence[CorpusTurn],
+    finished: Callable[[], None],
     ship: Callable[[list[Block]], object] = lambda prompt: None,
     note: Callable[[str], object] = lambda text: None,
 ) -> list[Block]:
@@ -300,6 +301,7 @@ def _tell(
         if asks:
             prompt = own.prompt()
             ship(prompt)
+        finished()
     return prompt
 
 
@@ -321,7 +323,7 @@ def _searches(
     scores: dict[int, list[tuple[str, tuple[float, float]]]] = {tokens: [] for tokens in SEARCHES}
     for corpus, questions in asked:
         with closing(KilburnCandidate(UNBOUNDED, "fifo", embedder=embedder)) as own:
-            _tell(own, corpus.docs)
+            _tell(own, corpus.docs, finished)
             own.embed()
             for query, turns in questions:
                 for tokens, found in scores.items():
