@@ -38,7 +38,7 @@ from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, ta
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 
-EVERYBODY = ("tail", "truncated", "last3", "tail+turns", "tail+chunks", "summarize", "cost", "hybrid")
+EVERYBODY = ("tail", "truncated", "last3", "tail+turns", "tail+chunks", "tail+outputs", "summarize", "cost", "hybrid")
 """The baselines and the policies that are compared unless told otherwise."""
 
 FOUND = 400

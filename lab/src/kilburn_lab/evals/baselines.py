@@ -21,8 +21,6 @@ CHARACTERS = 4
 
 LONGEST_OUTPUT = 2000
 OUTPUTS = 3
-CHUNK = 300
-"""Characters of a passage of `Chunked`."""
 
 HISTORY = "history"
 """The full history: no baseline of a window, but the ceiling of what can be shown, and the price to beat."""
@@ -163,7 +161,10 @@ class Paged(Tail):
     """One half the newest messages, the other half whole messages of all older ones, ranked by BM25 for the latest words."""
 
     chunk: int | None = None
-    """Characters of a passage; None for whole messages."""
+    """Characters of a passage; None for whole messages. Passages, and the tail beside them, are cut to fill their room."""
+
+    outputs_only = False
+    """Whether passages come from outputs alone."""
 
     def prompt(self) -> list[Block]:
         """Passages in their own order, then the tail; everything, while it fits. Nothing is shown twice."""
@@ -172,22 +173,30 @@ class Paged(Tail):
         tail = self.newest(self.room // 2, whole=self.chunk is None)
         first = len(self.events) - len(tail)
         older = [event.text for event in self.events[:first]] + [self.events[first].text.removesuffix(tail[0].text)]
-        places = [(n, at) for n, text in enumerate(older) for at in range(0, len(text), self.chunk or len(text) or 1)]
+        sources = [n for n in self.outputs if n <= first] if self.outputs_only else range(len(older))
+        places = [(n, at) for n in sources for at in range(0, len(older[n]), self.chunk or len(older[n]) or 1)]
         passages = [older[n][at : at + (self.chunk or len(older[n]))] for n, at in places]
         scores = bm25(self.latest, passages)
         room = self.room - len(text_of(tail)) - 1
         chosen: dict[tuple[int, int], str] = {}
         for index in sorted(range(len(passages)), key=lambda index: (-scores[index], -index)):
-            if len(passages[index]) < room:
-                chosen[places[index]] = passages[index]
-                room -= len(passages[index]) + 1
+            text = passages[index] if self.chunk is None else passages[index][: max(0, room - 1)]
+            if text and len(text) < room:
+                chosen[places[index]] = text
+                room -= len(text) + 1
         return [*(self.events[n]._replace(text=text) for n, text in _joined(chosen)), *tail]
 
 
 class Chunked(Paged):
-    """The same with passages of 300 characters, and the tail cut to its half."""
+    """The same with passages of 300 characters of all older messages."""
 
-    chunk = CHUNK
+    chunk = 300
+
+
+class PagedOutputs(Paged):
+    """The same with passages of 800 characters of older outputs: what an agent copies from is an output."""
+
+    chunk, outputs_only = 800, True
 
 
 def _joined(passages: Mapping[tuple[int, int], str]) -> list[tuple[int, str]]:
@@ -227,6 +236,7 @@ BASELINES: dict[str, Callable[[int], Contender]] = {
     "last3": LastOutputs,
     "tail+turns": Paged,
     "tail+chunks": Chunked,
+    "tail+outputs": PagedOutputs,
 }
 """By name, those that keep to a window."""
 
