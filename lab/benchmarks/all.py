@@ -273,12 +273,12 @@ PLANNERS = (
     "fifo", "lru", "importance", "tiered", "mask", "preprocess", "hybrid", "cost", "summarize(ask=False)", "agentfold", "comem",
     "chain(preprocess,mask(keep=3),hybrid)",
 )  # fmt: skip
-BASELINES = "--policy tail --policy truncated --policy last3 --policy tail+turns --policy tail+chunks"
+BASELINES = "--policy tail --policy truncated --policy last3 --policy tail+turns --policy tail+chunks --policy tail+outputs"
 """The plain ones that are ever the best."""
 WIDE = "--window 1000 --window 2000 --window 4000"
 PARTS = {
     "chat": Part(
-        1, f"{LAB} chat --policy fifo --policy summarize --policy cost --policy hybrid", "--sample 600", "--sample 160", _chat,
+        1, f"{LAB} chat --policy tail+turns --policy tail+chunks --policy fifo --policy summarize --policy cost --policy hybrid", "--sample 600", "--sample 160", _chat,
     ),
     "paging": Part(
         1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",
