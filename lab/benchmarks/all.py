@@ -278,7 +278,8 @@ BASELINES = "--policy tail --policy truncated --policy last3 --policy tail+turns
 WIDE = "--window 1000 --window 2000 --window 4000"
 PARTS = {
     "chat": Part(
-        1, f"{LAB} chat --policy tail+turns --policy tail+chunks --policy fifo --policy summarize --policy cost --policy hybrid", "--sample 600", "--sample 160", _chat,
+        1, f"{LAB} chat --policy tail+turns --policy tail+chunks --policy fifo --policy summarize --policy cost --policy hybrid",
+        "--sample 600", "--sample 160", _chat,
     ),
     "paging": Part(
         1, f"{LAB} paging {{runs}} {WIDE} --window 8000 --referring {BASELINES} --policy cost --policy hybrid", "--sample 40",

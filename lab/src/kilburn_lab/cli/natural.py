@@ -13,18 +13,16 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kilburn_lab.cli.retrieval import embedder_of
-from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, Option, Work, check_axis, policies_of, verb
+from kilburn_lab.cli.verbs import PRICED, WINDOWS, Option, Work, policies_of, verb
 from kilburn_lab.evals.corpora import answers_of, corpora, synthetic
-from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.natural import POLICIES, NaturalReport, evaluate
-from kilburn_lab.evals.pareto import REFILLED, draw
+from kilburn_lab.evals.pareto import draw
 
 CONVERSATIONS, SESSIONS = 3, 100
 """Of made-up data: so many are longer than a window of 4,000 tokens."""
@@ -36,18 +34,12 @@ def _measured(
     embedder: str = "auto",
     conversations: int | None = 3,
     sample: int | None = 40,
-    prices: Sequence[str] = (),
-    pause: float | None = None,
-    plot: Path | None = None,
-    axis: str = REFILLED,
     seed: int = 0,
     **options: Any,
 ) -> NaturalReport:
-    rates = rates_of(prices, pause)
-    check_axis(plot, axis, rates)
     talks, answers = (list(corpora(data)), answers_of(data)) if data is not None else synthetic(seed, CONVERSATIONS, SESSIONS)
     talks = list(islice(talks, conversations))
-    return evaluate(talks, answers, embedder=embedder_of(embedder), sample=sample, rates=rates, seed=seed, **options)
+    return evaluate(talks, answers, embedder=embedder_of(embedder), sample=sample, seed=seed, **options)
 
 
 verb(
@@ -63,9 +55,6 @@ verb(
     embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
     conversations=Option("Only the first so many conversations.", "N", least=1),
     sample=Option("Only so many questions of each conversation, drawn by the seed.", "N", least=1),
-    prices=PRICES,
-    pause=PAUSE,
-    plot=PLOT,
-    axis=AXIS,
+    **PRICED,
     seed=Option("Of made-up conversations, of the questions that are drawn, and of intervals."),
 )
