@@ -34,7 +34,7 @@ from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.prefix import length_of, text_of
 from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, RunQuestion, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
 
@@ -129,10 +129,6 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
     rows: list[AnswerRow]
     bills: list[Bill]
     outcomes: list[AnsweredQuestion]
-
-    def row(self, policy: str, window: int) -> AnswerRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: a line for each policy and window."""

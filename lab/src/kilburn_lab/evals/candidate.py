@@ -21,6 +21,7 @@ from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
+from kilburn.search.vectors import Vectors
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.baselines import CHARACTERS, PLAIN, Contender
 from kilburn_lab.evals.future import future_of
@@ -106,7 +107,7 @@ class KilburnCandidate:
 
     def embed(self) -> None:
         """Wait until every message has its vector; without an embedder nothing happens."""
-        if self._store.vectors is not None:
+        if isinstance(self._store.vectors, Vectors):
             self._store.vectors.catch_up()
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:

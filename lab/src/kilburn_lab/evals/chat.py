@@ -31,7 +31,7 @@ from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.prefix import text_of
 from kilburn_lab.evals.questions import RunQuestion
 from kilburn_lab.evals.readers import ANSWER, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, table_of
 from kilburn_lab.evals.roster import entries
 
 LENGTH = 600
@@ -221,10 +221,6 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
     words: str
     rows: list[ChatRow]
     bills: list[Bill]
-
-    def row(self, policy: str, window: int) -> ChatRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: a line for each policy and window."""

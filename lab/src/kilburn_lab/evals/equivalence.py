@@ -32,7 +32,7 @@ from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import Counted, PolicyCounts
 from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.references import Reference
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
@@ -173,10 +173,6 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
     def separates(self) -> bool:
         """Whether full history is better than the task alone over dependent tokens: else no row means anything."""
         return self.dependent.low > 0
-
-    def row(self, policy: str, window: int) -> EquivalenceRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: whether the measure separates, then a line for each policy and window."""

@@ -32,7 +32,7 @@ from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import PolicyCounts, Shipping, join_cells
 from kilburn_lab.evals.prefix import Block, common, length_of, text_of
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 
 POLICIES = ("tail+turns", "tail+chunks", "hybrid", "cost")
@@ -121,10 +121,6 @@ class NaturalReport(EvalReport, frozen=True, kw_only=True):
     rows: list[NaturalRow]
     searches: list[NaturalSearch]
     bills: list[Bill]
-
-    def row(self, policy: str, window: int) -> NaturalRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: what the prompts showed, what a search finds, and what providers are paid."""

@@ -43,7 +43,7 @@ from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import SYLLABLES, Progress, coined, unwatched
 from kilburn_lab.evals.outcomes import PolicyCounts, Shipping
 from kilburn_lab.evals.prefix import Block, blocks_of, common, length_of, text_of
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant, can_ask
 
 TURNS, CALLS, READS, HELPERS = 24, 6, 66, 4
@@ -106,10 +106,6 @@ class PleaReport(EvalReport, frozen=True, kw_only=True):
     seed: int
     rows: list[PleaRow]
     vain: list[VainRow]
-
-    def row(self, policy: str, window: int) -> PleaRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def judged(self) -> Sequence[Any]:
         """The rows of both tables."""

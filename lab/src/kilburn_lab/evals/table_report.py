@@ -201,10 +201,6 @@ class TableReport(EvalReport, frozen=True, kw_only=True):
             ],
         )
 
-    def row(self, policy: str) -> TableRow:
-        """One policy's; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy)
-
     def margin(self, better: str, worse: str, column: str = "accuracy") -> Margin:
         """One comparison; KeyError if it was not made."""
         return row_of(self.margins, better=better, worse=worse, column=column)
