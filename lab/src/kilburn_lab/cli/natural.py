@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn_lab.cli.retrieval import embedder_of
-from kilburn_lab.cli.verbs import PRICED, WINDOWS, Option, Work, policies_of, verb
+from kilburn_lab.cli.verbs import WINDOWS, Option, Work, policies_of, verb
 from kilburn_lab.evals.corpora import answers_of, corpora, synthetic
 from kilburn_lab.evals.natural import POLICIES, NaturalReport, evaluate
 from kilburn_lab.evals.pareto import draw
@@ -55,6 +55,6 @@ verb(
     embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
     conversations=Option("Only the first so many conversations.", "N", least=1),
     sample=Option("Only so many questions of each conversation, drawn by the seed.", "N", least=1),
-    **PRICED,
+    priced=True,
     seed=Option("Of made-up conversations, of the questions that are drawn, and of intervals."),
 )

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import DATA, HALF, PRICED, SOURCES, TOLD, Option, Work, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, SOURCES, TOLD, Option, Work, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.paging import evaluate
@@ -87,5 +87,5 @@ verb(
     seed=Option("For made-up runs and for the intervals."),
     out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
     resume=Option("Go on with what is in the file of --out."),
-    **PRICED,
+    priced=True,
 )

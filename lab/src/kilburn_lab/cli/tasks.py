@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kilburn_lab.cli.verbs import PRICED, WINDOWS, WRITER, Option, Work, policies_of, verb
+from kilburn_lab.cli.verbs import WINDOWS, WRITER, Option, Work, policies_of, verb
 from kilburn_lab.evals.acting import EVERYBODY, evaluate
 from kilburn_lab.evals.pareto import draw
 
@@ -32,6 +32,6 @@ verb(
     model=Option("A model that decides in place of the script; it reads the window.", "SPEC", kind=str, default=""),
     writer=WRITER,
     sources=Option("Make the tasks from C headers, such as those of /usr/include.", "DIR"),
-    **PRICED,
+    priced=True,
     seed=Option("Of the tasks and of the intervals."),
 )

@@ -112,7 +112,7 @@ PRICED = {
     "plot": Option("Draw worth against cost; .svg, .png or .pdf.", "FILE", kind=Path | None),
     "axis": Option("The cost that is drawn: refilled, or a price table.", "NAME", kind=str, default=REFILLED),
 }
-"""The options of a measure that gets `rates`, and that is drawn by `kilburn_lab.evals.pareto.draw`."""
+"""The options of a measure that has prices."""
 
 
 class Work(NamedTuple):
@@ -146,6 +146,7 @@ def verb(
     drawn: str = "",
     like: Callable[..., EvalReport] | None = None,
     among: typer.Typer = lab,
+    priced: bool = False,
     **options: Option,
 ) -> None:
     """Make a verb that measures, prints the report, and writes its rows and draws it where that is wanted.
@@ -156,8 +157,10 @@ def verb(
         like: what gets the options for which the measure has no argument of that name.
         draw: draws the report; it gets those options that it has arguments for. drawn: what, for `--help`; "" if `plot` is one
             of the options.
-        options: by the measure's argument. `PRICED` are turned into its argument `rates`.
+        priced: whether `PRICED` are options too. The measure gets `rates` for them, and `draw` the axis.
+        options: by the measure's argument.
     """
+    options |= PRICED if priced else {}
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
     parameters = [
         option.parameter(argument, known.get(argument), sampled=argument in work.full) for argument, option in options.items()
@@ -184,9 +187,10 @@ def verb(
                 chosen[argument] = option.by(value)
             elif value or argument not in known or _sequence_in(known[argument].annotation) is None:
                 chosen[argument] = value
-        axis = {"axis": chosen.pop("axis")} if "axis" in chosen else {}
-        if axis:
+        axis = {}
+        if priced:
             del chosen["plot"]
+            axis = {"axis": chosen.pop("axis")}
             chosen["rates"] = rates_of(chosen.pop("prices"), chosen.pop("pause"))
             _check_axis(plot, axis["axis"], chosen["rates"])
         with progress(work.doing) as update:

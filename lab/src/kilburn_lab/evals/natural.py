@@ -339,13 +339,15 @@ def _row(cell: _Asked, rivals: Sequence[_Asked], rates: Rates, seed: int) -> Nat
     categories: dict[str, list[float]] = {}
     for answer in cell.answers:
         categories.setdefault(answer.category, []).append(answer.shown)
-    means = {name: mean(getattr(answer, name) for answer in cell.answers) for name in ("shown", "passages", "prefix", "brought")}
     right = sum(answer.shown == 1 for answer in cell.answers)
     return NaturalRow(
         **figures_of(cell.joined(), rates, NaturalRow),
-        **means,
         **compared(worth, cell.policy, [answer.conversation for answer in cell.answers], seed),
         questions=len(cell.answers),
+        shown=mean(answer.shown for answer in cell.answers),
+        passages=mean(answer.passages for answer in cell.answers),
+        prefix=mean(answer.prefix for answer in cell.answers),
+        brought=mean(answer.brought for answer in cell.answers),
         categories={name: mean(values) for name, values in sorted(categories.items())},
         right=right,
         prompt=mean(answer.tokens for answer in cell.answers),

@@ -26,6 +26,7 @@ from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores
 from kilburn.policies.tiered import Tiered
 from kilburn.policy import Policy, View
+from kilburn.search.found import Found
 from kilburn.testing.clock import FakeClock
 from kilburn_lab.evals.baselines import CHARACTERS, PLAIN, UNBOUNDED, tell
 from kilburn_lab.evals.candidate import append_and_wait
@@ -227,7 +228,8 @@ class _Stream:
             found.full += 1
             found.used += sum(self._used_later(page, at) for page in session.window.resident()) / session.capacity
         if interaction.asked is not None:
-            shown, own, everywhere = interaction.asked.value in text, False, []
+            shown, own = interaction.asked.value in text, False
+            everywhere: list[Found] = []
             if self.baseline is None:
                 began = time.perf_counter()
                 hits = session.search(interaction.asked.question, tokens=HITS, record=False)
@@ -262,8 +264,9 @@ class _Stream:
         return -(-length_of(blocks) // CHARACTERS), blocks, text_of(blocks)
 
     def _tell(self, message: dict[str, object]) -> None:
-        for block in blocks_of([message]) if self.baseline is not None else ():
-            tell(self.baseline, block.role, block.text or block.beside)
+        if self.baseline is not None:
+            for block in blocks_of([message]):
+                tell(self.baseline, block.role, block.text or block.beside)
 
     def _used_later(self, page: Page, at: int) -> float:
         """The tokens of a resident page that this interaction or a later one needs; of a derived page, those of the
