@@ -31,9 +31,9 @@ def test_a_search_shows_more_than_the_newest_text_and_the_full_history_shows_all
     assert shown["tail"] < shown["hybrid"]
     assert {row.overflow for row in report.rows if row.policy != HISTORY} == {0}
     whole, turns = report.row(HISTORY, WINDOW), report.row("tail+turns", WINDOW)
-    assert (whole.prefix, whole.brought, whole.asked_again, whole.told_again) == (1.0, 0.0, 0.0, 0)
+    assert (whole.prefix, whole.brought, whole.reread_question, whole.reread_session) == (1.0, 0.0, 0.0, 0)
     assert turns.brought > 0
-    assert turns.again_each == pytest.approx(turns.asked_again * turns.questions / turns.right)
+    assert turns.reread_each == pytest.approx(turns.reread_question * turns.questions / turns.right)
     assert turns.best in ("tail+turns", "tail+chunks")
     assert [search.tokens for search in report.searches] == [400, 1000]
     assert "full history" in report.table()
@@ -43,7 +43,7 @@ def test_a_question_is_asked_in_a_copy_and_the_next_one_sees_nothing_of_it() -> 
     backwards = [msgspec.structs.replace(talk, queries=talk.queries[::-1]) for talk in TALKS]
     rows = [evaluate(talks, ANSWERS, windows=[WINDOW], policies=["hybrid"]).row("hybrid", WINDOW) for talks in (TALKS, backwards)]
     assert rows[0].categories == rows[1].categories
-    assert (rows[0].brought, rows[0].asked_again) == (rows[1].brought, rows[1].asked_again)
+    assert (rows[0].brought, rows[0].reread_question) == (rows[1].brought, rows[1].reread_question)
 
 
 def test_answers_of_other_questions_are_shown_by_chance_only() -> None:

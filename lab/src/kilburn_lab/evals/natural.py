@@ -81,8 +81,8 @@ class NaturalRow(CostRow, frozen=True, kw_only=True):
         right: questions of which all answering turns are shown.
         best: of the baselines that were measured at this window, the one with the largest `shown`. gain: less the share of
             `best`, on the same questions.
-        told_again: tokens read again while the conversations were told. asked_again: tokens read again at a question, the mean.
-        again_each: tokens read again at all questions, for each of those that are `right`; None without one.
+        reread_session: tokens read again while the conversations were told. reread_question: at a question, the mean.
+        reread_each: tokens read again at all questions, for each of those that are `right`; None without one.
     """
 
     questions: int
@@ -99,9 +99,9 @@ class NaturalRow(CostRow, frozen=True, kw_only=True):
     prefix: float
     brought: float
     prompt: float
-    told_again: int
-    asked_again: float
-    again_each: float | None
+    reread_session: int
+    reread_question: float
+    reread_each: float | None
 
 
 class NaturalSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,8 +127,8 @@ class NaturalReport(EvalReport, frozen=True, kw_only=True):
         text = (
             "window={window} | policy={policy} | shown={shown:.3f} | 95%={low:.2f}-{high:.2f} | "
             "to best, 95%={gain:+.3f} {gain_low:+.2f} {gain_high:+.2f} | passages={passages:.3f} | right={right} | "
-            "brought={brought:.0f} | prompt={prompt:,.0f} | prefix={prefix:.2f} | again={asked_again:,.0f} | "
-            "each={again_each:,.0f} | told again={thousands:,.0f} | over={overflow} | failed={failed}"
+            "brought={brought:.0f} | prompt={prompt:,.0f} | prefix={prefix:.2f} | again={reread_question:,.0f} | "
+            "each={reread_each:,.0f} | told again={thousands:,.0f} | over={overflow} | failed={failed}"
         )
         words = (
             f"shown: share of the answering turns that stand in the prompt whole; passages: of their passages of {PASSAGE}\n"
@@ -139,7 +139,7 @@ class NaturalReport(EvalReport, frozen=True, kw_only=True):
         parts = [
             self.words,
             f"{best_words('share shown', self.rows)}\n{words}",
-            table_of(self.rows, text, thousands=lambda row: row.told_again / 1000),
+            table_of(self.rows, text, thousands=lambda row: row.reread_session / 1000),
             "One search of the session for the question, and nothing else",
             table_of(self.searches, "tokens={tokens:,} | shown={shown:.3f} | 95%={low:.2f}-{high:.2f} | passages={passages:.3f}"),
             bill_table(self.bills, "right answers"),
@@ -175,29 +175,29 @@ def evaluate(
     """
     if not windows or min(windows) < 1:
         raise SpecError(f"windows={list(windows)}", advice="give one or more, of 1 token or more")
-    asked = [(corpus, _questions(corpus, answers, sample, seed)) for corpus in corpora]
-    count = sum(len(questions) for _, questions in asked)
+    interviews = [(corpus, _questions(corpus, answers, sample, seed)) for corpus in corpora]
+    count = sum(len(questions) for _, questions in interviews)
     if not count:
         raise SpecError("no question has an answer among the turns", advice="give conversations with `gold` in their queries")
     jobs = [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), "", window)]
     total, done = (len(jobs) + 1) * (count + sum(len(corpus.docs) for corpus in corpora)), 0
     progress(done, total)
 
-    def finished() -> None:
+    def advance() -> None:
         nonlocal done
         done += 1
         progress(done, total)
 
     categories = {key: category for key, (_, category) in answers.items()}
-    cells = [_Asked(entry, window, embedder, categories) for entry, window in jobs]
+    cells = [_Measurement(entry, window, embedder, categories) for entry, window in jobs]
     for cell in cells:
-        for corpus, questions in asked:
-            cell.ask(corpus, questions, finished)
-    searches = _searches(asked, embedder, seed, finished)
+        for corpus, questions in interviews:
+            cell.ask(corpus, questions, advance)
+    searches = _searches(interviews, embedder, seed, advance)
     rates = rates or rates_of()
     rows = [_row(cell, [other for other in cells if other.window == cell.window], rates, seed) for cell in cells]
     bills = bills_of([(cell.joined(), row.right) for cell, row in zip(cells, rows, strict=True)], rates.pause)
-    words = f"{count} questions about {len(asked)} conversations, seed {seed}; "
+    words = f"{count} questions about {len(interviews)} conversations, seed {seed}; "
     words += f"{'words alone' if embedder is None else f'an embedder, {embedder.name}'}; one token is {CHARACTERS} characters"
     return NaturalReport(words=words, rows=rows, searches=searches, bills=bills)
 
@@ -206,66 +206,73 @@ def _questions(corpus: Corpus, answers: Answers, sample: int | None, seed: int) 
     """The questions that turns of the conversation answer, or some of them."""
     texts = {turn.id: turn.text for turn in corpus.docs}
     golds = ((query, answers.get((corpus.name, query.id), (frozenset(), ""))[0]) for query in corpus.queries)
-    known = [(query, [texts[id] for id in sorted(gold) if texts.get(id, "").strip()]) for query, gold in golds]
-    known = [(query, turns) for query, turns in known if turns]
-    return known if sample is None else random.Random(f"{seed}/{corpus.name}").sample(known, min(sample, len(known)))
+    candidates = [(query, [texts[id] for id in sorted(gold) if texts.get(id, "").strip()]) for query, gold in golds]
+    candidates = [(query, turns) for query, turns in candidates if turns]
+    if sample is not None:
+        candidates = random.Random(f"{seed}/{corpus.name}").sample(candidates, min(sample, len(candidates)))
+    return candidates
 
 
-class _Asked:
+class _Measurement:
     """What was counted and shown of one policy at one window."""
 
     def __init__(self, entry: Entrant, window: int, embedder: Any, categories: dict[tuple[str, str], str]) -> None:
         self.policy, self.window = entry.label, window
         self.answers: list[NaturalAnswer] = []
-        self.told, self.asked = (PolicyCounts(policy=entry.label, window=window) for _ in range(2))
+        self.session_counts, self.question_counts = (PolicyCounts(policy=entry.label, window=window) for _ in range(2))
         self._spec, self._embedder, self._categories = entry.at(window), embedder, categories
 
     def joined(self) -> PolicyCounts:
         """The counts of all prompts."""
-        return join_cells([self.told, self.asked])
+        return join_cells([self.session_counts, self.question_counts])
 
-    def ask(self, corpus: Corpus, questions: Sequence[_Question], finished: Callable[[], None]) -> None:
+    def ask(self, corpus: Corpus, questions: Sequence[_Question], advance: Callable[[], None]) -> None:
         """Tell a conversation, and ask the questions about it."""
-        shipping = Shipping()
+        shipping, failures = Shipping(), 0
         with tempfile.TemporaryDirectory(prefix="kilburn-natural-") as folder:
             path = Path(folder, "told.db")
-            with contender_of(self.window, self._spec, path=str(path), embedder=self._embedder) as own:
-                before = _tell(own, corpus.docs, finished, lambda prompt: shipping.ship(prompt, self.told), shipping.tell)
-                if isinstance(own, KilburnCandidate):
-                    own.embed()
-                    self.told.failed += own.stats().policy_failures
+            with contender_of(self.window, self._spec, path=str(path), embedder=self._embedder) as contender:
+                before = _tell(
+                    contender, corpus.docs, advance, lambda prompt: shipping.ship(prompt, self.session_counts), shipping.tell
+                )
+                if isinstance(contender, KilburnCandidate):
+                    contender.embed()
+                    failures = contender.stats().policy_failures
+            self.session_counts.failed += failures
             for query, turns in questions:
-                with self._copied(own, path) as again:
-                    self.answers.append(self._answer(again, corpus.name, query, turns, before, shipping.copy()))
-                finished()
+                with self._copied(contender, path) as replica:
+                    self.answers.append(self._answer(replica, corpus.name, query, turns, before, shipping.copy()))
+                    if isinstance(replica, KilburnCandidate):
+                        self.question_counts.failed += replica.stats().policy_failures - failures
+                advance()
 
     @contextmanager
-    def _copied(self, own: Contender, path: Path) -> Iterator[Contender]:
+    def _copied(self, contender: Contender, path: Path) -> Iterator[Contender]:
         """A copy of what was told, which is closed at the end."""
-        if not isinstance(own, KilburnCandidate):
-            yield copy.deepcopy(own)
+        if not isinstance(contender, KilburnCandidate):
+            yield copy.deepcopy(contender)
             return
         target = path.with_name("asked.db")
         shutil.copyfile(path, target)
-        with contender_of(self.window, self._spec, path=str(target), embedder=self._embedder) as again:
-            yield again
+        with contender_of(self.window, self._spec, path=str(target), embedder=self._embedder) as replica:
+            yield replica
 
     def _answer(
         self,
-        own: Contender,
+        contender: Contender,
         conversation: str,
         query: CorpusQuery,
         turns: Sequence[str],
         before: Sequence[Block],
         shipping: Shipping,
     ) -> NaturalAnswer:
-        own.user(query.text)
+        contender.user(query.text)
         shipping.tell(query.text)
-        known = {line for text in (text_of(before), *shipping.fresh) for line in text.split("\n")}
-        prompt, refilled = own.prompt(), self.asked.refilled
-        shipping.ship(prompt, self.asked)
+        earlier_lines = {line for text in (text_of(before), *shipping.fresh) for line in text.split("\n")}
+        prompt, refilled = contender.prompt(), self.question_counts.refilled
+        shipping.ship(prompt, self.question_counts)
         shown, passages = score(text_of(prompt), turns)
-        brought = sum(len(line) for block in prompt for line in block.text.split("\n") if line not in known)
+        brought = sum(len(line) for block in prompt for line in block.text.split("\n") if line not in earlier_lines)
         return NaturalAnswer(
             conversation=conversation,
             question=query.id,
@@ -274,15 +281,15 @@ class _Asked:
             passages=passages,
             prefix=common(before, prompt)[1] / max(1, length_of(before)),
             brought=brought // CHARACTERS,
-            again=self.asked.refilled - refilled,
+            again=self.question_counts.refilled - refilled,
             tokens=length_of(prompt) // CHARACTERS,
         )
 
 
 def _tell(
-    own: Contender,
+    contender: Contender,
     turns: Sequence[CorpusTurn],
-    finished: Callable[[], None],
+    advance: Callable[[], None],
     ship: Callable[[list[Block]], object] = lambda prompt: None,
     note: Callable[[str], object] = lambda text: None,
 ) -> list[Block]:
@@ -293,11 +300,11 @@ def _tell(
         text = f"{turn.speaker}: {turn.text}" if named else turn.text
         note(text)
         asks = turn.speaker == turns[0].speaker
-        tell(own, "user" if asks else "assistant", text)
+        tell(contender, "user" if asks else "assistant", text)
         if asks:
-            prompt = own.prompt()
+            prompt = contender.prompt()
             ship(prompt)
-        finished()
+        advance()
     return prompt
 
 
@@ -313,28 +320,28 @@ def _folded(text: str) -> str:
 
 
 def _searches(
-    asked: Sequence[tuple[Corpus, list[_Question]]], embedder: Any, seed: int, finished: Callable[[], None]
+    interviews: Sequence[tuple[Corpus, list[_Question]]], embedder: Any, seed: int, advance: Callable[[], None]
 ) -> list[NaturalSearch]:
     """What one search finds, in sessions that are told in a window without a bound."""
     scores: dict[int, list[tuple[str, tuple[float, float]]]] = {tokens: [] for tokens in SEARCHES}
-    for corpus, questions in asked:
-        with closing(KilburnCandidate(UNBOUNDED, "fifo", embedder=embedder)) as own:
-            _tell(own, corpus.docs, finished)
-            own.embed()
+    for corpus, questions in interviews:
+        with closing(KilburnCandidate(UNBOUNDED, "fifo", embedder=embedder)) as contender:
+            _tell(contender, corpus.docs, advance)
+            contender.embed()
             for query, turns in questions:
-                for tokens, found in scores.items():
-                    hits = own.search(query.text, tokens, limit=HITS, record=False)
-                    found.append((corpus.name, score(hits, turns)))
-                finished()
+                for tokens, results in scores.items():
+                    hits = contender.search(query.text, tokens, limit=HITS, record=False)
+                    results.append((corpus.name, score(hits, turns)))
+                advance()
     rows: list[NaturalSearch] = []
-    for tokens, found in scores.items():
-        low, high = interval(grouped((name, shown) for name, (shown, _) in found), seed)
-        shown, passages = (mean(pair[at] for _, pair in found) for at in (0, 1))
+    for tokens, results in scores.items():
+        low, high = interval(grouped((name, shown) for name, (shown, _) in results), seed)
+        shown, passages = (mean(pair[at] for _, pair in results) for at in (0, 1))
         rows.append(NaturalSearch(tokens=tokens, shown=shown, low=low, high=high, passages=passages))
     return rows
 
 
-def _row(cell: _Asked, rivals: Sequence[_Asked], rates: Rates, seed: int) -> NaturalRow:
+def _row(cell: _Measurement, rivals: Sequence[_Measurement], rates: Rates, seed: int) -> NaturalRow:
     worth = {rival.policy: [answer.shown for answer in rival.answers] for rival in rivals}
     categories: dict[str, list[float]] = {}
     for answer in cell.answers:
@@ -351,7 +358,7 @@ def _row(cell: _Asked, rivals: Sequence[_Asked], rates: Rates, seed: int) -> Nat
         categories={name: mean(values) for name, values in sorted(categories.items())},
         right=right,
         prompt=mean(answer.tokens for answer in cell.answers),
-        told_again=cell.told.refilled,
-        asked_again=mean(answer.again for answer in cell.answers),
-        again_each=sum(answer.again for answer in cell.answers) / right if right else None,
+        reread_session=cell.session_counts.refilled,
+        reread_question=mean(answer.again for answer in cell.answers),
+        reread_each=sum(answer.again for answer in cell.answers) / right if right else None,
     )
