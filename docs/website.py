@@ -64,7 +64,9 @@ SHOWN = {
 """The figures on the first page: their rows in performance.json, and their names for who reads nothing else."""
 RIVALS = {
     "tail": "the newest messages",
-    "tail+bm25-older": "the newest messages, and a search over the others",
+    "tail+turns": "the newest messages, and a search over all others",
+    "tail+chunks": "the newest text, and a search over passages of the others",
+    "tail+outputs": "the newest text, and a search over older outputs",
     "cost": "the policy `cost`, which is made for this",
     "FTS5's rank": "SQLite's own ranking",
 }

@@ -27,7 +27,7 @@ import kilburn
 from figures import Row, emit, parser
 from kilburn.errors import KilburnError
 from kilburn.wire.trajectory import Trajectory
-from kilburn_lab.evals.baselines import BASELINES
+from kilburn_lab.evals.baselines import PLAIN
 from kilburn_lab.evals.roster import BELADY, entries, everybody
 from kilburn_lab.evals.trajectories import read, synthetic
 
@@ -86,7 +86,7 @@ def measured(runs: list[Trajectory], policies: list[str]) -> Iterator[dict[str, 
     """Each policy at each window over each run."""
     for window in WINDOWS:
         for entry in entries(policies, "echo", window):
-            if entry.spec in BASELINES or entry.spec == BELADY:
+            if entry.spec in PLAIN or entry.spec == BELADY:
                 continue
             for run in runs:
                 found = ledger_of(run, entry.at(window), window, "echo" if entry.model else None)
@@ -107,7 +107,7 @@ def main() -> None:
     options.add_argument("--show", type=int, default=3, help="differences to print of each policy and window")
     given = options.parse_args()
     runs = list(islice(read(given.data), given.runs)) if given.data else list(synthetic(given.runs, given.seed))
-    policies = given.policy or [name for name in everybody() if name not in BASELINES]
+    policies = given.policy or [name for name in everybody() if name not in PLAIN]
     before: dict[tuple[str, int, str], list[str]] = {}
     if given.against:
         with gzip.open(given.against, "rt", encoding="utf-8") as lines:

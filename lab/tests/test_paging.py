@@ -43,7 +43,7 @@ def test_a_measurement_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_everybody_is_measured_and_lines_fit_the_screen() -> None:
     said = kilburn("lab", "paging", "--all", "--sample", 1, "--window", 500, "--window", 700)
     assert said.status == 0, said.err
-    for policy in ("tail+bm25", "hybrid", "chain", "tiered", "clear_tool_uses"):
+    for policy in ("tail+turns", "hybrid", "chain", "tiered", "clear_tool_uses"):
         assert policy in said.out.split()
     assert "above" in said.out
     assert max(map(len, said.out.splitlines())) <= 120

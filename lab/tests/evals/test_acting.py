@@ -83,8 +83,8 @@ def test_no_fact_stands_in_what_the_agent_says_itself() -> None:
 
 
 def test_a_window_that_holds_everything_solves_everything_in_the_planned_steps() -> None:
-    report = evaluate(4, windows=[LARGE], policies=["tail+bm25-older", "hybrid"])
-    for policy in ("tail", "tail+bm25-older", "hybrid"):
+    report = evaluate(4, windows=[LARGE], policies=["tail+chunks", "hybrid"])
+    for policy in ("tail", "tail+chunks", "hybrid"):
         row = report.row(policy, LARGE)
         assert (row.solved, row.shown, row.steps, row.overflow) == (1.0, 1.0, 1.0, 0)
 
@@ -136,7 +136,7 @@ def test_no_fact_is_found_by_chance() -> None:
 
 
 def test_what_the_work_costs_stands_in_the_rows() -> None:
-    report = evaluate(4, windows=[800, LARGE], policies=["hybrid", "tail+bm25-older"], rates=rates_of(["automatic"]))
+    report = evaluate(4, windows=[800, LARGE], policies=["hybrid", "tail+chunks"], rates=rates_of(["automatic"]))
     for row in report.rows:
         own = [one for one in report.outcomes if (one.policy, one.window) == (row.policy, row.window)]
         assert row.shipped == sum(one.shipped for one in own)
@@ -154,11 +154,11 @@ def test_what_the_work_costs_stands_in_the_rows() -> None:
 
 
 def test_each_policy_is_paired_with_the_best_baseline() -> None:
-    report = evaluate(4, windows=[800, LARGE], policies=["tail+bm25-older", "fifo"])
+    report = evaluate(4, windows=[800, LARGE], policies=["tail+chunks", "fifo"])
     for window in (800, LARGE):
         rows = [row for row in report.rows if row.window == window]
         [best] = {row.best for row in rows}
-        assert report.row(best, window).solved == max(report.row(name, window).solved for name in ("tail", "tail+bm25-older"))
+        assert report.row(best, window).solved == max(report.row(name, window).solved for name in ("tail", "tail+chunks"))
         assert all(row.gain == pytest.approx(row.solved - report.row(best, window).solved) for row in rows)
         assert all(row.gain_low <= row.gain <= row.gain_high for row in rows)
         assert best in report.table().split("\n\n")[1]

@@ -12,7 +12,8 @@ from cli.terminal import kilburn as command
 from kilburn.errors import SpecError, Unavailable
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
-from kilburn_lab.evals.answers import ALONE, FULL, AnswerReport, SavedReply, evaluate
+from kilburn_lab.evals.answers import ALONE, AnswerReport, SavedReply, evaluate
+from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.questions import FAMILIES, Interview, interviews, normal
 from kilburn_lab.evals.readers import ModelReader, WeightsReader
 from kilburn_lab.evals.sample import HALVES
@@ -84,7 +85,7 @@ def test_a_definition_is_read_as_python_reads_it(tmp_path: Path) -> None:
 
 def test_the_exact_reader_knows_all_from_the_full_history_and_nothing_from_the_question() -> None:
     report = evaluate(3, 4, windows=[100_000], policies=["hybrid"])
-    assert rows(report) == {ALONE: 0.0, FULL: 1.0, "tail": 1.0, "hybrid": 1.0}
+    assert rows(report) == {ALONE: 0.0, HISTORY: 1.0, "tail": 1.0, "hybrid": 1.0}
     assert {row.overflow for row in report.rows} == {0}
 
 
@@ -109,7 +110,7 @@ def test_a_session_is_shipped_once_however_many_questions_are_asked_of_it() -> N
         assert many.kept is not None
     bills = {(bill.policy, bill.provider): bill for bill in four.bills}
     assert (ALONE, "openai") not in bills
-    assert bills[FULL, "openai"].read > bills["fifo", "openai"].read > bills["tail", "openai"].read
+    assert bills[HISTORY, "openai"].read > bills["fifo", "openai"].read > bills["tail", "openai"].read
     assert bills["tail", "openai"].shipped > four.row("tail", 3000).shipped * 4
 
 
@@ -128,7 +129,7 @@ def test_a_model_is_asked_for_json_and_may_look_a_fact_up_before_it_answers() ->
     def measured(model: Scripted, **options: bool) -> AnswerReport:
         return evaluate(1, 1, windows=[200], policies=["fifo"], reader=ModelReader(model), **options)
 
-    assert rows(measured(Scripted([reply] * 9))) == {ALONE: 0.0, FULL: 1.0, "tail": 0.0, "fifo": 0.0}
+    assert rows(measured(Scripted([reply] * 9))) == {ALONE: 0.0, HISTORY: 1.0, "tail": 0.0, "fifo": 0.0}
     report = measured(Scripted([reply] * 9), tools=True)
     assert report.row("fifo", 200).calls >= 1
     # A model that fails, or does not write what it was asked for, has no answer.
@@ -157,7 +158,7 @@ def test_weights_are_held_to_the_form() -> None:
             return verbs[-1], "p1"
 
     report = evaluate(1, 1, windows=[500], policies=["fifo"], reader=WeightsReader(Copyist()), tools=True)
-    assert {one.policy: one.calls for one in report.outcomes} == {ALONE: 0, FULL: 0, "tail": 0, "fifo": 2}
+    assert {one.policy: one.calls for one in report.outcomes} == {ALONE: 0, HISTORY: 0, "tail": 0, "fifo": 2}
 
 
 def test_questions_of_another_session_are_not_answered() -> None:
@@ -180,7 +181,7 @@ def test_the_verb_prints_a_table_or_json(runs: Path) -> None:
     small = ("lab", "answers", "--sample", "2", "--tokens", "1000", "--window", "500", "--policy", "fifo")
     said = command(*small, "--data", str(runs / "runs.jsonl"), "--logs", str(runs), "--tools", "--json")
     assert said.status == 0
-    assert {row["policy"] for row in said.json["rows"]} == {ALONE, FULL, "tail", "fifo"}
+    assert {row["policy"] for row in said.json["rows"]} == {ALONE, HISTORY, "tail", "fifo"}
     assert "the exact reader has no tools" in command(*small).out
     assert command(*small, "--half", "third").status == 2
     assert command(*small, "--resume").status == 2

@@ -47,8 +47,8 @@ def test_a_window_that_holds_the_chat_answers_all_and_keeps_the_prefix() -> None
 
 
 def test_a_small_window_costs_answers_or_the_prefix() -> None:
-    report = evaluate(SHORT, windows=[1500], policies=["fifo", "tail+bm25-older"])
-    tail, fifo, paged = (report.row(policy, 1500) for policy in ("tail", "fifo", "tail+bm25-older"))
+    report = evaluate(SHORT, windows=[1500], policies=["fifo", "tail+chunks"])
+    tail, fifo, paged = (report.row(policy, 1500) for policy in ("tail", "fifo", "tail+chunks"))
     assert tail.right < 1.0
     assert tail.old == fifo.old == 0.0
     assert paged.old is not None

@@ -8,7 +8,8 @@ import pytest
 
 from cli.terminal import kilburn as command
 from kilburn.errors import SpecError
-from kilburn_lab.evals.answers import ALONE, FULL, evaluate
+from kilburn_lab.evals.answers import ALONE, evaluate
+from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.grammars import GRAMMARS, definitions, grammar_of, shelves
 from kilburn_lab.evals.paging import evaluate as paging
 from kilburn_lab.evals.questions import FAMILIES, interviews
@@ -118,7 +119,7 @@ def test_answers_are_told_by_language() -> None:
     assert full.languages == dict.fromkeys(full.languages, 1.0)
     assert len(full.languages) >= 3
     assert set(report.row(ALONE, 0).languages.values()) == {0.0}
-    assert set(report.row(FULL, 0).languages.values()) == {1.0}
+    assert set(report.row(HISTORY, 500).languages.values()) == {1.0}
     assert min(small.languages.values()) < 1.0
     assert "questions in Java" in report.words
     assert {"C", "Go", "Java", "JavaScript"} & set(report.table().split())

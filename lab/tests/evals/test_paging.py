@@ -7,7 +7,7 @@ import pytest
 
 from kilburn.errors import SpecError
 from kilburn.wire.trajectory import Step, Trajectory
-from kilburn_lab.evals.baselines import BASELINES, bm25
+from kilburn_lab.evals.baselines import BASELINES, HISTORY, bm25
 from kilburn_lab.evals.intervals import interval
 from kilburn_lab.evals.outcomes import PolicyCounts, join_cells
 from kilburn_lab.evals.paging import evaluate
@@ -28,12 +28,15 @@ def timeless(report: PagingReport) -> list[PagingRow]:
 @pytest.mark.parametrize("policy", BASELINES)
 def test_a_baseline_never_overflows_and_shows_all_that_fits(policy: str) -> None:
     report = evaluate(made(6), [200, 100_000], [policy])
-    assert all(row.overflow == 0 for row in report.rows)
+    assert all(row.overflow == 0 for row in report.rows if row.policy != HISTORY)
     assert report.row(policy, 200).survival < 0.9
+    whole = report.row(HISTORY, 200)
+    assert (whole.survival, whole.refilled) == (1.0, 0)
+    assert whole.overflow > 0
     assert report.row("tail", 100_000).survival == 1.0
 
 
-@pytest.mark.parametrize("policy", ["tail", "tail+bm25", "fifo"])
+@pytest.mark.parametrize("policy", ["tail", "tail+turns", "fifo"])
 def test_foreign_names_fall_to_chance(policy: str) -> None:
     true = evaluate(made(8), [1000], [policy]).row(policy, 1000)
     leak = evaluate(made(8, shuffle=3), [1000], [policy]).row(policy, 1000)
@@ -62,7 +65,7 @@ def test_outcomes_add_up_to_the_rows_and_the_report_is_json() -> None:
         assert row.line <= row.survival
         assert row.low <= row.survival <= row.high
     decoded = msgspec.json.decode(report.to_json())
-    assert [row["policy"] for row in decoded["rows"]] == ["tail", "truncated"]
+    assert [row["policy"] for row in decoded["rows"]] == ["tail", "truncated", HISTORY]
     assert decoded["outcomes"] == []
     assert len(msgspec.json.decode(report.to_json(outcomes=True))["outcomes"]) == len(report.outcomes)
     assert "truncated" in report.table()
@@ -195,8 +198,8 @@ def test_runs_that_share_an_id_are_runs_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("session", [None, 3000])
 def test_before_a_reply_a_large_window_shows_everything(tools: bool, session: int | None) -> None:
     sample = sample_of(None, 6, reply=True, tools=tools, session=session)
-    report = evaluate(sample, [1_000_000, 700], ["tail", "tail+bm25-older", "hybrid", "belady"])
-    for policy in ("tail", "tail+bm25-older", "hybrid", "belady"):
+    report = evaluate(sample, [1_000_000, 700], ["tail", "tail+chunks", "hybrid", "belady"])
+    for policy in ("tail", "tail+chunks", "hybrid", "belady"):
         large = report.row(policy, 1_000_000)
         assert (large.survival, large.copied, large.overflow) == (1.0, 1.0, 0)
     assert report.row("belady", 700).survival > report.row("hybrid", 700).survival > report.row("tail", 700).survival

@@ -180,14 +180,17 @@ def test_a_bill_is_for_right_answers_and_says_what_the_others_cost() -> None:
         left = dict.fromkeys(PROVIDERS, 900000 - read)
         return PolicyCounts(policy=policy, window=10, shipped=1_000_000, read=shares, written=left)
 
-    bills = bills_of([(cell("tail", 0), 10), (cell("cost", 800_000), 5), (cell("none", 800_000), 0)])
+    bills = bills_of(
+        [(cell("tail", 0), 10), (cell("cost", 800_000), 5), (cell("history", 900_000), 10), (cell("none", 800_000), 0)]
+    )
     known = {(one.policy, one.provider): one for one in bills}
     tail, cost = known["tail", "anthropic"], known["cost", "anthropic"]
     assert tail.dollars == pytest.approx(0.9 * 3.75 + 0.1 * 3.0)
     assert cost.dollars == pytest.approx(0.8 * 0.3 + 0.1 * 3.75 + 0.1 * 3.0)
     assert tail.each == pytest.approx(100 * tail.dollars)
     assert cost.to_tail == pytest.approx(2 * cost.dollars / tail.dollars)
-    assert (tail.to_tail, cost.to_cost) == (1.0, 1.0)
+    assert cost.to_history == pytest.approx(2 * cost.dollars / known["history", "anthropic"].dollars)
+    assert (tail.to_tail, known["history", "anthropic"].to_history) == (1.0, 1.0)
     assert (known["none", "openai"].each, known["none", "openai"].to_tail) == (None, None)
     late = bills_of([(cell("cost", 800_000), 5)], pause=301.0)
     spent = {one.provider: one.dollars for one in late}

@@ -105,7 +105,7 @@ def test_the_script_begins_by_looking_and_follows_what_its_prompt_shows() -> Non
 
 
 def test_memory_saves_steps_and_the_base_has_none(report: FlowReport) -> None:
-    base, mine = report.row("none"), report.row("true")
+    base, mine = report.row("none", "all"), report.row("true", "all")
     assert base.shown == 0 < mine.shown
     assert mine.steps < base.steps
     assert mine.fewer > 0
@@ -114,7 +114,7 @@ def test_memory_saves_steps_and_the_base_has_none(report: FlowReport) -> None:
 
 def test_the_same_seed_gives_the_same_figures(report: FlowReport) -> None:
     assert evaluate(("true",), streams=1, errands=18, seed=3) == report
-    assert evaluate((), streams=1, errands=18, seed=4).row("none") != report.row("none")
+    assert evaluate((), streams=1, errands=18, seed=4).row("none", "all") != report.row("none", "all")
 
 
 def test_each_kind_is_a_third(report: FlowReport) -> None:
@@ -124,7 +124,7 @@ def test_each_kind_is_a_third(report: FlowReport) -> None:
 def test_a_judge_that_only_lies_keeps_no_success() -> None:
     """What is learned then is what failed; so what is shown does no errand."""
     told = evaluate(("lying",), streams=1, errands=9, lies=100, seed=3)
-    assert told.kept["lying"] <= 9 * (1 - told.row("lying").done) + 1e-9
+    assert told.kept["lying"] <= 9 * (1 - told.row("lying", "all").done) + 1e-9
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     equivalence,
     guidelines,
     kv,
+    natural,
     nested,
     pleas,
     poisoning,

@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, DATA, HALF, PAUSE, PLOT, PRICES, SOURCES, TOLD, Option, Work, check_axis, saved_in, verb
+from kilburn_lab.cli.verbs import DATA, HALF, SOURCES, TOLD, Option, Work, saved_in, verb
 from kilburn_lab.evals.baselines import BASELINES
-from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.paging import evaluate
 from kilburn_lab.evals.paging_report import PagingReport
-from kilburn_lab.evals.pareto import REFILLED, draw
+from kilburn_lab.evals.pareto import draw
 from kilburn_lab.evals.roster import everybody
 from kilburn_lab.evals.sample import sample_of
 
@@ -41,18 +40,12 @@ def _measured(
     reply: bool = False,
     session: int | None = None,
     half: str = "",
-    prices: Sequence[str] = (),
-    pause: float | None = None,
     seed: int = 0,
     out: Path | None = None,
     resume: bool = False,
-    plot: Path | None = None,
-    axis: str = REFILLED,
     force: bool = False,
     **options: Any,
 ) -> PagingReport:
-    rates = rates_of(prices, pause)
-    check_axis(plot, axis, rates)
     runs = sample_of(
         data,
         sample,
@@ -67,7 +60,7 @@ def _measured(
     )
     saved = saved_in(out, runs.digest, PolicyCounts, resume=resume, force=force)
     chosen = [*everybody(), *policies] if everything else [*(policies or [*BASELINES, "hybrid"])]
-    return evaluate(runs, windows, chosen, rates=rates, saved=saved, **options)
+    return evaluate(runs, windows, chosen, saved=saved, **options)
 
 
 verb(
@@ -90,12 +83,9 @@ verb(
     reply=Option("Score the prompt before thought and action, which real models write together."),
     session=Option("Braid runs into sessions of about so many tokens, for large windows.", "TOKENS", least=1),
     model=Option("Score policies that can ask a model once more, with this one.", "SPEC"),
-    prices=PRICES,
-    pause=PAUSE,
     workers=Option("Sessions to spread the work over.", least=1),
     seed=Option("For made-up runs and for the intervals."),
     out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
     resume=Option("Go on with what is in the file of --out."),
-    plot=PLOT,
-    axis=AXIS,
+    priced=True,
 )

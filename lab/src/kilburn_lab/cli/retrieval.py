@@ -40,7 +40,7 @@ def _measured(
     seed: int = 0,
     progress: Progress = unwatched,
 ) -> RecallReport:
-    made = _embedder(embedder)
+    made = embedder_of(embedder)
     known = list(islice(corpora(data), sample)) if data is not None else synthetic(seed)[0][:sample]
     asked = known if rename is None else [renamed(corpus, rename) for corpus in known]
     names = (ranking, "words", FLOOR)
@@ -54,7 +54,7 @@ def _measured(
     return report({name: read_rows(path) for name, path in paths.items()}, answers, seed)
 
 
-def _embedder(spec: str) -> Any:
+def embedder_of(spec: str) -> Any:
     """Return the embedder of a spec; of "auto" `minilm`, or None if this machine has not got it."""
     if spec != "auto":
         return None if spec == "none" else resolve("search.embedders", spec)

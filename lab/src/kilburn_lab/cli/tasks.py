@@ -11,37 +11,18 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from kilburn_lab.cli.verbs import AXIS, PAUSE, PLOT, PRICES, WINDOWS, WRITER, Option, Work, check_axis, policies_of, verb
-from kilburn_lab.evals.acting import EVERYBODY, ActingReport, evaluate
-from kilburn_lab.evals.cost import rates_of
-from kilburn_lab.evals.pareto import REFILLED, draw
-
-
-def _measured(
-    *,
-    prices: Sequence[str] = (),
-    pause: float | None = None,
-    plot: Path | None = None,
-    axis: str = REFILLED,
-    **options: Any,
-) -> ActingReport:
-    rates = rates_of(prices, pause)
-    check_axis(plot, axis, rates)
-    return evaluate(rates=rates, **options)
-
+from kilburn_lab.cli.verbs import WINDOWS, WRITER, Option, Work, policies_of, verb
+from kilburn_lab.evals.acting import EVERYBODY, evaluate
+from kilburn_lab.evals.pareto import draw
 
 verb(
     "tasks",
-    _measured,
+    evaluate,
     Work("working", "task", 0.08, {"count": 32}),
     __doc__,
     partial(draw, worth="solved"),
-    like=evaluate,
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
     count=Option("How many tasks.", name="--sample", least=1),
@@ -51,9 +32,6 @@ verb(
     model=Option("A model that decides in place of the script; it reads the window.", "SPEC", kind=str, default=""),
     writer=WRITER,
     sources=Option("Make the tasks from C headers, such as those of /usr/include.", "DIR"),
-    prices=PRICES,
-    pause=PAUSE,
-    plot=PLOT,
-    axis=AXIS,
+    priced=True,
     seed=Option("Of the tasks and of the intervals."),
 )

@@ -22,7 +22,7 @@ from kilburn.file import check_target, write_file
 from kilburn.picture import check_picture
 from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
-from kilburn_lab.evals.cost import Rates
+from kilburn_lab.evals.cost import Rates, rates_of
 from kilburn_lab.evals.measure import Progress
 from kilburn_lab.evals.pareto import REFILLED
 from kilburn_lab.evals.providers import PROVIDERS
@@ -101,11 +101,18 @@ WRITER = Option(
 )
 READER = Option("Who answers: no model, weights that run here, or a model's spec.", "exact|qwen|smollm2|SPEC")
 PRICES = Option(
-    f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.", "NAME"
+    f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.",
+    "NAME",
+    kind=list[str] | None,
 )
-PAUSE = Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS")
-PLOT = Option("Draw worth against cost; .svg, .png or .pdf.", "FILE")
-AXIS = Option("The cost that is drawn: refilled, or a price table.", "NAME")
+PAUSE = Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS", kind=float | None)
+PRICED = {
+    "prices": PRICES,
+    "pause": PAUSE,
+    "plot": Option("Draw worth against cost; .svg, .png or .pdf.", "FILE", kind=Path | None),
+    "axis": Option("The cost that is drawn: refilled, or a price table.", "NAME", kind=str, default=REFILLED),
+}
+"""The options of a measure that has prices."""
 
 
 class Work(NamedTuple):
@@ -139,6 +146,7 @@ def verb(
     drawn: str = "",
     like: Callable[..., EvalReport] | None = None,
     among: typer.Typer = lab,
+    priced: bool = False,
     **options: Option,
 ) -> None:
     """Make a verb that measures, prints the report, and writes its rows and draws it where that is wanted.
@@ -149,8 +157,10 @@ def verb(
         like: what gets the options for which the measure has no argument of that name.
         draw: draws the report; it gets those options that it has arguments for. drawn: what, for `--help`; "" if `plot` is one
             of the options.
+        priced: whether `PRICED` are options too. The measure gets `rates` for them, and `draw` the axis.
         options: by the measure's argument.
     """
+    options |= PRICED if priced else {}
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
     parameters = [
         option.parameter(argument, known.get(argument), sampled=argument in work.full) for argument, option in options.items()
@@ -177,6 +187,12 @@ def verb(
                 chosen[argument] = option.by(value)
             elif value or argument not in known or _sequence_in(known[argument].annotation) is None:
                 chosen[argument] = value
+        axis = {}
+        if priced:
+            del chosen["plot"]
+            axis = {"axis": chosen.pop("axis")}
+            chosen["rates"] = rates_of(chosen.pop("prices"), chosen.pop("pause"))
+            _check_axis(plot, axis["axis"], chosen["rates"])
         with progress(work.doing) as update:
             quiet = os.environ.get("KILBURN_QUIET")
             report = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
@@ -189,7 +205,7 @@ def verb(
             say(f"written: {csv}")
         if plot is not None and draw is not None:
             wanted = signature(draw).parameters.keys() & chosen.keys()
-            draw(plot, report, **{"force": force} | {argument: chosen[argument] for argument in wanted})
+            draw(plot, report, **{"force": force} | axis | {argument: chosen[argument] for argument in wanted})
             say(f"written: {plot}")
         _end_if_failed(report)
 
@@ -280,7 +296,7 @@ def peers_of(given: Sequence[str] | None) -> dict[str, str]:
     return {name: python for name, _, python in named}
 
 
-def check_axis(plot: Path | None, axis: str, rates: Rates) -> None:
+def _check_axis(plot: Path | None, axis: str, rates: Rates) -> None:
     """Check before a measurement that the cost that its picture shows is known.
 
     Raises:

@@ -34,11 +34,11 @@ from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
 from kilburn_lab.evals.outcomes import Counted, PolicyCounts
 from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
-from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, table_of
 from kilburn_lab.evals.roster import entries
 from kilburn_lab.evals.tasks import KINDS, Command, Edit, Look, Say, Task, Workshop, tasks
 
-EVERYBODY = ("tail", "truncated", "last3", "tail+bm25-older", "summarize", "cost", "hybrid")
+EVERYBODY = ("tail", "truncated", "last3", "tail+turns", "tail+chunks", "tail+outputs", "summarize", "cost", "hybrid")
 """The baselines and the policies that are compared unless told otherwise."""
 
 FOUND = 400
@@ -128,10 +128,6 @@ class ActingReport(EvalReport, frozen=True, kw_only=True):
     rows: list[ActingRow]
     bills: list[Bill]
     outcomes: list[TaskOutcome]
-
-    def row(self, policy: str, window: int) -> ActingRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: how much work was done, and what it cost."""

@@ -23,7 +23,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.model import Model
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
+from kilburn_lab.evals.baselines import CHARACTERS, HISTORY, Contender, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.cost import Bill, bill_table, bills_of
 from kilburn_lab.evals.intervals import mean
@@ -34,12 +34,12 @@ from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.prefix import length_of, text_of
 from kilburn_lab.evals.questions import FAMILIES, TOKENS, Interview, RunQuestion, interviews, normal
 from kilburn_lab.evals.readers import ANSWER, ARGUMENTS, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, columns, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, columns, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
 
-ALONE, FULL = "question alone", "full history"
-"""The floor and the ceiling; their window is 0."""
+ALONE = "question alone"
+"""The floor; its window is 0."""
 
 CALLS = 2
 """Of memory tools, for one question."""
@@ -130,10 +130,6 @@ class AnswerReport(EvalReport, frozen=True, kw_only=True):
     bills: list[Bill]
     outcomes: list[AnsweredQuestion]
 
-    def row(self, policy: str, window: int) -> AnswerRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
-
     def table(self) -> str:
         """Plain text: a line for each policy and window."""
         text = (
@@ -209,7 +205,7 @@ def evaluate(
     if swap:
         others = {one.id: other for one, other in zip(held, [*held[1:], held[0]], strict=True)}
         asked = [(others[one.id], question) for one, question in asked]
-    jobs = [(Entrant(ALONE, "tail"), 0), (Entrant(FULL, "tail"), 0)]
+    jobs = [(Entrant(ALONE, HISTORY), 0)]
     jobs += [(entry, window) for window in dict.fromkeys(windows) for entry in entries(list(policies), name_of(writer), window)]
     outcomes: list[AnsweredQuestion] = []
     writers: dict[tuple[str, int], Metered] = {}
@@ -251,8 +247,7 @@ def _ask(
 ) -> AnsweredQuestion:
     """Ask one question. The session's own prompts are counted with the first of its questions."""
     steps = () if cell.policy == ALONE else interview.steps
-    lengths = (len(step.thought) + len(step.action) + len(step.observation) + 9 for step in steps)
-    with contender_of(cell.window or sum(lengths) + len(question.text), spec, model, tools=True) as own:
+    with contender_of(cell.window, spec, model, tools=True) as own:
         counted = Counted(own, cell) if interview.id not in told else None
         teller: Contender = counted or own
         for step in steps:
@@ -325,7 +320,6 @@ def _rows(
     for one in outcomes:
         groups.setdefault((one.window, one.policy), []).append(one)
     rights = {group: [float(one.right) for one in own] for group, own in groups.items()}
-    full = mean(rights.get((0, FULL), ())) or 1.0
     rows = []
     for (window, policy), own in groups.items():
         cell = cells[policy, window]
@@ -342,7 +336,7 @@ def _rows(
                 **compares,
                 languages={name: mean(one.right for one in own if one.language == name) for name in spoken},
                 families={family: mean(one.right for one in own if FAMILIES[one.kind] == family) for family in sorted(known)},
-                reached=mean(here[policy]) / full,
+                reached=mean(here[policy]) / (mean(here.get(HISTORY, ())) or 1.0),
                 kept=cell.kept,
                 again=cell.refilled,
                 again_share=cell.again_share,

@@ -1,7 +1,7 @@
-"""The usual strategies, as baselines: the tail, truncated outputs, the last outputs, a tail with BM25.
+"""The usual strategies, as baselines: the tail, truncated outputs, the last outputs, a tail with BM25; and the full history.
 
-Each gets a run's events, and says what it would show before the next action, in a window of so many tokens of four
-characters. Policies are compared with them.
+Each gets a run's events, and returns what it would show before the next action, in a window of so many tokens of four
+characters. Policies are compared with them. The full history has no window: it is what every bill is compared with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from kilburn_lab.evals.intervals import grouped, interval, mean
@@ -20,7 +21,9 @@ CHARACTERS = 4
 
 LONGEST_OUTPUT = 2000
 OUTPUTS = 3
-CHUNK = 800
+
+HISTORY = "history"
+"""The full history: no baseline of a window, but the ceiling of what can be shown, and the price to beat."""
 
 _WORD = re.compile(r"[a-z0-9_]+")
 
@@ -58,6 +61,16 @@ class Contender(Protocol):
         ...
 
 
+def tell(contender: Contender, role: str, text: str) -> None:
+    """Tell a contender a message of a chat."""
+    ways = {"assistant": contender.thought, "tool": contender.observation}
+    ways.get(role, contender.user)(text)
+
+
+UNBOUNDED = 1 << 40
+"""Tokens of a session's window in which everything stays: beside a baseline, whose prompts are looked at in its place."""
+
+
 class Tail:
     """The last characters of everything."""
 
@@ -67,8 +80,6 @@ class Tail:
         self.outputs: list[int] = []
         self.latest = ""
         """What was thought or said last: what passages are ranked by."""
-        self.everything = False
-        """Whether passages come from all messages, as in a chat, and not from outputs alone."""
 
     def thought(self, text: str) -> None:
         """The agent thinks."""
@@ -101,21 +112,29 @@ class Tail:
         """Their text."""
         return text_of(self.prompt())
 
-    def passages(self) -> Sequence[int]:
-        """The events that passages may come from."""
-        return range(len(self.events)) if self.everything else self.outputs
+    def newest(self, room: int, *, whole: bool = False) -> list[Block]:
+        """The last so many characters, a line break between events counted.
 
-    def newest(self, room: int) -> list[Block]:
-        """The last so many characters, a line break between events counted."""
-        kept: list[Block] = []
+        Args:
+            whole: leave out the first of several events if it would be cut.
+        """
+        blocks: list[Block] = []
         for event in reversed(self.events):
-            if room <= 0:
+            if room <= 0 or (whole and blocks and len(event.text) > room):
                 # Without a character left, only the line break behind this event is shown.
-                kept += [event._replace(text="")] if room == 0 else []
+                blocks += [event._replace(text="")] if room == 0 else []
                 break
-            kept.append(event if len(event.text) <= room else event._replace(text=event.text[-room:]))
+            blocks.append(event if len(event.text) <= room else event._replace(text=event.text[-room:]))
             room -= len(event.text) + 1
-        return kept[::-1]
+        return blocks[::-1]
+
+
+class History(Tail):
+    """Everything, however long it is."""
+
+    def prompt(self) -> list[Block]:
+        """All events."""
+        return list(self.events)
 
 
 class Truncated(Tail):
@@ -139,57 +158,66 @@ class LastOutputs(Tail):
 
 
 class Paged(Tail):
-    """One half the tail, the other half whole chunks of 800 characters of the outputs, ranked by the last thought."""
+    """One half the newest messages, the other half whole messages of all older ones, ranked by BM25 for the latest words."""
+
+    chunk: int | None = None
+    """Characters of a passage; None for whole messages. Passages, and the tail beside them, are cut to fill their room."""
+
+    outputs_only = False
+    """Whether passages come from outputs alone."""
 
     def prompt(self) -> list[Block]:
-        """Chunks in their own order, then the tail; everything, while it fits. A chunk may also be in the tail."""
+        """Passages in their own order, then the tail; everything, while it fits. Nothing is shown twice."""
         if len(text_of(self.events)) <= self.room:
             return list(self.events)
-        half = self.room // 2
-        outputs = [self.events[at].text for at in self.passages()]
-        chunks = [output[at : at + CHUNK] for output in outputs for at in range(0, len(output), CHUNK)]
-        scores = bm25(self.latest, chunks)
-        room = self.room - half
-        chosen: list[int] = []
-        for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):
-            if len(chunks[index]) < room:
-                chosen.append(index)
-                room -= len(chunks[index]) + 1
-        return [*(Block("user", "", chunks[index]) for index in sorted(chosen)), *self.newest(half)]
+        tail = self.newest(self.room // 2, whole=self.chunk is None)
+        first = len(self.events) - len(tail)
+        older = [event.text for event in self.events[:first]] + [self.events[first].text.removesuffix(tail[0].text)]
+        sources = [n for n in self.outputs if n <= first] if self.outputs_only else range(len(older))
+        places = [(n, at) for n in sources for at in range(0, len(older[n]), self.chunk or len(older[n]) or 1)]
+        passages = [older[n][at : at + (self.chunk or len(older[n]))] for n, at in places]
+        scores = bm25(self.latest, passages)
+        room = self.room - len(text_of(tail)) - 1
+        chosen: dict[tuple[int, int], str] = {}
+        for index in sorted(range(len(passages)), key=lambda index: (-scores[index], -index)):
+            text = passages[index] if self.chunk is None else passages[index][: max(0, room - 1)]
+            if text and len(text) < room:
+                chosen[places[index]] = text
+                room -= len(text) + 1
+        return [*(self.events[n]._replace(text=text) for n, text in _joined(chosen)), *tail]
 
 
-class PagedOlder(Tail):
-    """As `Paged`, but only chunks that begin before the tail, and the last one cut so that the room is used.
+class Chunked(Paged):
+    """The same with passages of 300 characters of all older messages."""
 
-    The stronger form of the same idea: nothing is shown twice.
-    """
+    chunk = 300
 
-    def prompt(self) -> list[Block]:
-        """Chunks in their own order, then the tail; everything, while it fits."""
-        length = len(text_of(self.events))
-        if length <= self.room:
-            return list(self.events)
-        half = self.room // 2
-        starts = [0]
-        for event in self.events:
-            starts.append(starts[-1] + len(event.text) + 1)
-        outputs = [(starts[at], self.events[at].text) for at in self.passages() if starts[at] < length - half]
-        places = [(output, at) for start, output in outputs for at in range(0, len(output), CHUNK) if start + at < length - half]
-        chunks = [output[at : at + CHUNK] for output, at in places]
-        scores = bm25(self.latest, chunks)
-        room = self.room - half
-        chosen: list[tuple[int, str]] = []
-        for index in sorted(range(len(chunks)), key=lambda at: (-scores[at], -at)):
-            if room < 2:
-                break
-            chosen.append((index, chunks[index][: room - 1]))
-            room -= len(chosen[-1][1]) + 1
-        return [*(Block("user", "", chunk) for _, chunk in sorted(chosen)), *self.newest(half)]
+
+class PagedOutputs(Paged):
+    """The same with passages of 800 characters of older outputs: what an agent copies from is an output."""
+
+    chunk, outputs_only = 800, True
+
+
+def _joined(passages: Mapping[tuple[int, int], str]) -> list[tuple[int, str]]:
+    """Passages by event and place, in order; those that adjoin are one."""
+    joined: list[tuple[int, str]] = []
+    end = (-1, -1)
+    for (n, at), text in sorted(passages.items()):
+        joined.append((n, joined.pop()[1] + text) if (n, at) == end else (n, text))
+        end = (n, at + len(text))
+    return joined
+
+
+@lru_cache(maxsize=1 << 16)
+def _counts(text: str) -> Counter[str]:
+    """How often each word stands in a text."""
+    return Counter(_WORD.findall(text.lower()))
 
 
 def bm25(query: str, texts: Sequence[str], *, k: float = 1.2, b: float = 0.75) -> list[float]:
     """The score of each text for the query's words (Robertson and Zaragoza, 2009; the usual k and b)."""
-    counts = [Counter(_WORD.findall(text.lower())) for text in texts]
+    counts = [_counts(text) for text in texts]
     lengths = [count.total() for count in counts]
     middle = sum(lengths) / max(1, len(lengths)) or 1.0
     scores = [0.0] * len(texts)
@@ -206,10 +234,14 @@ BASELINES: dict[str, Callable[[int], Contender]] = {
     "tail": Tail,
     "truncated": Truncated,
     "last3": LastOutputs,
-    "tail+bm25": Paged,
-    "tail+bm25-older": PagedOlder,
+    "tail+turns": Paged,
+    "tail+chunks": Chunked,
+    "tail+outputs": PagedOutputs,
 }
-"""By name: the four that are measured everywhere, and a stronger form of the last."""
+"""By name, those that keep to a window."""
+
+PLAIN: dict[str, Callable[[int], Contender]] = {**BASELINES, HISTORY: History}
+"""By name, everything that is no policy of Kilburn."""
 
 
 def best_of(worth: Mapping[str, float]) -> str:

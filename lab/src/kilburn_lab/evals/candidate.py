@@ -21,8 +21,9 @@ from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady
 from kilburn.policy import Policy, View
+from kilburn.search.vectors import Vectors
 from kilburn.wire.trajectory import Trajectory
-from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender
+from kilburn_lab.evals.baselines import CHARACTERS, PLAIN, Contender
 from kilburn_lab.evals.future import future_of
 from kilburn_lab.evals.prefix import Block, blocks_of, text_of
 from kilburn_lab.evals.references import KINDS, Reference
@@ -31,7 +32,7 @@ from kilburn_lab.evals.trajectories import shell_call
 
 
 class KilburnCandidate:
-    """A session of Kilburn in a store of its own, in memory; close it at the end. `plans` has the milliseconds of plans.
+    """A session of Kilburn in a store of its own; close it at the end. `plans` has the milliseconds of plans.
 
     Args:
         window: tokens of four characters.
@@ -39,13 +40,23 @@ class KilburnCandidate:
         model: answers the policy's questions, or None.
         tools: whether actions are presented as tool calls and outputs as their results, for policies that act on
             those; otherwise all are plain messages. In both cases each is one message and one page.
+        path: of the store; a session that is there goes on. embedder: of the store; None for words alone.
     """
 
-    def __init__(self, window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> None:
+    def __init__(
+        self,
+        window: int,
+        policy: str | Policy,
+        model: Any = None,
+        *,
+        tools: bool = False,
+        path: str = ":memory:",
+        embedder: Any = None,
+    ) -> None:
         timed = _Timed(resolve("policies", policy))
         self.plans = timed.plans
         self._store = kilburn.open(
-            ":memory:", window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
+            path, window=window, policy=timed, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=embedder, durable=False
         )
         self._session = self._store.session("run")
         self._outputs: list[str] = []
@@ -90,9 +101,14 @@ class KilburnCandidate:
         """The text of the rendered prompt."""
         return text_of(self.prompt())
 
-    def search(self, query: str, tokens: int) -> str:
-        """What one search of the session's past brings."""
-        return "\n".join(hit.text for hit in self._session.search(query, tokens=tokens))
+    def search(self, query: str, tokens: int, **options: Any) -> str:
+        """What one search of the session's past brings; `options` are those of `Session.search`."""
+        return "\n".join(hit.text for hit in self._session.search(query, tokens=tokens, **options))
+
+    def embed(self) -> None:
+        """Wait until every message has its vector; without an embedder nothing happens."""
+        if isinstance(self._store.vectors, Vectors):
+            self._store.vectors.catch_up()
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The agent calls a memory tool, as in its loop: the call and its result are messages too."""
@@ -129,12 +145,12 @@ class KilburnCandidate:
 
 
 @contextmanager
-def contender_of(window: int, policy: str | Policy, model: Any = None, *, tools: bool = False) -> Iterator[Contender]:
-    """A baseline by its name, or a session of Kilburn, which is closed at the end; see `KilburnCandidate`."""
-    if isinstance(policy, str) and policy in BASELINES:
-        yield BASELINES[policy](window)
+def contender_of(window: int, policy: str | Policy, model: Any = None, **options: Any) -> Iterator[Contender]:
+    """A baseline by its name, or a session of Kilburn, which is closed at the end; `options` are those of `KilburnCandidate`."""
+    if isinstance(policy, str) and policy in PLAIN:
+        yield PLAIN[policy](window)
         return
-    with closing(KilburnCandidate(window, policy, model, tools=tools)) as made:
+    with closing(KilburnCandidate(window, policy, model, **options)) as made:
         yield made
 
 

@@ -36,7 +36,7 @@ from kilburn.testing import FakeClock
 from kilburn_lab.evals.following import EXTRACTORS, FollowReport, embed, follow, timed
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.streams import FAMILIES, Stream, StreamInquiry, Telling, stream
 
 MODES = ("claims", "text", "sessions", "talk")
@@ -137,10 +137,6 @@ class ChangeReport(EvalReport, frozen=True, kw_only=True):
         """All figures as one line of JSON, the single answers left out."""
         talk = None if self.talk is None else msgspec.structs.replace(self.talk, asked=())
         return msgspec.json.encode(msgspec.structs.replace(self, asked=(), talk=talk)).decode()
-
-    def row(self, mode: str, family: str = FAMILIES[0]) -> ChangeRow:
-        """The row of a mode and family; KeyError if it was not measured."""
-        return row_of(self.rows, mode=mode, family=family)
 
     def table(self) -> str:
         """For people."""

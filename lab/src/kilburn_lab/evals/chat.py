@@ -21,7 +21,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import CHARACTERS, Tail, compared
+from kilburn_lab.evals.baselines import CHARACTERS, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.cost import Bill, bill_table, bills_of
 from kilburn_lab.evals.intervals import mean
@@ -31,7 +31,7 @@ from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.prefix import text_of
 from kilburn_lab.evals.questions import RunQuestion
 from kilburn_lab.evals.readers import ANSWER, ExactReader, Reader
-from kilburn_lab.evals.report import EvalReport, best_words, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, best_words, table_of
 from kilburn_lab.evals.roster import entries
 
 LENGTH = 600
@@ -222,10 +222,6 @@ class ChatReport(EvalReport, frozen=True, kw_only=True):
     rows: list[ChatRow]
     bills: list[Bill]
 
-    def row(self, policy: str, window: int) -> ChatRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
-
     def table(self) -> str:
         """Plain text: a line for each policy and window."""
         text = (
@@ -301,8 +297,6 @@ def _talk(talk: Sequence[ChatTurn], spec: str, talked: _Talked, reader: Reader) 
     """Each exchange when it is over."""
     cell, shipping = talked.cell, Shipping()
     with contender_of(cell.window, spec, tools=True) as own:
-        if isinstance(own, Tail):
-            own.everything = True
         for one in talk:
             began = time.thread_time()
             own.user(one.said)

@@ -15,6 +15,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 from kilburn.prices import Prices, prices_of
+from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.providers import PROVIDERS
@@ -161,7 +162,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
         shipped: tokens of all prompts. read: those that its cache had; written: those that it wrote to its cache. The others are
             plain input.
         dollars: of all prompts. each: of 1,000 right answers; None without one.
-        to_cost, to_tail: `each` over that of the policy `cost`, and of the newest text; None where these were not measured.
+        to_history, to_tail: `each` over that of the full history, and of the newest text; None where these were not measured.
     """
 
     policy: str
@@ -173,7 +174,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     written: int
     dollars: float
     each: float | None
-    to_cost: float | None
+    to_history: float | None
     to_tail: float | None
 
 
@@ -188,7 +189,7 @@ def bills_of(cells: Sequence[tuple[PolicyCounts, int]], pause: float | None = No
         }
         for (cell, right), spent in zip(cells, dollars, strict=True):
             own = each.get((cell.policy, cell.window))
-            other = {label: each.get((label, cell.window)) for label in ("cost", "tail")}
+            other = {label: each.get((label, cell.window)) for label in (HISTORY, "tail")}
             ratios = {label: own / base if own is not None and base else None for label, base in other.items()}
             bills.append(
                 Bill(
@@ -201,7 +202,7 @@ def bills_of(cells: Sequence[tuple[PolicyCounts, int]], pause: float | None = No
                     written=cell.written.get(name, 0),
                     dollars=spent,
                     each=own,
-                    to_cost=ratios["cost"],
+                    to_history=ratios[HISTORY],
                     to_tail=ratios["tail"],
                 )
             )
@@ -212,7 +213,7 @@ def bill_table(bills: Sequence[Bill], what: str) -> str:
     """A table of bills, below a sentence on what it counts: thousands of tokens, and dollars of 1,000 of `what`."""
     text = (
         f"provider={{provider}} | window={{window}} | policy={{policy}} | {what}={{right}} | shipped={{thousands[0]:.1f}} | "
-        "read={thousands[1]:.1f} | written={thousands[2]:.1f} | $ of 1,000={each:.2f} | to cost={to_cost:.2f} | "
+        "read={thousands[1]:.1f} | written={thousands[2]:.1f} | $ of 1,000={each:.2f} | to history={to_history:.2f} | "
         "to tail={to_tail:.2f}"
     )
     rows = table_of(
@@ -223,5 +224,5 @@ def bill_table(bills: Sequence[Bill], what: str) -> str:
     )
     return (
         "What a provider has to process, by its cache's rules: thousands of tokens shipped, read, and written; dollars of\n"
-        f"1,000 {what}, over those of the policy cost, and of the newest text\n\n{rows}"
+        f"1,000 {what}, over those of the full history, and of the newest text\n\n{rows}"
     )

@@ -25,14 +25,14 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.acting import EVERYBODY
-from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, Contender, Tail
+from kilburn_lab.evals.baselines import BASELINES, CHARACTERS, HISTORY, Contender, History
 from kilburn_lab.evals.candidate import contender_of, policy_for, prompts
 from kilburn_lab.evals.intervals import grouped, interval, mean, resampled
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import Counted, PolicyCounts
 from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
 from kilburn_lab.evals.references import Reference
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.roster import Entrant, entries
 from kilburn_lab.evals.sample import Sample
 from kilburn_lab.evals.saved import Digested, SavedCells, asked_once
@@ -41,8 +41,6 @@ TASK, FULL, STRANGER = "task", "full", "stranger"
 
 HEAD = 1000
 """Characters of each message of a run's head that the model reads; the rest is cut, for all alike."""
-
-ENDLESS = 1 << 40
 
 DIGITS = 4
 """Of nats, in the file of forecasts."""
@@ -176,10 +174,6 @@ class EquivalenceReport(EvalReport, frozen=True, kw_only=True):
         """Whether full history is better than the task alone over dependent tokens: else no row means anything."""
         return self.dependent.low > 0
 
-    def row(self, policy: str, window: int) -> EquivalenceRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
-
     def table(self) -> str:
         """Plain text: whether the measure separates, then a line for each policy and window."""
         answer = "yes" if self.separates else "NO, so the rows say nothing"
@@ -271,7 +265,8 @@ def evaluate(
     if not windows or min(windows) < 1 or steps < 1:
         raise SpecError(f"windows={list(windows)}, steps={steps}", advice="give one or more of each, each of at least 1")
     wide = sorted(set(windows))
-    entrants = [(window, entry) for window in wide for entry in entries(list(policies), "", window)]
+    listed = [(window, entry) for window in wide for entry in entries(list(policies), "", window)]
+    entrants = [(window, entry) for window, entry in listed if entry.label != HISTORY]  # `FULL`, once for all windows
     drawn = _draw(sample, forecaster, wide[0] * CHARACTERS, steps, min(context, forecaster.context))
     if not drawn:
         raise SpecError("no step fits", advice="give runs with references to older outputs, smaller windows, or more context")
@@ -312,7 +307,7 @@ def _draw(sample: Sample, forecaster: Forecaster, shortest: int, steps: int, con
 def _moment(run: Trajectory, wanted: list[Reference], at: int, *, reply: bool) -> _Moment:
     step = run.steps[at]
     text = f"{step.thought}\n{step.action}" if reply else step.action
-    told = _before(run, at, Tail(ENDLESS), reply=reply)
+    told = _before(run, at, History(0), reply=reply)
     head = "\n".join(turn.content[:HEAD] for turn in run.head)
     return _Moment(run, wanted, at, text, tuple(_spans(text, wanted, at)), head, told)
 

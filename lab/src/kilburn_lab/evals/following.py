@@ -34,7 +34,7 @@ from kilburn.search.choice import vectors_for
 from kilburn.search.found import Findings, Found
 from kilburn.testing import FakeClock
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-from kilburn_lab.evals.report import EvalReport, grid, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, grid, table_of
 from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.talks import PEOPLE, TOPICS_OF, Talk, TalkFact, TalkQuestion, TalkTurn, near, talk
 
@@ -123,10 +123,6 @@ class FollowReport(EvalReport, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """All figures as one line of JSON, the single answers left out."""
         return msgspec.json.encode(msgspec.structs.replace(self, asked=())).decode()
-
-    def row(self, extractor: str) -> FollowRow:
-        """The row of an extractor; KeyError if it was not measured."""
-        return row_of(self.rows, extractor=extractor)
 
     def table(self) -> str:
         """For people."""

@@ -110,10 +110,6 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
     rows: list[GatewayRow]
     beginnings: tuple[Beginning, ...] = ()
 
-    def row(self, system: str) -> GatewayRow:
-        """One system; KeyError if it was not measured."""
-        return row_of(self.rows, system=system)
-
     def table(self) -> str:
         """Plain text: times to the first byte, then the rest."""
         floor = self.row("pass-through").rate

@@ -29,7 +29,7 @@ from kilburn.wire.form import parse
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import Progress, unwatched
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.trajectories import read, synthetic
 
 SYSTEMS = ("pass-through", "truncation", "kilburn")
@@ -89,10 +89,6 @@ class SessionReport(EvalReport, frozen=True, kw_only=True):
         """See `EvalReport`."""
         failed = sum(row.failed for row in self.rows)
         return {self.policy: failed} if failed else {}
-
-    def row(self, system: str) -> SessionRow:
-        """One system; KeyError if it was not measured."""
-        return row_of(self.rows, system=system)
 
     def table(self) -> str:
         """Plain text: a row for each system."""

@@ -25,7 +25,7 @@ from kilburn.memory.guidelines import Guidelines
 from kilburn.model import complete, request_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.sample import HALVES
 
 ARMS = ("none", "examples", "guidelines", "both")
@@ -153,10 +153,6 @@ class GuidelineReport(EvalReport, frozen=True, kw_only=True):
     rules: int
     reasons: int
     rows: list[GuidelineRow]
-
-    def row(self, shown: str, feedback: int, forgotten: int = 0) -> GuidelineRow:
-        """The row of what was shown after so many feedbacks; KeyError if it was not measured."""
-        return row_of(self.rows, shown=shown, feedback=feedback, forgotten=forgotten)
 
     def table(self) -> str:
         """For people."""

@@ -108,19 +108,20 @@ class Shipping:
 
     def __init__(self) -> None:
         self._before: list[Block] = []
-        self._fresh: list[str] = []
+        self.fresh: list[str] = []
+        """What was told since the last prompt."""
         self._caches = {name: PromptCache(provider) for name, provider in PROVIDERS.items()}
 
     def copy(self) -> Shipping:
         """The state of now; the copy goes on by itself, as a question that is asked of the session does."""
         made = Shipping()
-        made._before, made._fresh = self._before, list(self._fresh)
+        made._before, made.fresh = self._before, list(self.fresh)
         made._caches = {name: cache.copy() for name, cache in self._caches.items()}
         return made
 
     def tell(self, *texts: str) -> None:
         """What is new since the last prompt."""
-        self._fresh += texts
+        self.fresh += texts
 
     def ship(self, prompt: Sequence[Block], cell: PolicyCounts) -> None:
         """Count one prompt in a cell."""
@@ -135,13 +136,13 @@ class Shipping:
             cell.edited += same < before
             cell.broken += 2 * same < before
         cell.cached += same // CHARACTERS
-        cell.refilled += max(0, length - same - _count_new(self._fresh, behind(prompt, blocks, same))) // CHARACTERS
+        cell.refilled += max(0, length - same - _count_new(self.fresh, behind(prompt, blocks, same))) // CHARACTERS
         chain = chain_of(prompt)
         for name, cache in self._caches.items():
             read, written = cache.ship(prompt, chain)
             cell.read[name] = cell.read.get(name, 0) + read
             cell.written[name] = cell.written.get(name, 0) + written
-        self._before, self._fresh = list(prompt), []
+        self._before, self.fresh = list(prompt), []
 
 
 class Counted:

@@ -11,7 +11,7 @@ from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.cost import Rates, cost_table, units_of
 from kilburn_lab.evals.outcomes import ReferenceOutcome
 from kilburn_lab.evals.prefix import WORDS as PREFIX_WORDS
-from kilburn_lab.evals.report import WIDTH, EvalReport, best_named, best_words, columns, row_of, table_of
+from kilburn_lab.evals.report import WIDTH, EvalReport, best_named, best_words, columns, table_of
 from kilburn_lab.evals.rows import BaselineMargins, ModelDifference, PagingRow
 
 
@@ -40,10 +40,6 @@ class PagingReport(EvalReport, frozen=True, kw_only=True):
     verdicts: list[BaselineMargins]
     losses: list[ModelDifference]
     outcomes: list[ReferenceOutcome]
-
-    def row(self, policy: str, window: int) -> PagingRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
 
     def table(self) -> str:
         """Plain text: what the prompts showed, what they cost, and what follows."""

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Any, Protocol
 
 from kilburn.picture import picture, plain_axes
-from kilburn_lab.evals.baselines import BASELINES
+from kilburn_lab.evals.baselines import BASELINES, HISTORY
 from kilburn_lab.evals.cost import PER, UNITS, CostRow
 from kilburn_lab.evals.roster import BELADY
 
@@ -20,7 +20,9 @@ REFILLED = "refilled"
 """The axis of tokens that were read again because of an edit; else a price table's name."""
 
 _BLUE, _GREY, _GREEN = "#2b6cb0", "#718096", "#2f855a"
-_MARKS = {"policy": (_BLUE, "o"), "baseline": (_GREY, "s"), "offline optimum": (_GREEN, "*")}
+_MARKS = {"policy": (_BLUE, "o"), "baseline": (_GREY, "s"), "offline optimum": (_GREEN, "*"), "full history": (_GREY, "D")}
+_BOUNDS = {BELADY: "offline optimum", HISTORY: "full history"}
+"""What keeps to no window, or knows the future; it is on no front."""
 _SIZE = 7.5
 """Font size of a label, in points."""
 
@@ -75,7 +77,7 @@ def _legend(figure: Any, kinds: Sequence[str]) -> None:
 
 
 def _kind(row: CostRow) -> str:
-    return "baseline" if row.policy in BASELINES else "offline optimum" if row.policy == BELADY else "policy"
+    return "baseline" if row.policy in BASELINES else _BOUNDS.get(row.policy, "policy")
 
 
 def _point(row: CostRow, worth: str, axis: str) -> tuple[float, float]:
@@ -84,12 +86,12 @@ def _point(row: CostRow, worth: str, axis: str) -> tuple[float, float]:
 
 
 def _panel(axes: Any, rows: Sequence[CostRow], window: int, worth: str, axis: str) -> None:
-    """One window: the points, the front without the optimum that knows the future, the names."""
+    """One window: the points, the front without what no policy can be, the names."""
     points = [_point(row, worth, axis) for row in rows]
     costs = [cost for cost, _ in points]
     wide = (max(costs) - min(costs)) or max(costs) or 1.0
     left, right = min(costs) - 0.08 * wide, max(costs) + 0.12 * wide
-    fair = [at for at, row in enumerate(rows) if row.policy != BELADY]
+    fair = [at for at, row in enumerate(rows) if row.policy not in _BOUNDS]
     chosen = [fair[at] for at in front([points[at] for at in fair])]
     axes.set(xlim=(left, right), ylim=(-0.03, 1.17), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     for at, row in enumerate(rows):

@@ -9,9 +9,11 @@ the same file is read again and again. Each prompt is then looked at, word for w
 - `results`: results of sub-agents of which the next prompt shows a line;
 - `edited`: prompts that do not begin with all of the prompt before, `broken` with less than half of it; `again`: the share of all
   tokens shipped that were told before and are read again; `unpaid`: prompts that were edited while there was room for what came,
-  and whose edit cost more than it saved until the next one (`kilburn.selection.bringing.pays`, by the prices `hosted`);
+  and whose edit cost more, by the prices `hosted`, than the shorter prompts saved until the next edit;
 - `copies`: of the file that is read again and again, how often its first line stands in a prompt at once, at most; `over`:
   prompts that are larger than the window.
+
+Baselines and the full history (`kilburn_lab.evals.baselines`) go through the same day.
 
 Policies that ask a model are tried for half a day with models that fail, whose prompt is too long for them, that say nothing of
 use, and that lie. Then `asks` counts questions, `vain` those that freed nothing, `lost` pages that a recall does not give back
@@ -22,7 +24,7 @@ writes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -35,13 +37,13 @@ from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.prices import PRICES
-from kilburn.selection.bringing import pays
-from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.baselines import CHARACTERS, HISTORY, PLAIN, UNBOUNDED, Contender, tell
 from kilburn_lab.evals.candidate import append_and_wait
+from kilburn_lab.evals.cost import cost_of
 from kilburn_lab.evals.measure import SYLLABLES, Progress, coined, unwatched
 from kilburn_lab.evals.outcomes import PolicyCounts, Shipping
 from kilburn_lab.evals.prefix import Block, blocks_of, common, length_of, text_of
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant, can_ask
 
 TURNS, CALLS, READS, HELPERS = 24, 6, 66, 4
@@ -63,7 +65,7 @@ ORDERS = (
 WAYS = ("fails", "overflows", "says nothing", "lies")
 """What models do that are asked to summarise."""
 
-POLICIES = ("fifo", "summarize", "cost", "hybrid")
+POLICIES = ("tail", "tail+turns", "tail+chunks", HISTORY, "fifo", "summarize", "cost", "hybrid")
 
 
 class PleaRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +107,6 @@ class PleaReport(EvalReport, frozen=True, kw_only=True):
     rows: list[PleaRow]
     vain: list[VainRow]
 
-    def row(self, policy: str, window: int) -> PleaRow:
-        """The row of a policy at a window; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy, window=window)
-
     def judged(self) -> Sequence[Any]:
         """The rows of both tables."""
         return [*self.rows, *self.vain]
@@ -131,8 +129,8 @@ class PleaReport(EvalReport, frozen=True, kw_only=True):
 
 
 def everybody() -> list[str]:
-    """All policies that ship with Kilburn, but the one that is told the future."""
-    return sorted({*names("policies"), "chain"} - {BELADY})
+    """All baselines, and all policies that ship with Kilburn but the one that is told the future."""
+    return [*PLAIN, *sorted({*names("policies"), "chain"} - {BELADY})]
 
 
 def pleas(
@@ -146,7 +144,7 @@ def pleas(
     """Measure each policy.
 
     Args:
-        policies: specs; None for all that ship.
+        policies: names of baselines, or specs of policies; None for all.
         windows: in tokens of four characters.
         ways: what models do that are of no use.
 
@@ -164,7 +162,7 @@ def pleas(
     progress(0, len(jobs))
     for done, (entrant, window) in enumerate(jobs):
         rows.append(_measured(entrant, window, seed))
-        if can_ask(resolve("policies", entrant.at(window))):
+        if entrant.spec not in PLAIN and can_ask(resolve("policies", entrant.at(window))):
             tried = (_tried(entrant, window, seed, way) for way in ways)
             vain += [row for row in tried if row.asks]
         progress(done + 1, len(jobs))
@@ -206,20 +204,21 @@ class PleaDay:
 
     Args:
         session: it goes through.
-        window: the session's, in tokens.
+        window: in tokens; the session's, if there is no baseline.
+        baseline: gets the same messages, and its prompts are looked at in place of the session's.
     """
 
-    def __init__(self, session: Session, window: int, seed: int) -> None:
-        self.session, self.chance = session, random.Random(f"pleas/{seed}")
+    def __init__(self, session: Session, window: int, seed: int, baseline: Contender | None = None) -> None:
+        self.session, self.baseline, self.chance = session, baseline, random.Random(f"pleas/{seed}")
         self.cell, self.shipping = PolicyCounts(policy="", window=window), Shipping()
         self.appended: list[dict[str, Any]] = []
         self.used: set[str] = set()
         self.plants: list[str] = []
         self.request = ""
         self.shown = self.due = self.requests = self.copies = self.helped = self.helpers = 0
-        self.forced = self._calls = 0
-        # Of the edits that were not forced: tokens that they freed, tokens that were read again, and the prompt.
-        self.edits: list[tuple[int, int, int]] = []
+        self._new = self._calls = 0
+        # By edited prompt: tokens that the edit took out, and that are read again; None if there was no room for what came.
+        self.edits: dict[int, tuple[int, int] | None] = {}
         self._before: list[Block] = []
 
     def work(self, turns: int, reads: int) -> None:
@@ -284,8 +283,9 @@ class PleaDay:
             word = self.word()
             results.append(with_result.branches.returning(f"It is {word}.\n{self.output(2 + self.cell.window // 200)}"))
             found.append(word)
-        self.shipping.tell(*(part.text for message in results for part in message.parts))
-        self._append(lambda: self.session.append(*results))
+        for text in (part.text for message in results for part in message.parts):
+            self._tell([Block("tool", "", text)])
+        self.session.append(*results)
         prompt = text_of(self.look())
         self.helpers += len(found)
         self.helped += sum(word in prompt for word in found)
@@ -301,31 +301,31 @@ class PleaDay:
     def say(self, message: dict[str, Any]) -> None:
         """Append a message."""
         self.appended.append(message)
-        text = message.get("content") or message["tool_calls"][0]["function"]["arguments"]
-        self.shipping.tell(text)
-        self._append(lambda: append_and_wait(self.session, message))
+        self._tell(list(blocks_of([message])))
+        append_and_wait(self.session, message)
 
-    def _append(self, append: Callable[[], object]) -> None:
-        """Append, and take note of whether there was room."""
-        session = self.session
-        before, seen = session.use, session.window.seen
-        append()
-        self.forced += before + session.window.seen - seen + MARGIN > session.capacity
+    def _tell(self, message: Sequence[Block]) -> None:
+        """Take note of a new message, and tell it to the baseline."""
+        self._new += _size(message)
+        for block in message:
+            text = block.text or block.beside
+            self.shipping.tell(text)
+            if self.baseline is not None:
+                tell(self.baseline, block.role, text)
 
     def look(self) -> list[Block]:
         """Send a prompt, and see what it shows."""
         prompt = self.session.render()
-        blocks = list(blocks_of(prompt))
-        before = length_of(self._before)
-        told, edited = self.cell.refilled, self.cell.edited
+        blocks = list(blocks_of(prompt)) if self.baseline is None else list(self.baseline.prompt())
+        refilled, edited = self.cell.refilled, self.cell.edited
         self.shipping.ship(blocks, self.cell)
-        self.cell.overflow += prompt.tokens > self.session.capacity
-        if self.cell.edited > edited and not self.forced:
-            freed = max(0, before - common(self._before, blocks)[1]) // CHARACTERS
-            self.edits.append((freed, self.cell.refilled - told, self.cell.calls))
-        elif self.cell.edited > edited:
-            self.edits.append((0, -1, self.cell.calls))
-        self.forced, self._before = 0, blocks
+        self.cell.overflow += self.baseline is None and prompt.tokens > self.session.capacity
+        if self.cell.edited > edited:
+            again = self.cell.refilled - refilled
+            behind = (length_of(self._before) - common(self._before, blocks)[1]) // CHARACTERS
+            room = _size(self._before) + self._new + MARGIN * CHARACTERS <= self.cell.window * CHARACTERS
+            self.edits[self.cell.calls] = (behind - again, again) if room else None
+        self._new, self._before = 0, blocks
         text = text_of(blocks)
         self.due += len(self.plants)
         self.shown += sum(word in text for word in self.plants)
@@ -334,11 +334,17 @@ class PleaDay:
 
     @property
     def unpaid(self) -> int:
-        """Edits that were not forced and did not pay until the next one."""
-        count = 0
-        for at, (freed, again, prompt) in enumerate(self.edits):
-            until = self.edits[at + 1][2] if at + 1 < len(self.edits) else self.cell.calls
-            count += again >= 0 and not pays(freed - again, again, until - prompt, PRICES["hosted"])
+        """Edits for which there was no need, and which cost more than they saved until the next one.
+
+        An edit costs that tokens are written to a cache which would have been read from it; what it takes out saves its
+        reading, in each prompt until the next edit.
+        """
+        prices, count = PRICES["hosted"], 0
+        for (at, edit), until in zip(self.edits.items(), [*self.edits, self.cell.calls][1:], strict=True):
+            if edit is not None:
+                out, again = edit
+                loss = cost_of(again, 0, prices) - cost_of(again, again, prices)
+                count += (until - at) * cost_of(out, out, prices) <= loss
         return count
 
     def lost(self) -> int:
@@ -348,15 +354,21 @@ class PleaDay:
         return sum(isinstance(message["content"], str) and message["content"] not in texts for message in self.appended)
 
 
+def _size(blocks: Sequence[Block]) -> int:
+    """Characters of a prompt, with names and arguments of calls, as the store's tokenizer counts them."""
+    return sum(len(block.beside) + len(block.text) for block in blocks)
+
+
 def _day(
     entrant: Entrant, window: int, seed: int, model: Any = None, *, turns: int = TURNS, reads: int = READS
 ) -> tuple[PleaDay, dict[str, int]]:
     """A day under a policy, and what its ledger says: questions, those in vain, and plans that failed."""
-    spec = entrant.at(window)
-    with kilburn.open(
-        ":memory:", window=window, policy=spec, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None
-    ) as store:
-        day = PleaDay(store.session("day"), window, seed)
+    spec, room = entrant.at(window), window
+    baseline = PLAIN[spec](window) if spec in PLAIN else None
+    if baseline is not None:
+        spec, room = "fifo", UNBOUNDED
+    with kilburn.open(":memory:", window=room, policy=spec, tokenizer=f"chars/{CHARACTERS}", model=model, embedder=None) as store:
+        day = PleaDay(store.session("day"), window, seed, baseline)
         day.work(turns, reads)
         counts = {"vain": 0, "failed": 0, "lost": day.lost()}
         asked = 0

@@ -33,7 +33,7 @@ from kilburn.page import Claim
 from kilburn.search.found import Found
 from kilburn_lab.evals.intervals import wilson
 from kilburn_lab.evals.measure import Progress, check_known, coined, unwatched
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.trajectories import shell_call
 
 DEFENCES = ("none", "marked", "proposed", "plain")
@@ -242,10 +242,6 @@ class PoisonReport(EvalReport, frozen=True, kw_only=True):
 
     seed: int
     rows: list[PoisonRow]
-
-    def row(self, attack: str, defence: str) -> PoisonRow:
-        """The row of an attack and a defence; KeyError if it was not measured."""
-        return row_of(self.rows, attack=attack, defence=defence)
 
     def table(self) -> str:
         """For people."""

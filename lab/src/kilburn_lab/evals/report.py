@@ -32,6 +32,17 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
         rows: Sequence[msgspec.Struct] = getattr(self, "rows", ())
         return rows
 
+    def row(self, *key: object) -> Any:
+        """The first row whose first fields have these values, such as a policy and a window.
+
+        Raises:
+            KeyError: there is none: it was not measured.
+        """
+        for row in getattr(self, "rows", ()):
+            if msgspec.structs.astuple(row)[: len(key)] == key:
+                return row
+        raise KeyError(key)
+
     def to_csv(self) -> str:
         """The records as RFC 4180 has it: the columns are the JSON's fields.
 

@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.kernel.resolve import names, resolve
 from kilburn.policy import Policy
-from kilburn_lab.evals.baselines import BASELINES
+from kilburn_lab.evals.baselines import BASELINES, HISTORY, PLAIN
 
 BELADY = "belady"
 """The offline optimum: it gets each run's future, so it has no spec."""
@@ -60,18 +60,18 @@ def everybody() -> list[str]:
 
 
 def entries(specs: list[str], model: str, window: int) -> list[Entrant]:
-    """One entry for each spec, the tail first; with a model, a second one for each policy that can ask it.
+    """One entry for each spec, the tail first, the full history last; with a model, a second one for each policy that can ask it.
 
     Raises:
         SpecError: no such policy, or arguments that do not fit.
     """
     listed: list[Entrant] = []
-    for label in dict.fromkeys(["tail", *specs]):
+    for label in dict.fromkeys(["tail", *specs, HISTORY]):
         if label.startswith(f"{BELADY}("):
             raise SpecError(f"{label!r}: the optimum is told each run's future", advice=f"write {BELADY} alone")
         plain = Entrant(label, SPECS.get(label, label))
         listed.append(plain)
-        if label in BASELINES or label == BELADY:
+        if label in PLAIN or label == BELADY:
             continue
         policy = resolve("policies", plain.at(window))
         if model and can_ask(policy):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kilburn_lab.evals.baselines import BASELINES, best_of, compared
+from kilburn_lab.evals.baselines import BASELINES, PLAIN, best_of, compared
 from kilburn_lab.evals.cost import CostRow, Rates, costs_of, figures_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.outcomes import PolicyCounts, ReferenceOutcome
@@ -189,7 +189,7 @@ def verdicts_of(rows: Sequence[PagingRow]) -> list[BaselineMargins]:
     if any((name, window) not in known for name in BASELINES for window in windows):
         return []
     verdicts: list[BaselineMargins] = []
-    for policy in dict.fromkeys(row.policy for row in rows if row.policy not in BASELINES):
+    for policy in dict.fromkeys(row.policy for row in rows if row.policy not in PLAIN):
         margins = {window: known[policy, window].gain for window in windows}
         refills = {
             window: known[policy, window].refilled / max(1, known["summarize", window].refilled)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.picture import picture
-from kilburn_lab.evals.report import EvalReport, grid, panel, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, grid, panel, table_of
 
 GOALS = {10_000: (1.0, 2.0), 100_000: (3.0, 6.0), 1_000_000: (10.0, 20.0)}
 """Milliseconds of processor time for a question that Kilburn aims at, by words and with vectors, by the number of facts."""
@@ -59,10 +59,6 @@ class ScaleReport(EvalReport, frozen=True, kw_only=True):
     seed: int
     embedder: str
     rows: list[ScaleRow]
-
-    def row(self, system: str, count: int) -> ScaleRow:
-        """One system with so many facts; KeyError if it was not measured."""
-        return row_of(self.rows, system=system, count=count)
 
     def table(self) -> str:
         """Plain text: a row for each system and number of facts."""

@@ -26,20 +26,21 @@ from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores
 from kilburn.policies.tiered import Tiered
 from kilburn.policy import Policy, View
+from kilburn.search.found import Found
 from kilburn.testing.clock import FakeClock
-from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.baselines import CHARACTERS, PLAIN, UNBOUNDED, tell
 from kilburn_lab.evals.candidate import append_and_wait
 from kilburn_lab.evals.drift import texts_of
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import PolicyCounts, Shipping
-from kilburn_lab.evals.prefix import blocks_of
+from kilburn_lab.evals.prefix import Block, blocks_of, length_of, text_of
 from kilburn_lab.evals.roster import BELADY, SPECS, Entrant
 from kilburn_lab.evals.sessions import Interaction, UserSession, sessions
 from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
 
-EVERYBODY = (ENTRIES, TIERS, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY)
-"""All policies that ship and some combinations; those that are
-known here only first, the offline optimum last."""
+EVERYBODY = (*PLAIN, ENTRIES, TIERS, *sorted({*names("policies"), *SPECS} - {BELADY}), BELADY)
+"""All baselines, all policies that ship and some combinations; those that are known here only before the others, the offline
+optimum last."""
 
 HITS = 500
 """Tokens that the hits of one search may take."""
@@ -103,7 +104,7 @@ def evaluate(
     """Measure each policy on the same sessions.
 
     Args:
-        policies: specs; "entries", "tiers" and "belady" are known here too.
+        policies: names of baselines, or specs; "entries", "tiers" and "belady" are known here too.
         count: sessions.
         interactions: of each session.
         window: in tokens of four characters.
@@ -118,7 +119,7 @@ def evaluate(
     told = sessions(count, interactions, seed)
     entrants = [Entrant(label, SPECS.get(label, label)) for label in dict.fromkeys(policies)]
     for entrant in entrants:
-        if entrant.spec not in (ENTRIES, TIERS, BELADY):
+        if entrant.spec not in (ENTRIES, TIERS, BELADY, *PLAIN):
             resolve("policies", entrant.at(window))
     streamed: dict[str, list[Streamed]] = {entrant.label: [] for entrant in entrants}
     began = time.perf_counter()
@@ -133,14 +134,15 @@ def evaluate(
 def measure(entrant: Entrant, told: Sequence[UserSession], window: int) -> Iterator[Streamed]:
     """Stream all sessions, one after another, through one policy over one new file."""
     clock = FakeClock(START, tick=0.0)
-    policy = _made_here(entrant, told, window) or entrant.at(window)
+    plain = entrant.spec in PLAIN
+    policy = "fifo" if plain else _made_here(entrant, told, window) or entrant.at(window)
     backend = Sqlite(":memory:")
-    with Store(backend, Budget(window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as store:
+    with Store(backend, Budget(UNBOUNDED if plain else window), policy, tokenizer=f"chars/{CHARACTERS}", clock=clock) as store:
         for number, session in enumerate(told):
             clock.now = START + number * DAY
             if entrant.spec == BELADY:
                 store.policy = Belady(_future_of(session))
-            yield _Stream(store, session, entrant.label, clock).run()
+            yield _Stream(store, session, entrant.label, window, clock).run()
 
 
 def _made_here(entrant: Entrant, told: Sequence[UserSession], window: int) -> Policy | None:
@@ -184,13 +186,14 @@ def _future_of(session: UserSession) -> Future:
 
 
 class _Stream:
-    """One made-up session, streamed through a session of a store."""
+    """One made-up session, streamed through a session of a store, and through a baseline where the policy is one."""
 
-    def __init__(self, store: Store, session: UserSession, policy: str, clock: FakeClock) -> None:
+    def __init__(self, store: Store, session: UserSession, policy: str, window: int, clock: FakeClock) -> None:
         self.store, self.session, self.clock = store, session, clock
         self.opened = store.session(session.name, user=session.user)
         self.found = Streamed(policy=policy, session=session.name)
-        self.cell, self.shipping = PolicyCounts(policy=policy, window=self.opened.capacity), Shipping()
+        self.cell, self.shipping = PolicyCounts(policy=policy, window=window), Shipping()
+        self.baseline = PLAIN[policy](window) if policy in PLAIN else None
         self.last = {page: at for at, one in enumerate(session.interactions) for page in one.uses}
         """Which interaction is the last that needs a page."""
         self.derived: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -214,23 +217,25 @@ class _Stream:
         session, found = self.opened, self.found
         began = time.perf_counter()
         address = append_and_wait(session, interaction.said)
-        prompt = session.render()
+        tokens, blocks, text = self._prompt(interaction.said)
         spent = time.perf_counter() - began
         self.shipping.tell(*texts_of(interaction.said))
-        self.shipping.ship(list(blocks_of(prompt)), self.cell)
+        self.shipping.ship(blocks, self.cell)
         found.prompts += 1
-        found.shipped += prompt.tokens
-        found.overflow += prompt.tokens > session.capacity
+        found.shipped += tokens
+        found.overflow += tokens > self.cell.window
         if session.window.seen > session.capacity:
             found.full += 1
             found.used += sum(self._used_later(page, at) for page in session.window.resident()) / session.capacity
         if interaction.asked is not None:
-            shown = interaction.asked.value in "\n".join(texts_of(list(prompt)))
-            began = time.perf_counter()
-            hits = session.search(interaction.asked.question, tokens=HITS, record=False)
-            spent += time.perf_counter() - began
-            own = any(interaction.asked.value in hit.text for hit in hits)
-            everywhere = self.store.search(interaction.asked.question, tokens=HITS, user=self.session.user)
+            shown, own = interaction.asked.value in text, False
+            everywhere: list[Found] = []
+            if self.baseline is None:
+                began = time.perf_counter()
+                hits = session.search(interaction.asked.question, tokens=HITS, record=False)
+                spent += time.perf_counter() - began
+                own = any(interaction.asked.value in hit.text for hit in hits)
+                everywhere = self.store.search(interaction.asked.question, tokens=HITS, user=self.session.user)
             found.questions.append(
                 QuestionOutcome(
                     earlier=interaction.asked.earlier,
@@ -247,6 +252,21 @@ class _Stream:
         for message in interaction.done:
             append_and_wait(session, message)
             self.shipping.tell(*texts_of(message))
+            self._tell(message)
+
+    def _prompt(self, message: dict[str, object]) -> tuple[int, list[Block], str]:
+        """The tokens, blocks and text of the prompt after a message of the user."""
+        if self.baseline is None:
+            prompt = self.opened.render()
+            return prompt.tokens, list(blocks_of(prompt)), "\n".join(texts_of(list(prompt)))
+        self._tell(message)
+        blocks = list(self.baseline.prompt())
+        return -(-length_of(blocks) // CHARACTERS), blocks, text_of(blocks)
+
+    def _tell(self, message: dict[str, object]) -> None:
+        if self.baseline is not None:
+            for block in blocks_of([message]):
+                tell(self.baseline, block.role, block.text or block.beside)
 
     def _used_later(self, page: Page, at: int) -> float:
         """The tokens of a resident page that this interaction or a later one needs; of a derived page, those of the

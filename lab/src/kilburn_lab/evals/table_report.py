@@ -9,7 +9,7 @@ from statistics import median, quantiles
 import msgspec
 
 from kilburn.picture import picture
-from kilburn_lab.evals.baselines import CHARACTERS
+from kilburn_lab.evals.baselines import CHARACTERS, PLAIN
 from kilburn_lab.evals.intervals import interval
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
 
@@ -22,10 +22,12 @@ TIERS = "tiers"
 TERMS = {
     "utilisation": "share of the window's capacity taken by pages that the session still needs, at this prompt or a later one; "
     "the mean over the prompts after the window was full for the first time. The sessions were made so that it is "
-    "known which interaction needs which message. Of an excerpt or a summary, the lines of needed messages count.",
+    "known which interaction needs which message. Of an excerpt or a summary, the lines of needed messages count. A baseline has "
+    "no pages.",
     "accuracy": "share of the questions about this session whose answer was in the prompt, word for word. This is the headline: "
     "it is what the policy decided.",
-    "+search": "the same, or one search of the session at the time of asking found it. It is what an agent gets that searches.",
+    "+search": "the same, or one search of the session at the time of asking found it. It is what an agent gets that searches. "
+    "A baseline has no search.",
     "earlier": "share of the questions about earlier sessions of this user that were answered by the prompt or one search of "
     "the session (off), or also by one search over all sessions of this user (on).",
     "kept": "share of the prefix kept: of the tokens of a prompt, those that are the same as the beginning of the prompt before.",
@@ -195,13 +197,9 @@ class TableReport(EvalReport, frozen=True, kw_only=True):
                 _margin(column, better, worse, streamed, seed)
                 for column in COLUMNS
                 for better, worse in dict.fromkeys(pairs)
-                if better in streamed and worse in streamed
+                if better in streamed and worse in streamed and (column == "accuracy" or worse not in PLAIN)
             ],
         )
-
-    def row(self, policy: str) -> TableRow:
-        """One policy's; KeyError if it was not measured."""
-        return row_of(self.rows, policy=policy)
 
     def margin(self, better: str, worse: str, column: str = "accuracy") -> Margin:
         """One comparison; KeyError if it was not made."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kilburn.picture import picture, plain_axes
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 
 
 class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,8 +22,8 @@ class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
         note: why another codec took its place.
     """
 
-    count: int
     codec: str
+    count: int
     bytes: int
     alone: float
     rescored: float
@@ -58,10 +58,6 @@ class VectorsReport(EvalReport, frozen=True, kw_only=True):
     seconds: float
     rows: list[VectorRow]
     facts: FactShares
-
-    def row(self, codec: str, count: int) -> VectorRow:
-        """One row; KeyError if it was not measured."""
-        return row_of(self.rows, codec=codec, count=count)
 
     def table(self) -> str:
         """Plain text."""

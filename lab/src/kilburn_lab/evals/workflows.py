@@ -39,7 +39,7 @@ from kilburn.model import Delta, Finish, Reply, Request
 from kilburn_lab.evals.errands import Errand, ErrandWorld
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
-from kilburn_lab.evals.report import EvalReport, row_of, table_of
+from kilburn_lab.evals.report import EvalReport, table_of
 from kilburn_lab.evals.sample import HALVES
 
 ARMS = ("none", "true", "late", "lying", "gullible")
@@ -280,10 +280,6 @@ class FlowReport(EvalReport, frozen=True, kw_only=True):
     kept: dict[str, float]
     retired: dict[str, float]
     rows: list[FlowRow]
-
-    def row(self, arm: str, kind: str = "all") -> FlowRow:
-        """The row of an arm and a kind; KeyError if it was not measured."""
-        return row_of(self.rows, arm=arm, kind=kind)
 
     def table(self) -> str:
         """For people."""
