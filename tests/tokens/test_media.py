@@ -13,13 +13,32 @@ import pypdf
 import pytest
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
+from kilburn.budget import Counter
+from kilburn.tokens import media
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.media import FILE_TOKENS, block_tokens, describe, document_text, readable_text
+from kilburn.tokens.media import FILE_TOKENS
 from kilburn.tokens.pdf import MAX_CHARS, MAX_PAGES, pdf_text
+from kilburn.wire.plain import pack
 
 CLAUDE, GPT = counter_for("claude-opus-4-5"), counter_for("gpt-4o")
 FONT = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
+    return media.block_tokens(counter, pack(block))
+
+
+def describe(block: dict[str, Any], *, named: bool = True) -> str:
+    return media.describe(pack(block), named=named)
+
+
+def readable_text(block: dict[str, Any]) -> str:
+    return media.readable_text(pack(block))
+
+
+def document_text(block: dict[str, Any]) -> str:
+    return media.document_text(pack(block))
 
 
 def pdf(pages: int) -> str:
@@ -78,7 +97,7 @@ PDF_URL = f"data:application/pdf;base64,{pdf(2)}"
 )  # fmt: skip
 def test_media_cost_what_the_provider_says(block: dict[str, Any], tokens: int, words: str) -> None:
     assert tokens <= block_tokens(CLAUDE, block) <= tokens + 60
-    assert describe(CLAUDE, block) == words
+    assert describe(block) == words
 
 
 def test_the_rule_is_that_of_the_family() -> None:
@@ -127,14 +146,14 @@ def test_a_pdf_that_explodes_when_it_is_decoded_is_priced_by_its_size(padding: i
     head = b"%PDF-1.7\n" + b"".join(objects)
     stream = b"3 0 obj<</Type/XRef/W[1 4 0]/Size 3/Root 1 0 R/Filter/FlateDecode/Length %d>>stream\n" % len(table)
     data = head + stream + table + b"\nendstream endobj\nstartxref\n%d\n%%%%EOF" % len(head)
-    assert describe(CLAUDE, document(base64.b64encode(data).decode())) == f"pdf, {pages} {'page' if pages == 1 else 'pages'}"
+    assert describe(document(base64.b64encode(data).decode())) == f"pdf, {pages} {'page' if pages == 1 else 'pages'}"
 
 
 def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
     data = bytearray(base64.b64decode(wav(12)))
     data[4:8] = data[40:44] = b"\xff" * 4
     block = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
-    assert describe(CLAUDE, block) == "audio, 13 s"
+    assert describe(block) == "audio, 13 s"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +172,7 @@ def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
 )
 def test_a_reference_that_no_provider_follows_is_text(block: dict[str, Any]) -> None:
     assert block_tokens(GPT, block) < 300
-    assert describe(GPT, block) == block["type"].replace("_", " ")
+    assert describe(block) == block["type"].replace("_", " ")
 
 
 def test_an_office_file_and_a_photo_of_a_phone_have_prices_of_their_own() -> None:
@@ -175,8 +194,8 @@ def test_text_in_a_block_is_text() -> None:
     assert block_tokens(GPT, block) >= GPT.count("a drum " * 50)
     assert readable_text(block).count("a drum") == 50
     assert PIXEL not in readable_text(document(PIXEL, title="x"))
-    assert describe(GPT, {"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
-    assert describe(GPT, document(pdf(1), title="name"), named=False) == "pdf, 1 page"
+    assert describe({"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
+    assert describe(document(pdf(1), title="name"), named=False) == "pdf, 1 page"
 
 
 def test_the_text_of_a_pdf_is_read_page_by_page() -> None:

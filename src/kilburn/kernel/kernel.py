@@ -336,14 +336,13 @@ class Kernel:
         return self.contents.get(known.digest) if known.digest else self.text_of(known)
 
     def readable_text(self, page: int) -> str:
-        """Return what a policy or a model can read of a page as text: of an image or a provider's block, what it is, and its text
-        without media; of any other page the exact text.
+        """Return what a policy or a model can read of a page as text; see `readable`.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        text = self.text(page)
-        return readable(self.window.pages[page], text)
+        text, known = self.text(page), self.window.pages[page]
+        return readable(known, text, self.contents.get(known.extra)) if known.is_atomic else text
 
     def text_of(self, page: Page) -> str:
         """The exact text of a page that is not forgotten here.

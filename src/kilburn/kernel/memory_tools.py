@@ -16,7 +16,7 @@ from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
 from kilburn.kernel.recalled import Recalled
-from kilburn.kernel.render import readable, readable_document
+from kilburn.kernel.render import readable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
@@ -262,11 +262,11 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(session, away[0]):
         info = _segment_of(session, away[0], reach)
         rows = _rows(session, info, away[1])
-        texts = session.backend.texts({page.digest for page, _ in rows})
+        texts = {"": ""} | session.backend.texts({digest for page, _ in rows for digest in (page.digest, page.extra) if digest})
         pieces, kept, left = _cut(
             asked,
             session.capacity,
-            [(_heading(info, page, state), readable_document(page, texts[page.digest])) for page, state in rows],
+            [(_heading(info, page, state), readable(page, texts[page.digest], texts[page.extra])) for page, state in rows],
         )
         return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
     if away:
@@ -274,14 +274,16 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
-    attachments = _attachments(found, session.capacity // 2)
+    attachments = {} if asked.offset else _attachments(found, session.capacity // 2)
     told = []
     for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
-        # A result of the chat form has text only.
         form = attachments[index][1] if index in attachments else None
-        is_shown = page.kind is Kind.IMAGE or unpack(form).get("form") == "messages"
-        read = readable if is_shown else readable_document
-        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", read(page, text)))
+        if page.kind is Kind.OPAQUE and unpack(form).get("form") != "messages":
+            # A result of the chat form has text only.
+            text = found.session._kernel.readable_text(page.id)
+        elif page.is_atomic:
+            text = f"[{page.label}]"
+        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
     pieces, kept, left = _cut(asked, session.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
     parts = [attachments[index] for index in kept if index in attachments]

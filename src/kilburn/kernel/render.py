@@ -15,11 +15,10 @@ from kilburn.errors import EmptyPrompt, SpecError
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.page import Page
-from kilburn.tokens.media import document_text, readable_text
+from kilburn.page import Page, searchable_words
+from kilburn.tokens.media import readable_text
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
-from kilburn.wire.plain import unpack
 
 __all__ = ["Prompt"]
 
@@ -74,20 +73,17 @@ def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
 
-def readable(page: Page, text: str) -> str:
-    """Return what can be read of a page as text: of an image what it is, of a provider's block also its text without media, of
-    any other page the exact text."""
+def readable(page: Page, text: str, extra: str) -> str:
+    """Return what can be read of a page as text: of an image what it is, of a provider's block also its text and that of its
+    PDFs, of any other page the exact text. Spans of what a search finds are spans of this.
+
+    Args:
+        extra: the page's leftovers, as stored; "" for none.
+    """
     if not page.is_atomic:
         return text
-    words = readable_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
-    return f"[{page.label}]\n{words}" if words else f"[{page.label}]"
-
-
-def readable_document(page: Page, text: str) -> str:
-    """Return the same, and the text of the PDFs in a provider's block: what a model reads that cannot be shown the block."""
-    words = readable(page, text)
-    document = document_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
-    return f"{words}\n{document}" if document else words
+    words = readable_text(text) if page.kind is Kind.OPAQUE else ""
+    return searchable_words(extra) or (f"[{page.label}]\n{words}" if words else f"[{page.label}]")
 
 
 def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:

@@ -6,6 +6,7 @@ tokenizer's name has to be one.
 
 from __future__ import annotations
 
+import copy
 import re
 
 from kilburn.budget import Counter
@@ -65,6 +66,13 @@ def counter_for(name: str | Counter) -> Counter:
 def counter_of_model(name: str) -> Counter | None:
     """The counter for a model that a request names; None if nothing is known of the name."""
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
+
+
+def with_file_tokens(counter: Counter, tokens: int) -> Counter:
+    """Return a copy of a counter that counts a file that a prompt names by an id or a URL as so many tokens."""
+    priced = copy.copy(counter)
+    vars(priced)["file_tokens"] = tokens
+    return priced
 
 
 def counts_alike(one: Counter, other: Counter) -> bool:

@@ -12,12 +12,14 @@ import sys
 
 log = logging.getLogger("kilburn")
 
+MAX_BYTES = 50_000_000
+"""Bytes of a file that is read at all: OpenAI's limit; Anthropic's is 32 MB."""
 MAX_PAGES = 100
 """Pages that are read at most; a note says how many are left."""
 MAX_CHARS = 400_000
 MAX_STREAM_BYTES = 8_000_000
 """Bytes that one stream of the file may have when it is decoded."""
-CPU_SECONDS = 10
+CPU_SECONDS = 5
 MEMORY_BYTES = 2 << 30
 WALL_SECONDS = 60
 """Seconds on a machine that does not limit processor time, or is busy."""
@@ -30,6 +32,9 @@ def pdf_text(data: bytes) -> str:
     """Return the text of a PDF, page by page under its number, as far as it can be read within the limits; "" if it has none."""
     import subprocess
 
+    if len(data) > MAX_BYTES:
+        log.info("the text of a PDF of %d bytes is not read: the limit is %d", len(data), MAX_BYTES)
+        return ""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
