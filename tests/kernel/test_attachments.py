@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import kilburn
+from kilburn.cli.fsck import Inspectable
 from kilburn.errors import LawBroken
 from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
@@ -18,6 +20,7 @@ from kilburn.testing.laws import check_laws
 from tokens.test_media import PIXEL, document, pdf, pdf_of, wav
 
 REPORT = document(pdf(2), title="report.pdf")
+WRAPPED = base64.encodebytes(bytes(range(256)) * 2).decode()
 SOUND = {"type": "input_audio", "input_audio": {"data": wav(3), "format": "wav"}}
 
 
@@ -138,3 +141,61 @@ def test_recall_reads_a_document_that_a_tool_result_cannot_show(block: dict[str,
     assert "report.pdf" in reply.text
     assert ("Revenue rose by 4 percent." in reply.text) is is_read
     assert "base64" not in reply.text
+
+
+def index_words(store: kilburn.Store) -> set[str]:
+    """Every word by which a page of the store is found."""
+    rows = store.backend.unembedded("none", 1000)
+    return {word for _, text in rows for word in text.split()}
+
+
+@pytest.mark.parametrize(
+    ("block", "query", "passage"),
+    [
+        (document(pdf_of("Revenue rose by 4 percent."), title="report.pdf"), "revenue percent", "Revenue rose"),
+        ({"type": "file", "file": FILE}, "report.pdf", "report.pdf"),
+        ({"type": "document", "title": "notes", "source": {"type": "text", "data": "The drum is loud."}}, "drum", "drum"),
+        ({"type": "search_result", "title": "Atlas", "content": [{"type": "text", "text": "Rivers."}]}, "rivers", "Rivers"),
+    ],
+    ids=["pdf", "name", "text", "search result"],
+)
+def test_a_block_is_found_by_its_words(tmp_path: Path, block: dict[str, Any], query: str, passage: str) -> None:
+    session = opened("lru", block, str(tmp_path / "s.db"))
+    store = kilburn.open(str(tmp_path / "s.db"), window=16_000, tokenizer="claude-opus-4-5", embedder=None)
+    [hit, *_] = store.search(query)
+    assert (hit.address, passage in hit.text) == ("p1", True)
+    assert not [word for word in index_words(store) if len(word) > 60]
+    assert cast(Inspectable, store.backend).findings() == []
+    store.close()
+    session.forget("p1")
+    session.close()
+    store = kilburn.open(str(tmp_path / "s.db"), window=16_000, tokenizer="claude-opus-4-5", embedder=None)
+    assert [hit for hit in store.search(query) if hit.address == "p1"] == []
+    assert passage not in " ".join(index_words(store))
+    assert cast(Inspectable, store.backend).findings() == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        SOUND,
+        document(pdf(2)),
+        {"type": "input_file", "file_data": f"data:image/png;base64,{PIXEL}"},
+        {"type": "server_tool_result", "encrypted_content": WRAPPED},
+        {"type": "compaction", "content": "They spoke of drums."},
+    ],
+    ids=["sound", "blank pdf", "file", "ciphertext", "compaction"],
+)
+def test_a_block_without_words_of_its_own_is_not_found(block: dict[str, Any]) -> None:
+    store = kilburn.open(":memory:", window=16_000, policy="lru", tokenizer="claude-opus-4-5", embedder=None)
+    store.session("s").append({"role": "assistant" if block["type"] == "compaction" else "user", "content": [block]})
+    assert index_words(store) == set()
+
+
+def test_an_offset_into_a_found_block_is_an_offset_into_its_words() -> None:
+    session = opened("lru", document(pdf_of("a " * 400 + "needle"), title="report.pdf"))
+    talk(session, 40)
+    hit = next(hit for hit in session.search("needle") if hit.address == "p1")
+    reply = memory_tools.call(session, "recall", json.dumps({"address": "p1", "offset": hit.span[0]}))
+    assert "needle" in reply.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
 import wave
 import zlib
@@ -13,7 +14,9 @@ import pypdf
 import pytest
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
+import kilburn
 from kilburn.budget import Counter
+from kilburn.errors import SpecError
 from kilburn.tokens import media
 from kilburn.tokens.choice import counter_for
 from kilburn.tokens.media import FILE_TOKENS
@@ -154,6 +157,48 @@ def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
     data[4:8] = data[40:44] = b"\xff" * 4
     block = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
     assert describe(block) == "audio, 13 s"
+
+
+SILENCE = base64.b64encode(bytes(480_000)).decode()
+
+
+@pytest.mark.parametrize(
+    ("block", "seconds"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": SILENCE, "format": "pcm16"}}, 10),
+        ({"type": "input_audio", "input_audio": {"data": SILENCE, "format": "g711_ulaw"}}, 60),
+        ({"type": "audio_url", "audio_url": {"url": f"data:audio/L16;rate=16000;base64,{SILENCE}"}}, 15),
+        ({"type": "input_audio", "input_audio": {"data": wav(12), "format": "pcm16"}}, 12),
+    ],
+    ids=["pcm16", "g711", "mime type", "named wrongly"],
+)
+def test_samples_without_a_header_are_counted_by_their_rate(block: dict[str, Any], seconds: int) -> None:
+    assert describe(block) == f"audio, {seconds} s"
+    assert 10 * seconds <= block_tokens(GPT, block) <= 10 * seconds + 60
+
+
+def test_a_file_is_parsed_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kilburn")
+    damaged = base64.b64encode(b"%PDF-1.7 and no more" + os.urandom(20_000)).decode()
+    for mark in ({}, {"cache_control": {"type": "ephemeral"}}):
+        for counter in (GPT, CLAUDE):
+            block_tokens(counter, document(damaged, **mark))
+            describe(document(damaged, **mark))
+    assert [record.message.split(":")[0] for record in caplog.records].count(
+        "a PDF of 20020 bytes is counted as 1 pages, because it cannot be read"
+    ) == 1
+
+
+def test_a_file_that_is_only_named_has_the_cost_that_was_set() -> None:
+    block = {"type": "input_file", "file_id": "file-9"}
+    for tokens in (0, 60_000):
+        with kilburn.open(":memory:", window=100_000, file_tokens=tokens) as store:
+            session = store.session("s")
+            session.count_for("gpt-4o")
+            session.append({"role": "user", "content": [block]})
+            assert tokens <= session.window.pages[1].tokens <= tokens + 60
+    with pytest.raises(SpecError):
+        kilburn.open(":memory:", file_tokens=-1)
 
 
 @pytest.mark.parametrize(

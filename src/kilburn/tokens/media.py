@@ -76,7 +76,8 @@ BROKEN = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeErro
 _FILE = "file id"
 CIPHER_SAMPLE = 1_024
 """Characters of a string in which a ciphertext has capital and small letters and digits."""
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}|(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{0,76}={0,2}\s*")
+"""One line, or lines of the usual lengths."""
 _FILE_KEYS = frozenset({"file_url", "image_url", "video_url", "audio_url", "file_uri", "source_url"})
 """Keys of references that a provider follows. Another URL or id, such as that of a citation or a search result, is text."""
 _TEXT_KEYS = frozenset({"text", "thinking"})
