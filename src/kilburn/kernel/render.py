@@ -67,6 +67,22 @@ def items(window: WindowState) -> list[Item]:
     return shown
 
 
+def behind_compaction(shown: list[Item], window: WindowState) -> list[Item]:
+    """Return the items with pins, folds and handles from before Anthropic's newest compaction right behind it: the provider ignores
+    whatever stands before it. What the client said there stays, as the compaction stands for it."""
+    place = next((at for at, (_, page, _) in enumerate(shown) if page is not None and page.id == window.compaction), None)
+    if place is None:
+        return shown
+    pinned = {member for page in window.pins for member in (page, *window.group(page))}
+    moved: list[Item] = []
+    stay: list[Item] = []
+    for item in shown[:place]:
+        page = item[1]
+        moves = page is None or ((page.id in pinned or page.id < 0) and page.role is not Role.SYSTEM)
+        (moved if moves else stay).append(item)
+    return [*stay, shown[place], *moved, *shown[place + 1 :]]
+
+
 def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     """The part that a page came from, and its message's leftovers if it was the first part."""
     kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
