@@ -73,6 +73,8 @@ class Conversation:
         self.newest: tuple[int, Message] | None = None
         """The last message that a client sent, and its place: it is the one that a client shortens next."""
         self.verbatim = True
+        self.unsigned = False
+        """Whether reasoning that the client sends is left out, because the upstream refused it."""
         """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
         """Whether it holds calls of our own."""

@@ -122,6 +122,8 @@ class Kernel:
         self._settled = budget
         self.contents = Contents(backend, self._needed)
         self._until = until
+        # The last page whose reasoning and signatures prompts leave out.
+        self.unsigned_to = 0
         # A capacity to be looked at, in place of the budget's: see `Session.preview`.
         self.assumed: int | None = None
         self._set_counter(counter)

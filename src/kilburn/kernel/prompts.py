@@ -49,7 +49,7 @@ class Prompts:
         if form == "messages" and kernel.window.compactions:
             shown = behind_compaction(shown, kernel.window)
         self._bring(shown)
-        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window), form, kernel.use)
+        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.use)
         prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
         if not kernel.backend.readonly:
             self._ship(shown, asked or {})

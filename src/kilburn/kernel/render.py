@@ -19,6 +19,7 @@ from kilburn.page import Page, searchable_words
 from kilburn.tokens.media import readable_text
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
+from kilburn.wire.sent import unsigned
 
 __all__ = ["Prompt"]
 
@@ -68,8 +69,8 @@ def items(window: WindowState) -> list[Item]:
 
 
 def behind_compaction(shown: list[Item], window: WindowState) -> list[Item]:
-    """Return the items with pins, folds and handles from before Anthropic's newest compaction right behind it: the provider ignores
-    whatever stands before it. What the client said there stays, as the compaction stands for it."""
+    """Return the items with pins, folds and handles from before Anthropic's newest compaction right behind it: the provider
+    ignores whatever stands before it. What the client said there stays, as the compaction stands for it."""
     place = next((at for at, (_, page, _) in enumerate(shown) if page is not None and page.id == window.compaction), None)
     if place is None:
         return shown
@@ -102,13 +103,16 @@ def readable(page: Page, text: str, extra: str) -> str:
     return searchable_words(extra) or (f"[{page.label}]\n{words}" if words else f"[{page.label}]")
 
 
-def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:
+def transcript(
+    there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState, unsigned_to: int = 0
+) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that came late, and stands further down, is put after its call by the wire form.
 
     Args:
         there: the window's items.
+        unsigned_to: the last page whose reasoning and signatures are left out.
     """
     made: list[Message] = []
     answered = {page.call for _, page, _ in there if page is not None and page.role is Role.TOOL}
@@ -117,6 +121,10 @@ def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]
         if instead and page is not None and page.kind is not Kind.RESULT:
             continue  # something attached to a result whose call stays: the result's own handle is enough
         shown, leftovers = _shown(page, instead, part, window)
+        if page is not None and page.role is Role.ASSISTANT and page.id <= unsigned_to:
+            if page.kind is Kind.REASONING:
+                continue
+            shown, leftovers = msgspec.structs.replace(shown, extra=unsigned(shown.extra)), unsigned(leftovers)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
             known = made[-1]

@@ -515,7 +515,20 @@ class Session(Segment):
             What `append` raises.
         """
         with kernel_of(self, turn, messages) as then:
+            then.unsigned_to = self._kernel.unsigned_to
             return Prompts(then).render(format, _asked(request) | {"turn": turn})
+
+    def leave_out_reasoning(self) -> bool:
+        """Leave out of prompts, from now on, the reasoning and the signatures of what was said so far: the provider, or another
+        model, refuses them. What is said later keeps its own. A session that is opened again begins anew.
+
+        Returns:
+            Whether prompts had any that was not left out yet.
+        """
+        with self.lock:
+            kernel = self._kernel
+            before, kernel.unsigned_to = kernel.unsigned_to, kernel.window.last
+            return any(page.role is Role.ASSISTANT and page.id > before and page.extra for page in kernel.window.visible())
 
     async def arender(self, format: str = "chat") -> Prompt:
         """`render` for async callers, in a worker thread."""

@@ -28,6 +28,12 @@ _PROTOCOL = frozenset({
 _UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
 """Keys whose values are instructions to the provider, not text for the model."""
 
+_SIGNED = frozenset(
+    {"extra_content", "provider_specific_fields", "reasoning", "reasoning_content", "reasoning_details", "signature"}
+    | {"thinking_blocks", "thought_signature"}
+)
+"""Keys of signatures and of reasoning."""
+
 
 def form_of(extra: str | None) -> str | None:
     """The wire form that a message came in, and the shape of its content, without its other leftovers."""
@@ -71,6 +77,22 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
     return True
+
+
+def unsigned(text: str | None) -> str | None:
+    """Return the extra of a part or of a message without what only the model that wrote it can check or read: signatures,
+    reasoning, and the ids by which items of OpenAI's responses belong to their reasoning."""
+    if text is None or not any(f'"{key}":' in text for key in (*_SIGNED, "item")):
+        return text
+    return pack(_unsigned(unpack(text)))
+
+
+def _unsigned(value: Any, holder: str = "") -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _unsigned(inner, key) for key, inner in value.items() if key not in _SIGNED and (holder, key) != ("item", "id")
+        }
+    return [_unsigned(inner) for inner in value] if isinstance(value, list) else value
 
 
 def sent_name(name: str | None, call: str | None) -> str:
