@@ -114,9 +114,9 @@ def test_recall_brings_it_back_as_content_where_the_form_allows_that(block: dict
     text = json.dumps(prompt)
     assert session.text(1) == str(session.recall("p1"))
     if block is SOUND:
-        # A chat's tool message has texts only.
-        assert "audio, 3 s" in text
-        assert block["input_audio"]["data"] not in text
+        # A chat's tool message has texts only: the user's message behind it shows the block.
+        assert "audio, 3 s" in prompt[-2]["content"]
+        assert block in prompt[-1]["content"]
     elif block is REPORT:
         assert REPORT in prompt[-1]["content"][0]["content"]
     else:
@@ -129,7 +129,8 @@ FILE = {"filename": "report.pdf", "file_data": f"data:application/pdf;base64,{pd
 @pytest.mark.parametrize(
     ("block", "window", "is_read"),
     [
-        ({"type": "file", "file": FILE}, 16_000, True),
+        ({"type": "file", "file": FILE}, 16_000, False),
+        ({"type": "mcp_tool_result", "content": [{"type": "resource", "resource": {"blob": FILE["file_data"]}}]}, 16_000, True),
         (document(pdf_of("Revenue rose by 4 percent."), title="report.pdf"), 16_000, False),
         # It fits no tool result.
         (document(pdf_of(*["Revenue rose by 4 percent."] * 4), title="report.pdf"), 16_000, True),
@@ -138,7 +139,7 @@ FILE = {"filename": "report.pdf", "file_data": f"data:application/pdf;base64,{pd
 def test_recall_reads_a_document_that_a_tool_result_cannot_show(block: dict[str, Any], window: int, *, is_read: bool) -> None:
     session = opened("lru", block, window=window)
     reply = memory_tools.call(session, "recall", json.dumps({"address": "p1"}))
-    assert "report.pdf" in reply.text
+    assert "1 page" in reply.text or "4 pages" in reply.text
     assert ("Revenue rose by 4 percent." in reply.text) is is_read
     assert "base64" not in reply.text
 
@@ -199,3 +200,29 @@ def test_an_offset_into_a_found_block_is_an_offset_into_its_words() -> None:
     hit = next(hit for hit in session.search("needle") if hit.address == "p1")
     reply = memory_tools.call(session, "recall", json.dumps({"address": "p1", "offset": hit.span[0]}))
     assert "needle" in reply.text
+
+
+SCREENSHOT = f"data:image/png;base64,{PIXEL}"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result", "title": "Kestrels"}]},
+        {"type": "container_upload", "file_id": "file_1"},
+        {"type": "image_generation_call", "id": "ig_1", "result": PIXEL},
+        {"type": "computer_call_output", "call_id": "k1", "output": {"image_url": SCREENSHOT}},
+        {"type": "mcp_tool_result", "tool_use_id": "m1", "content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]},
+    ],
+    ids=lambda block: str(block["type"]),
+)
+def test_a_block_that_no_tool_result_may_hold_comes_back_as_its_text_and_its_images(block: dict[str, Any]) -> None:
+    for form in ("messages", "chat"):
+        session = opened("lru", block)
+        call = {"name": "recall", "arguments": '{"address": "p1"}'}
+        session.append({"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]})
+        session.append(memory_tools.call(session, "recall", '{"address": "p1"}').message("c1"))
+        shown = json.dumps(list(session.render(form))[2:])
+        assert f'"type": "{block["type"]}"' not in shown
+        assert (PIXEL in shown) is (PIXEL in json.dumps(block))
+        assert ("Kestrels" in shown) is ("Kestrels" in json.dumps(block))

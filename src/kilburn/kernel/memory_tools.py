@@ -22,12 +22,18 @@ from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
+from kilburn.tokens.media import images_in
 from kilburn.wire.plain import unpack
 from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 
 TOKENS = 1000
 """What a search brings at most if its call does not say."""
+
+ATTACHABLE = frozenset(
+    {"document", "search_result", "file", "input_file", "input_image", "input_audio", "audio_url", "video_url", "input_video"}
+)
+"""Types of blocks that may stand in a tool result, or in a user's message behind it."""
 
 EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
@@ -277,29 +283,35 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     attachments = {} if asked.offset else _attachments(found, session.capacity // 2)
     told = []
     for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
-        form = attachments[index][1] if index in attachments else None
-        if page.kind is Kind.OPAQUE and unpack(form).get("form") != "messages":
-            # A result of the chat form has text only.
-            text = found.session._kernel.readable_text(page.id)
-        elif page.is_atomic:
+        if index in attachments and attachments[index][0][0].text == text:
             text = f"[{page.label}]"
+        elif page.is_atomic:
+            text = found.session._kernel.readable_text(page.id)
         told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
     pieces, kept, left = _cut(asked, session.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
-    parts = [attachments[index] for index in kept if index in attachments]
-    forms = [form for _, form in parts if form is not None]
-    return msgspec.structs.replace(reply, attached=tuple(part for part, _ in parts), form=forms[0] if forms else None)
+    attached = [attachments[index] for index in kept if index in attachments]
+    forms = [form for _, form in attached if form is not None]
+    parts = tuple(part for shown, _ in attached for part in shown)
+    return msgspec.structs.replace(reply, attached=parts, form=forms[0] if forms else None)
 
 
-def _attachments(found: Recalled, room: int) -> dict[int, tuple[Part, str | None]]:
-    """Return the recalled images and provider's blocks that fit so many tokens, by their index among the pages, each with the
-    wire form that it came in."""
-    attachments: dict[int, tuple[Part, str | None]] = {}
+def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...], str | None]]:
+    """Return what a tool result can show of the recalled images and provider's blocks, and fits so many tokens, by their index
+    among the pages, with the wire form that it came in: the image, the block itself if its type may stand in a result, or the
+    images in it."""
+    attachments: dict[int, tuple[tuple[Part, ...], str | None]] = {}
     for index, page in enumerate(found.pages):
-        if page.is_atomic and page.tokens <= room:
-            part, leftovers = found.session.part(page)
-            attachments[index] = (part, form_of(leftovers))
-            room -= page.tokens
+        if not page.is_atomic or page.tokens > room:
+            continue
+        part, leftovers = found.session.part(page)
+        if page.kind is Kind.IMAGE or unpack(part.text).get("type") in ATTACHABLE:
+            attachments[index] = (part,), form_of(leftovers)
+        elif images := images_in(part.text):
+            attachments[index] = tuple(Part(kind=Kind.IMAGE, text=url) for url in images), None
+        else:
+            continue
+        room -= page.tokens
     return attachments
 
 

@@ -59,6 +59,9 @@ _RAW = "raw sound "
 _RAW_SOUND = re.compile(rf"{_RAW}(\d+)")
 _FORMAT_KEYS = ("format", "media_type", "mime_type", "mimeType")
 _RATE = re.compile(r"rate=(\d{4,6})\b")
+MAX_IMAGES = 4
+"""Images of one block that `recall` shows."""
+_IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"))
 MAX_PDFS = 4
 """PDFs of one block whose text is read."""
 PDF_BYTES = 50_000
@@ -85,9 +88,12 @@ _TEXT_KEYS = frozenset({"text", "thinking"})
 _HOLDERS = frozenset({"file", "input_file", "input_image", "image", "document", "container_upload"})
 """Types of blocks, and of sources, that refer to a file by its id."""
 _NAME_KEYS = ("filename", "file_name", "title", "name")
-_IGNORED = frozenset({"type", "media_type", "mime_type", "detail", "cache_control", "format", "status"})
-"""Keys whose values are instructions to the provider."""
-_DOCUMENT_TYPES = frozenset({"document", "file", "input_file", "container_upload"})
+_IGNORED = frozenset(
+    {"type", "media_type", "mime_type", "mimeType", "detail", "cache_control", "format", "status"}
+    | {"id", "call_id", "tool_use_id", "container_id"}
+)
+"""Keys whose values are instructions to the provider, or ids that say nothing."""
+_DOCUMENT_TYPES = frozenset({"document", "file", "input_file", "container_upload", "search_result"})
 
 
 class Media(msgspec.Struct, frozen=True):
@@ -200,6 +206,17 @@ def document_text(block: str) -> str:
     payloads = (_payload(key, text) for key, text in _strings(unpack(block)))
     pdfs = (payload for payload in payloads if isinstance(payload, bytes) and _is_pdf(payload))
     return "".join(_by_digest(pdf_text, payload) for payload in itertools.islice(pdfs, MAX_PDFS))
+
+
+def images_in(block: str) -> list[str]:
+    """Return the images in a block, given as JSON, as `data:` URLs: the first `MAX_IMAGES`."""
+    images: list[str] = []
+    for key, text in _strings(unpack(block)):
+        payload = _payload(key, text)
+        if isinstance(payload, bytes) and _is_image(payload) and len(images) < MAX_IMAGES:
+            kind = next((kind for start, kind in _IMAGE_TYPES if payload.startswith(start)), "webp")
+            images.append(text if text[:5] == "data:" else f"data:image/{kind};base64,{text}")
+    return images
 
 
 def describe_image(url: str) -> str:

@@ -17,7 +17,7 @@ from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
 SAID = "function-output"
-IMAGES = "(images of tool result {})"
+IMAGES = "(attached to tool result {})"
 
 _PROTOCOL = frozenset({
     "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments", "input",
@@ -72,8 +72,8 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
             return False
         return is_signed(part) or (into == "chat" and "at" in unpack(part.extra))
     if part.kind is Kind.OPAQUE:
-        # Only their own provider understands its blocks; a chat's tool message has texts only.
-        return form == into and not (into == "chat" and (part.call is not None or role is Role.SYSTEM))
+        # Only their own provider understands its blocks.
+        return form == into and not (into == "chat" and role is Role.SYSTEM)
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
     return True
@@ -134,7 +134,7 @@ def strings_beside(part: Part, role: Role, leftovers: str | None) -> list[tuple[
             strings.append(("", FAILED))
     if form == "chat" and "dict" in kept:
         strings += _strings(kept["dict"])
-    if part.call is not None and part.kind is Kind.IMAGE:
+    if part.call is not None and part.kind in (Kind.IMAGE, Kind.OPAQUE):
         strings.append(("", IMAGES.format(safe_id(part.call, MESSAGES_ID))))
     return strings
 
