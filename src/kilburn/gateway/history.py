@@ -300,7 +300,7 @@ class Histories:
                 conversation.linked = link
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
-                check_attachments(conversation.session, fresh)
+                check_attachments(conversation.session, fresh, asked.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:

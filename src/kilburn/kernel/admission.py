@@ -49,7 +49,7 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     strings = strings_beside(part, role, leftovers)
     beside = strings_tokens(counter, strings) if strings else 0
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
-        tokens = cost_of_image(counter, part.text)
+        tokens = cost_of_image(counter, part.text, low='"detail":"low"' in (part.extra or ""))
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
         is_sent(part, role, form, into) for into in ("chat", "messages")
     ):

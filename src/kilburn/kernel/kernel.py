@@ -126,10 +126,11 @@ class Kernel:
         self.unsigned_to = 0
         # A capacity to be looked at, in place of the budget's: see `Session.preview`.
         self.assumed: int | None = None
-        self._set_counter(counter)
+        self.set_counter(counter)
         self._load(info)
 
-    def _set_counter(self, counter: Counter) -> None:
+    def set_counter(self, counter: Counter) -> None:
+        """Count what is appended from now on by another counter. The pages keep their counts; see `count_by`."""
         self.counter = counter
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self._pending_cost = text_cost(counter, PENDING)
@@ -141,11 +142,11 @@ class Kernel:
             StoreCorrupt: the session cannot be read again; the old counter then stays.
         """
         before, observed = self.counter, self.pending.events
-        self._set_counter(counter)
+        self.set_counter(counter)
         try:
             self._load(self._found() or self.info)
         except BaseException:
-            self._set_counter(before)
+            self.set_counter(before)
             raise
         self.take_over(observed)
         self.changes += 1

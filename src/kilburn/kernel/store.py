@@ -37,7 +37,7 @@ from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
 from kilburn.search.search import RANKING, Searcher, kinds_of
-from kilburn.tokens.choice import counter_for, counter_of_model, with_file_tokens
+from kilburn.tokens.choice import counter_for, counter_of_model, repriced
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -286,7 +286,7 @@ class Store:
         return None if counter is None else self._priced(counter)
 
     def _priced(self, counter: Counter) -> Counter:
-        return counter if self._file_tokens is None else with_file_tokens(counter, self._file_tokens)
+        return counter if self._file_tokens is None else repriced(counter, file_tokens=self._file_tokens)
 
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
         # A session goes on with the counter of the last model that it was for.

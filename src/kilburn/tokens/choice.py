@@ -68,11 +68,16 @@ def counter_of_model(name: str) -> Counter | None:
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
 
 
-def with_file_tokens(counter: Counter, tokens: int) -> Counter:
-    """Return a copy of a counter that counts a file that a prompt names by an id or a URL as so many tokens."""
-    priced = copy.copy(counter)
-    vars(priced)["file_tokens"] = tokens
-    return priced
+def repriced(counter: Counter, **prices: int | str) -> Counter:
+    """Return a copy of a counter that prices attachments otherwise, and counts text alike.
+
+    Args:
+        prices: `family`, whose rules hold for images, documents and sound; or `file_tokens`, the tokens of a file that a prompt
+            names by an id or a URL.
+    """
+    copied = copy.copy(counter)
+    vars(copied).update(prices)
+    return copied
 
 
 def counts_alike(one: Counter, other: Counter) -> bool:
