@@ -226,3 +226,22 @@ def test_a_block_that_no_tool_result_may_hold_comes_back_as_its_text_and_its_ima
         assert f'"type": "{block["type"]}"' not in shown
         assert (PIXEL in shown) is (PIXEL in json.dumps(block))
         assert ("Kestrels" in shown) is ("Kestrels" in json.dumps(block))
+
+
+def test_attachments_are_priced_for_the_model_that_a_prompt_is_for() -> None:
+    session = kilburn.open(":memory:", window=16_000, embedder=None).session("s")
+    image = {"type": "image_url", "image_url": {"url": SCREENSHOT}}
+    low = {"type": "image_url", "image_url": {"url": SCREENSHOT, "detail": "low"}}
+    texts = session.counter.count("The same words.")
+    costs = {}
+    for model in ("unknown", "gpt-4o", "gpt-4o-mini", "claude-sonnet-4-5"):
+        session.price_attachments_for(model)
+        session.append({"role": "user", "content": [image, low, REPORT]})
+        costs[model] = [session.window.pages[page].tokens for page in range(session.window.last - 2, session.window.last + 1)]
+        assert session.counter.count("The same words.") == texts
+    bare = session.counter.envelope
+    assert [cost - bare for cost in costs["gpt-4o"][:2]] == [255, 85]
+    assert [cost - bare for cost in costs["gpt-4o-mini"][:2]] == [8500, 2833]
+    assert costs["unknown"][0] - bare == 1600
+    assert 6_000 < costs["claude-sonnet-4-5"][2] < 6_100
+    check_laws(session)

@@ -239,6 +239,9 @@ def test_text_in_a_block_is_text() -> None:
     assert block_tokens(GPT, block) >= GPT.count("a drum " * 50)
     assert readable_text(block).count("a drum") == 50
     assert PIXEL not in readable_text(document(PIXEL, title="x"))
+    told = {"type": "mcp_call", "output": f'[{{"type": "image", "data": "{pdf(9)}"}}]'}
+    assert readable_text(told) == '[{"type": "image", "data": "(base64)"}]'
+    assert block_tokens(GPT, told) >= GPT.count(pdf(9))
     assert describe({"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
     assert describe(document(pdf(1), title="name"), named=False) == "pdf, 1 page"
 

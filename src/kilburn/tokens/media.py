@@ -81,6 +81,8 @@ CIPHER_SAMPLE = 1_024
 """Characters of a string in which a ciphertext has capital and small letters and digits."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}|(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{0,76}={0,2}\s*")
 """One line, or lines of the usual lengths."""
+_LONG_RUN = re.compile(r"[A-Za-z0-9+/_-]{256,}={0,2}")
+"""Base64 within a text, such as that of a tool that answers with JSON in a string. Providers count it as text."""
 _FILE_KEYS = frozenset({"file_url", "image_url", "video_url", "audio_url", "file_uri", "source_url"})
 """Keys of references that a provider follows. Another URL or id, such as that of a citation or a search result, is text."""
 _TEXT_KEYS = frozenset({"text", "thinking"})
@@ -260,7 +262,7 @@ def _read_block(block: str) -> _Block:
             if item is not None:
                 media.append(item)
             elif name not in _IGNORED:
-                words.append(text)
+                words.append(_LONG_RUN.sub("(base64)", text))
             if name in _NAME_KEYS and item is None and text.strip():
                 names.append(" ".join(text.split()))
         known = _Block(

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import sys
+import threading
 
 log = logging.getLogger("kilburn")
 
@@ -24,6 +25,10 @@ MEMORY_BYTES = 2 << 30
 WALL_SECONDS = 60
 """Seconds on a machine that does not limit processor time, or is busy."""
 
+MAX_PROCESSES = 2
+"""Files that are read at the same time."""
+_slots = threading.BoundedSemaphore(MAX_PROCESSES)
+
 PASSED_ON = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Of the environment, what Python may need to start. Keys and other secrets are not passed on."""
 
@@ -38,9 +43,15 @@ def pdf_text(data: bytes) -> str:
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", __file__], input=data, capture_output=True, env=environment, timeout=WALL_SECONDS, check=False
-        )
+        with _slots:
+            done = subprocess.run(
+                [sys.executable, "-P", __file__],
+                input=data,
+                capture_output=True,
+                env=environment,
+                timeout=WALL_SECONDS,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.info("the text of a PDF of %d bytes was not read: %s", len(data), type(error).__name__)
         return ""
