@@ -172,7 +172,7 @@ def searchable(text: str, extra: str) -> str:
     Args:
         extra: the leftovers, as stored; "" for none.
     """
-    return searchable_words(extra) or text
+    return searchable_words(extra) if '"words":' in extra else text
 
 
 def searchable_words(extra: str) -> str:

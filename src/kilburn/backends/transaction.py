@@ -63,7 +63,10 @@ def prepared(batch: Batch) -> Prepared | StoreError:
     new = {page.id: page for page in batch.pages if page.digest in texts and page.extra in texts} if batch.index else {}
     records = (record_of_page(page, memo) for page in batch.pages)
     pages = (new[number] for number in dict.fromkeys(batch.index) if number in new)
-    words = ((page.id, words_of(searchable(texts[page.digest], texts[page.extra]))) for page in pages)
+    words = (
+        (page.id, words_of(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
+        for page in pages
+    )
     few = len(batch.pages) <= FEW
     try:
         return Prepared(

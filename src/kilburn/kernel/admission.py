@@ -111,7 +111,7 @@ def pages_of(
             number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message) if position else message.extra
             label = _label(part, trust)
-            extra = extra_text(part.extra, leftovers, _words(part, label))
+            extra = extra_text(part.extra, leftovers, _words(part, label) if part.kind is Kind.OPAQUE else "")
             is_summary = part in summaries
             beside = summed and not is_summary
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
@@ -291,7 +291,7 @@ def extra_text(part: str | None, message: str | None, words: str = "") -> str:
 def _words(part: Part, label: str) -> str:
     """Return what can be read and searched of a provider's block: its label, its text, and that of its PDFs; "" if it has no
     text, or is a compaction, which repeats what the session has said."""
-    if part.kind is not Kind.OPAQUE or is_compaction(part):
+    if is_compaction(part):
         return ""
     words = f"{readable_text(part.text)}\n{document_text(part.text)}".strip()
     return f"[{label}]\n{words}" if words else ""

@@ -15,6 +15,7 @@ from typing import Unpack
 
 import msgspec
 
+from kilburn import remembered
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.budget import Budget, Counter, text_cost
 from kilburn.collections.collecting import LARGEST
@@ -361,6 +362,7 @@ class Kernel:
         """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
         self.window.scrub(gone)
         self.contents.clear()
+        remembered.texts.clear()
 
     def _needed(self) -> set[str]:
         return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
