@@ -51,30 +51,30 @@ def passages(text: str, size: int = SIZE) -> list[Span]:
     """Spans of at most `size` characters, in order, that cover all of `text` but blank stretches and long runs of base64: nobody
     searches for these, and each is many words that nothing else has."""
     spans: list[Span] = []
-    start = 0
-    if _LONG_RUN.search(text) is not None:
-        for run in _BASE64.finditer(text):
-            if all(re.search(letters, run[0]) for letters in ("[A-Z]", "[a-z]", "[0-9]")):
-                spans += _split(text, start, run.start(), size)
-                start = run.end()
-    return spans + _split(text, start, len(text), size)
-
-
-def _split(text: str, start: int, end: int, size: int) -> list[Span]:
-    spans: list[Span] = []
-    while start < end:
-        stop = min(start + size, end)
-        if stop < end:
-            # A passage of less than half a size would make hits of single lines around a long one.
-            cut = text.rfind("\n", start + size // 2, stop)
-            if cut < 0:
-                cut = text.rfind(" ", start + size // 2, stop)
-            if cut >= 0:
-                stop = cut + 1
-        if not text[start:stop].isspace():
-            spans.append((start, stop))
-        start = stop
+    for start, end in _without_base64(text) if _LONG_RUN.search(text) is not None else ((0, len(text)),):
+        while start < end:
+            stop = min(start + size, end)
+            if stop < end:
+                # A passage of less than half a size would make hits of single lines around a long one.
+                cut = text.rfind("\n", start + size // 2, stop)
+                if cut < 0:
+                    cut = text.rfind(" ", start + size // 2, stop)
+                if cut >= 0:
+                    stop = cut + 1
+            if not text[start:stop].isspace():
+                spans.append((start, stop))
+            start = stop
     return spans
+
+
+def _without_base64(text: str) -> list[Span]:
+    spans: list[Span] = []
+    start = 0
+    for run in _BASE64.finditer(text):
+        if all(re.search(letters, run[0]) for letters in ("[A-Z]", "[a-z]", "[0-9]")):
+            spans.append((start, run.start()))
+            start = run.end()
+    return [*spans, (start, len(text))]
 
 
 def searchable(text: str) -> str:
