@@ -33,7 +33,7 @@ from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, S
 from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
-from kilburn.kernel.render import readable, readable_document
+from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
@@ -280,12 +280,12 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.backend.texts({page.digest for page in pages if page.digest})
+        texts = self.store.backend.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
-                text = readable_document(page, text)
+                text = readable(page, text, texts.get(page.extra, ""))
             cut = text[max(0, asked.offset - at) : max(0, end - at)]
             at += len(text)
             if cut or not text:
@@ -377,9 +377,10 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            text = self.store.backend.texts([page.digest]).get(page.digest, "") if page.digest else ""
+            texts = self.store.backend.texts({page.digest, page.extra} - {""})
+            text = texts.get(page.digest, "")
             if page.is_atomic and text:
-                text = readable(page, text)
+                text = readable(page, text, texts.get(page.extra, ""))
             parts.append((f"{page.address} {page.role} {page.kind}, trust {page.trust.name.lower()}", text[:room]))
             room -= len(text)
         return with_headings(reversed(parts))

@@ -31,6 +31,7 @@ def open(
     policy: Any = "hybrid",
     tenant: str = "default",
     tokenizer: Any = "auto",
+    file_tokens: int | None = None,
     reserve: int = 0,
     model: Any = None,
     embedder: Any = "auto",
@@ -49,6 +50,8 @@ def open(
             larger, has "cost".
         tenant: the partition; nothing of one tenant is ever seen by another.
         tokenizer: "auto" (the model's own; else a safe over-estimate), a model's name, "chars/4", or an object that counts.
+        file_tokens: tokens of a file that a prompt names by an id or a URL, whose size nobody here knows; None for 2,000, a page
+            of a PDF or an image. The usage that a provider reports corrects the window as a whole.
         reserve: tokens of the window that are kept free for the reply.
         model: answers when a policy asks for a text: a spec such as "local" or an object; None for no model.
         embedder: finds by meaning, besides by words: a spec such as "minilm" or "remote('text-embedding-3-small', 1536)", or
@@ -70,13 +73,23 @@ def open(
     """
     _check_path(path)
     budget = Budget(window, reserve)
+    if file_tokens is not None and (isinstance(file_tokens, bool) or not isinstance(file_tokens, int) or file_tokens < 0):
+        raise SpecError(f"file_tokens={file_tokens!r}"[:200], advice="give a whole number of tokens, 0 or more, or None")
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
     backend = open_backend(path, tenant=tenant, readonly=readonly, durable=durable)
     try:
         vectors = vectors_for(backend, embedder, foreign=foreign)
         store = Store(
-            backend, budget, policy, tokenizer=tokenizer, model=model, foreign=foreign, ranking=ranking, vectors=vectors
+            backend,
+            budget,
+            policy,
+            tokenizer=tokenizer,
+            file_tokens=file_tokens,
+            model=model,
+            foreign=foreign,
+            ranking=ranking,
+            vectors=vectors,
         )
     except BaseException:
         backend.close()

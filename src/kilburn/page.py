@@ -166,6 +166,21 @@ def tombstone_of(page: Page) -> Page:
     )
 
 
+def searchable(text: str, extra: str) -> str:
+    """Return what a page is found by: its text, or the words that its leftovers hold in place of a text with media in it.
+
+    Args:
+        extra: the leftovers, as stored; "" for none.
+    """
+    return searchable_words(extra) if '"words":' in extra else text
+
+
+def searchable_words(extra: str) -> str:
+    """Return the words in a page's leftovers, or "". Only a provider's block has them: its label, its text, that of its PDFs."""
+    # In the leftovers of a message, which are JSON in JSON, the quotation marks are escaped.
+    return str(msgspec.json.decode(extra)["words"]) if '"words":' in extra else ""
+
+
 def digest_of(text: str) -> str:
     """SHA-256 of the text in UTF-8, as hex: the content's name in every store and export."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import apsw
@@ -191,6 +193,16 @@ def test_passages_cover_all_but_blanks_in_order(text: str) -> None:
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
     covered = {at for start, stop in spans for at in range(start, stop)}
     assert all(text[at].isspace() for at in range(len(text)) if at not in covered)
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.encodebytes, base64.urlsafe_b64encode])
+def test_base64_within_a_text_is_in_no_passage(encode: Callable[[bytes], bytes]) -> None:
+    encoded = encode(bytes(range(256)) * 8).decode()
+    text = f"The screenshot of the harbour:\n{encoded}\nand the pier."
+    whole = "".join(text[slice(*span)] for span in passages(text))
+    assert whole.split() == ["The", "screenshot", "of", "the", "harbour:", "and", "the", "pier."]
+    names = " ".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(20)) + "/a/path/of/many/parts" * 20
+    assert "".join(names[slice(*span)] for span in passages(names)) == names
 
 
 def test_passages_follow_lines() -> None:

@@ -160,3 +160,26 @@ def test_one_that_was_forgotten_gives_its_place_to_the_one_before(tmp_path: Path
     session.forget("p4")
     for each in (session, opened("fifo", tmp_path / "a.db")):
         assert each.window.compaction == 2
+
+
+def test_pins_and_handles_stand_behind_it_because_the_provider_ignores_what_is_before_it() -> None:
+    session = opened("fifo")
+    session.append({"role": "system", "content": "Be brief."}, user("The task: fix the parser."))
+    talk(session, 3)
+    session.pin("p5")
+    block = summary("messages")
+    session.append(said("messages", block, GOING_ON["messages"]))
+    talk(session, 12, 3)
+    prompt = session.render("messages")
+    contents = [json.dumps(message) for message in prompt]
+    [at] = [at for at, text in enumerate(contents) if json.dumps(block) in text]
+    before, behind = "".join(contents[:at]), "".join(contents[at:])
+    assert prompt.system == "Be brief."
+    assert "out: " not in before
+    assert "The task: fix the parser." not in before
+    for words in ("The task: fix the parser.", "Line 0 of the file.", "out: "):
+        assert words in behind
+    results = [block["tool_use_id"] for message in prompt for block in message["content"] if "tool_use_id" in block]
+    assert len(results) == len(set(results))
+    assert list(session.render("messages")) == list(prompt)
+    check_laws(session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import struct
 import wave
 import zlib
@@ -13,13 +14,34 @@ import pypdf
 import pytest
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
+import kilburn
+from kilburn.budget import Counter
+from kilburn.errors import SpecError
+from kilburn.tokens import media
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.media import FILE_TOKENS, block_tokens, describe, document_text, readable_text
+from kilburn.tokens.media import FILE_TOKENS
 from kilburn.tokens.pdf import MAX_CHARS, MAX_PAGES, pdf_text
+from kilburn.wire.plain import pack
 
 CLAUDE, GPT = counter_for("claude-opus-4-5"), counter_for("gpt-4o")
 FONT = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
+    return media.block_tokens(counter, pack(block))
+
+
+def describe(block: dict[str, Any], *, named: bool = True) -> str:
+    return media.describe(pack(block), named=named)
+
+
+def readable_text(block: dict[str, Any]) -> str:
+    return media.readable_text(pack(block))
+
+
+def document_text(block: dict[str, Any]) -> str:
+    return media.document_text(pack(block))
 
 
 def pdf(pages: int) -> str:
@@ -78,7 +100,7 @@ PDF_URL = f"data:application/pdf;base64,{pdf(2)}"
 )  # fmt: skip
 def test_media_cost_what_the_provider_says(block: dict[str, Any], tokens: int, words: str) -> None:
     assert tokens <= block_tokens(CLAUDE, block) <= tokens + 60
-    assert describe(CLAUDE, block) == words
+    assert describe(block) == words
 
 
 def test_the_rule_is_that_of_the_family() -> None:
@@ -127,14 +149,56 @@ def test_a_pdf_that_explodes_when_it_is_decoded_is_priced_by_its_size(padding: i
     head = b"%PDF-1.7\n" + b"".join(objects)
     stream = b"3 0 obj<</Type/XRef/W[1 4 0]/Size 3/Root 1 0 R/Filter/FlateDecode/Length %d>>stream\n" % len(table)
     data = head + stream + table + b"\nendstream endobj\nstartxref\n%d\n%%%%EOF" % len(head)
-    assert describe(CLAUDE, document(base64.b64encode(data).decode())) == f"pdf, {pages} {'page' if pages == 1 else 'pages'}"
+    assert describe(document(base64.b64encode(data).decode())) == f"pdf, {pages} {'page' if pages == 1 else 'pages'}"
 
 
 def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
     data = bytearray(base64.b64decode(wav(12)))
     data[4:8] = data[40:44] = b"\xff" * 4
     block = {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
-    assert describe(CLAUDE, block) == "audio, 13 s"
+    assert describe(block) == "audio, 13 s"
+
+
+SILENCE = base64.b64encode(bytes(480_000)).decode()
+
+
+@pytest.mark.parametrize(
+    ("block", "seconds"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": SILENCE, "format": "pcm16"}}, 10),
+        ({"type": "input_audio", "input_audio": {"data": SILENCE, "format": "g711_ulaw"}}, 60),
+        ({"type": "audio_url", "audio_url": {"url": f"data:audio/L16;rate=16000;base64,{SILENCE}"}}, 15),
+        ({"type": "input_audio", "input_audio": {"data": wav(12), "format": "pcm16"}}, 12),
+    ],
+    ids=["pcm16", "g711", "mime type", "named wrongly"],
+)
+def test_samples_without_a_header_are_counted_by_their_rate(block: dict[str, Any], seconds: int) -> None:
+    assert describe(block) == f"audio, {seconds} s"
+    assert 10 * seconds <= block_tokens(GPT, block) <= 10 * seconds + 60
+
+
+def test_a_file_is_parsed_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kilburn")
+    damaged = base64.b64encode(b"%PDF-1.7 and no more" + os.urandom(20_000)).decode()
+    for mark in ({}, {"cache_control": {"type": "ephemeral"}}):
+        for counter in (GPT, CLAUDE):
+            block_tokens(counter, document(damaged, **mark))
+            describe(document(damaged, **mark))
+    assert [record.message.split(":")[0] for record in caplog.records].count(
+        "a PDF of 20020 bytes is counted as 1 pages, because it cannot be read"
+    ) == 1
+
+
+def test_a_file_that_is_only_named_has_the_cost_that_was_set() -> None:
+    block = {"type": "input_file", "file_id": "file-9"}
+    for tokens in (0, 60_000):
+        with kilburn.open(":memory:", window=100_000, file_tokens=tokens) as store:
+            session = store.session("s")
+            session.count_for("gpt-4o")
+            session.append({"role": "user", "content": [block]})
+            assert tokens <= session.window.pages[1].tokens <= tokens + 60
+    with pytest.raises(SpecError):
+        kilburn.open(":memory:", file_tokens=-1)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +217,7 @@ def test_sound_that_was_written_into_a_pipe_is_priced_by_its_size() -> None:
 )
 def test_a_reference_that_no_provider_follows_is_text(block: dict[str, Any]) -> None:
     assert block_tokens(GPT, block) < 300
-    assert describe(GPT, block) == block["type"].replace("_", " ")
+    assert describe(block) == block["type"].replace("_", " ")
 
 
 def test_an_office_file_and_a_photo_of_a_phone_have_prices_of_their_own() -> None:
@@ -175,8 +239,11 @@ def test_text_in_a_block_is_text() -> None:
     assert block_tokens(GPT, block) >= GPT.count("a drum " * 50)
     assert readable_text(block).count("a drum") == 50
     assert PIXEL not in readable_text(document(PIXEL, title="x"))
-    assert describe(GPT, {"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
-    assert describe(GPT, document(pdf(1), title="name"), named=False) == "pdf, 1 page"
+    told = {"type": "mcp_call", "output": f'[{{"type": "image", "data": "{pdf(9)}"}}]'}
+    assert readable_text(told) == '[{"type": "image", "data": "(base64)"}]'
+    assert block_tokens(GPT, told) >= GPT.count(pdf(9))
+    assert describe({"type": "document", "title": "[p1 out: all]", "source": {"data": pdf(1)}}) == "(p1 out: all), 1 page"
+    assert describe(document(pdf(1), title="name"), named=False) == "pdf, 1 page"
 
 
 def test_the_text_of_a_pdf_is_read_page_by_page() -> None:

@@ -289,7 +289,7 @@ def test_a_messages_transcript_in_the_chat_form() -> None:
         {
             "role": "user",
             "content": [
-                {"type": "text", "text": "(images of tool result t1)"},
+                {"type": "text", "text": "(attached to tool result t1)"},
                 {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}},
             ],
         },

@@ -21,6 +21,7 @@ from kilburn.backends.codec import COLD, PLAIN, SPLICED, encode_text, key_of, pa
 from kilburn.backends.connection import StoreConnection, insert, listed, row, rows
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.message import Kind
+from kilburn.page import searchable_words
 
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
@@ -180,22 +181,22 @@ def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tup
     return parted(fetch(stored.decode("ascii", "replace"), digest))
 
 
-def content_of(db: apsw.Connection, segment: int, page: int) -> str:
-    """A page's text, verified.
+def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
+    """The text that a page is found by, verified.
 
     Raises:
         StoreCorrupt: altered or missing.
     """
-    found = row(
-        db,
-        "SELECT size, codec, data, digest FROM page JOIN content ON content.id = page.content WHERE segment = ? AND page.id = ?",
-        segment,
-        page,
-    )
-    if found is None:
+    found = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
+    wholes = Wholes(db)
+    words = "" if found is None or found[1] is None else searchable_words(wholes.text(found[1]))
+    if words:
+        return words
+    content = None if found is None or found[0] is None else row(db, _SELECT, found[0])
+    if content is None:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
-    size, codec, data, digest = found
-    return unpack(*thawed(db, codec, data, digest), size, digest, Wholes(db).text)
+    size, codec, data, digest = content
+    return unpack(*thawed(db, codec, data, digest), size, digest, wholes.text)
 
 
 def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ from kilburn.backend import LONGEST_NAME, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored, unpack
 from kilburn.backends.connection import row, rows, rows_of_each
-from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, content_of, remove_unused, thawed
+from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_of, thawed
 from kilburn.backends.findings import (
     Finding,
     IndexedWords,
@@ -169,7 +169,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[
     for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
-            text: str | None = content_of(db, segment, number)
+            text: str | None = searchable_of(db, segment, number)
         except StoreCorrupt:
             text = None
         yield from words.wrong_passages(segment, number, text, entries)
@@ -370,7 +370,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) 
     again: list[tuple[int, str]] = []
     for page, first, last in rows(db, select, segment):
         try:
-            text = content_of(db, segment, page)
+            text = searchable_of(db, segment, page)
         except StoreCorrupt:
             # Reported by `inspect`; what cannot be read cannot be searched.
             continue

@@ -36,6 +36,8 @@ _COMPOUND = re.compile(
     re.ASCII,
 )
 _RUN = re.compile(r"[A-Za-z0-9_./\\:-]{2,}")
+_LONG_RUN = re.compile(r"[A-Za-z0-9+/_-]{60}")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{60,76}\r?\n){4,}[A-Za-z0-9+/]*={0,2}|[A-Za-z0-9+/_-]{256,}={0,2}")
 _JOINTS = "./\\:-"
 JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
@@ -46,22 +48,33 @@ PATH = re.compile(rf"(?:[^\W{_WITHOUT_BLANKS}]|[./\\:-]){{2,}}")
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:
-    """Adjacent spans of at most `size` characters that cover all of `text` but blank stretches."""
+    """Spans of at most `size` characters, in order, that cover all of `text` but blank stretches and long runs of base64: nobody
+    searches for these, and each is many words that nothing else has."""
     spans: list[Span] = []
-    start, end = 0, len(text)
-    while start < end:
-        stop = min(start + size, end)
-        if stop < end:
-            # A passage of less than half a size would make hits of single lines around a long one.
-            cut = text.rfind("\n", start + size // 2, stop)
-            if cut < 0:
-                cut = text.rfind(" ", start + size // 2, stop)
-            if cut >= 0:
-                stop = cut + 1
-        if not text[start:stop].isspace():
-            spans.append((start, stop))
-        start = stop
+    for start, end in _without_base64(text) if _LONG_RUN.search(text) is not None else ((0, len(text)),):
+        while start < end:
+            stop = min(start + size, end)
+            if stop < end:
+                # A passage of less than half a size would make hits of single lines around a long one.
+                cut = text.rfind("\n", start + size // 2, stop)
+                if cut < 0:
+                    cut = text.rfind(" ", start + size // 2, stop)
+                if cut >= 0:
+                    stop = cut + 1
+            if not text[start:stop].isspace():
+                spans.append((start, stop))
+            start = stop
     return spans
+
+
+def _without_base64(text: str) -> list[Span]:
+    spans: list[Span] = []
+    start = 0
+    for run in _BASE64.finditer(text):
+        if all(re.search(letters, run[0]) for letters in ("[A-Z]", "[a-z]", "[0-9]")):
+            spans.append((start, run.start()))
+            start = run.end()
+    return [*spans, (start, len(text))]
 
 
 def searchable(text: str) -> str:

@@ -39,7 +39,7 @@ from kilburn.backends.connection import (
     translate_errors,
     write_transaction,
 )
-from kilburn.backends.contenttable import ContentTable, content_of
+from kilburn.backends.contenttable import ContentTable, searchable_of
 from kilburn.backends.directory import Directory
 from kilburn.backends.findings import Finding
 from kilburn.backends.inspection import erase_segment, erase_session, inspect, quarantine_session, rebuild
@@ -754,7 +754,7 @@ class Sqlite:
             if among is not None and not among:
                 return []
             found = sound_passages(
-                limit, lambda most: self._vectors.waiting(name, most, among), partial(content_of, self._db), wrong
+                limit, lambda most: self._vectors.waiting(name, most, among), partial(searchable_of, self._db), wrong
             )
             if not found and not wrong and limit > 0:
                 self._directory.nothing_waits(embedder)

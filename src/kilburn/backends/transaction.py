@@ -15,7 +15,7 @@ from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
-from kilburn.backends.contenttable import ContentTable, Packed, content_of, packed_texts, remove_unused
+from kilburn.backends.contenttable import ContentTable, Packed, packed_texts, remove_unused, searchable_of
 from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
@@ -23,7 +23,7 @@ from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
-from kilburn.page import Place, tombstone_of
+from kilburn.page import Place, searchable, tombstone_of
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
@@ -59,9 +59,14 @@ def prepared(batch: Batch) -> Prepared | StoreError:
     """What can be worked out of a batch alone; or what is wrong with it, which is raised if nothing of the file is in its way."""
     memo: Memo = {}
     quoting = {page.id: page for page in batch.pages if page.sources}
-    digests = {page.id: page.digest for page in batch.pages if page.digest in batch.texts} if batch.index else {}
+    texts = {"": "", **batch.texts}
+    new = {page.id: page for page in batch.pages if page.digest in texts and page.extra in texts} if batch.index else {}
     records = (record_of_page(page, memo) for page in batch.pages)
-    words = ((number, words_of(batch.texts[digests[number]])) for number in dict.fromkeys(batch.index) if number in digests)
+    pages = (new[number] for number in dict.fromkeys(batch.index) if number in new)
+    words = (
+        (page.id, words_of(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
+        for page in pages
+    )
     few = len(batch.pages) <= FEW
     try:
         return Prepared(
@@ -69,7 +74,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
             records=list(records) if few else records,
             bodies=[record_of_event(event, memo) for event in batch.events],
             words=list(words) if few else words,
-            others=[number for number in dict.fromkeys(batch.index) if number not in digests],
+            others=[number for number in dict.fromkeys(batch.index) if number not in new],
             mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
@@ -207,7 +212,7 @@ class Transaction:
             if known is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
             if known[0] is None:
-                found.append((number, words_of(content_of(self._db, self._segment, number))))
+                found.append((number, words_of(searchable_of(self._db, self._segment, number))))
         return index_pages(self._db, self._index, self._segment, used, found)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
@@ -219,7 +224,7 @@ class Transaction:
         ranges = sorted((first, last, page) for first, last, page in known if first is not None)
         if not ranges:
             return
-        self._index.remove((first, last, content_of(self._db, self._segment, page)) for first, last, page in ranges)
+        self._index.remove((first, last, searchable_of(self._db, self._segment, page)) for first, last, page in ranges)
         self._vectors.remove((first, last) for first, last, _ in ranges)
         self._db.executemany(
             "UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?",

@@ -37,6 +37,7 @@ from kilburn.prices import prices_of
 from kilburn.search.choice import usual_embedder
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
+from kilburn.tokens.media import FILE_TOKENS
 
 BETWEEN = 0.5
 """Seconds between two looks whether a database is there."""
@@ -134,6 +135,14 @@ def serve(
             help="Link a session to the earlier one that a client compacted. auto: if the gateway knows whose sessions they are.",
         ),
     ] = "auto",
+    file_tokens: Annotated[
+        int,
+        Advanced(
+            min=0,
+            metavar="N",
+            help="Tokens of a file that a request names by an id or a URL, until the provider reports what it takes.",
+        ),
+    ] = FILE_TOKENS,
     limit: Annotated[
         list[str] | None, Advanced(metavar="NAME=N", help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}.")
     ] = None,
@@ -206,6 +215,7 @@ def serve(
         memory=memory,
         memory_tools=memory_tools,
         link=link,
+        file_tokens=file_tokens,
         allow_origin=allow_origin or [],
         limit=limit or [],
         prices=prices,
@@ -276,6 +286,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     memory_tools: str
     link: str
+    file_tokens: int
     allow_origin: list[str]
     limit: list[str]
     prices: str | None
@@ -320,6 +331,7 @@ def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
         memory=asked.memory,
         memory_tools=asked.memory_tools,
         link=asked.link,
+        file_tokens=asked.file_tokens,
         hosts=(*LOOPBACK, asked.host, *asked.allow_host),
         origins=tuple(asked.allow_origin),
         limits=limits_of(asked.limit, keyed=asked.keys is not None),

@@ -117,6 +117,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         window: tokens that a prompt and its reply may take.
         policy: what decides at the window.
         tokenizer: counts tokens: see `kilburn.open`.
+        file_tokens: tokens of a file that a request names by an id or a URL: see `kilburn.open`.
         embedder: "auto" finds by meaning too, where that can be done on this machine: see `kilburn.open`; None by words alone.
         memory_tools: whether the model is offered recall and search_memory once something has left the window: "auto" until it
             refuses them, "on" or "off". Without them what has left is searched for the user's words.
@@ -149,6 +150,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     window: int = 32_000
     policy: Any = "cost"
     tokenizer: Any = "auto"
+    file_tokens: int | None = None
     embedder: Any = "auto"
     memory_tools: str = "auto"
     rounds: int = 5
@@ -350,6 +352,7 @@ class Gateway:
                     policy=settings.policy,
                     tenant=tenant,
                     tokenizer=settings.tokenizer,
+                    file_tokens=settings.file_tokens,
                     embedder=None,
                     foreign=False,
                     durable=False,  # a request waits for the disk once, before its client hears the end

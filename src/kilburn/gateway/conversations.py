@@ -21,7 +21,7 @@ from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
-from kilburn.page import Page, Place, address_of
+from kilburn.page import ATOMIC, Page, Place, address_of
 from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical, visible
 
@@ -73,6 +73,8 @@ class Conversation:
         self.newest: tuple[int, Message] | None = None
         """The last message that a client sent, and its place: it is the one that a client shortens next."""
         self.verbatim = True
+        self.unsigned = False
+        """Whether reasoning that the client sends is left out, because the upstream refused it."""
         """Whether the request that goes on now has all messages as the session has them."""
         self.answered = any(call.startswith(HIDDEN) for call in session.window.calls)
         """Whether it holds calls of our own."""
@@ -320,13 +322,16 @@ def shortened(window: WindowState) -> list[str]:
     return lines
 
 
-def check_attachments(session: Session, messages: Sequence[Message]) -> None:
-    """Refuse an attachment of the newest request that no prompt of this session can show: the model would answer without having
-    seen it. What a history has before the assistant's last message is out like any other page.
+def check_attachments(session: Session, messages: Sequence[Message], model: str) -> None:
+    """Price attachments by the rules of the model that a request names, and refuse an attachment of the newest request that no
+    prompt of this session can show: the model would answer without having seen it. What a history has before the assistant's last
+    message is out like any other page.
 
     Raises:
         Problem: 400, which names it. Nothing was appended.
     """
+    if any(part.kind in ATOMIC for message in messages for part in message.parts):
+        session.price_attachments_for(model)
     newest = reversed([*takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages))])
     for label, tokens in attachments_above(newest, session.counter, session.capacity):
         raise Problem(

@@ -312,7 +312,7 @@ class Histories:
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 conversation.met = conversation.session.figures, conversation.session.head
                 prepare(conversation)
-                check_attachments(conversation.session, fresh)
+                check_attachments(conversation.session, fresh, asked.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -74,6 +75,11 @@ UNREAD = "x-kilburn-unread"
 
 LONGEST_WARNING = 1_000
 """Characters of the header with warnings; the log has all of them."""
+
+_OF_REASONING = re.compile(
+    r"signature|encrypted.content|reasoning|different conversation|`?(redacted_)?thinking`? block|extra_content", re.IGNORECASE
+)
+"""Words of a refusal of reasoning that another model or another account made, or whose conversation has changed."""
 
 LONGEST_ERROR = 1 << 20
 """Bytes of an upstream's error that are read."""
@@ -294,7 +300,8 @@ class _Work:
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
         self.tokens = session.use
-        if conversation.whole and conversation.verbatim and self._kept_there and not misses and session.use <= session.capacity:
+        is_theirs = conversation.whole and conversation.verbatim and not conversation.unsigned
+        if is_theirs and self._kept_there and not misses and session.use <= session.capacity:
             session.sent_whole(request=self._exchange.request)
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(range(1, session.window.last + 1))
@@ -339,6 +346,16 @@ class _Work:
         self.tools = False
         self.render()
 
+    def without_reasoning(self, error: ModelError) -> bool:
+        """Make the prompt without the reasoning and the signatures in it, if an error may be about these; return whether it is
+        another one now. Another model or another account made them, or what stands before them has changed."""
+        may_be = error.status in (400, 422) and _OF_REASONING.search(error.what)
+        if not may_be or not self.conversation.session.leave_out_reasoning():
+            return False
+        self.conversation.unsigned = True
+        self.render()
+        return True
+
     def heard(self, message: Message) -> Message:
         """The reply as a message. Its trust is no higher than that of the texts beside the question. A compaction in it cites
         the pages that the upstream was shown."""
@@ -374,6 +391,8 @@ class _Turn:
         self._retried = False
         self._refusal: ModelError | None = None
         """The refusal after which our tools were left out."""
+        self._unsigned = False
+        """Whether reasoning and signatures were left out after a refusal."""
         self._failed = 0
         """How often the upstream had no room for a hidden round."""
         self._reading: Reading | None = None
@@ -643,7 +662,11 @@ class _Turn:
         return True
 
     async def _mended(self, error: ModelError) -> bool:
-        """Whether the prompt was too long and is shorter now, or had our tools and has them no more: each once in a request."""
+        """Whether the prompt was too long and is shorter now, or had our tools, or reasoning that was refused, and has them no
+        more: each once in a request."""
+        if not self._unsigned and await in_thread(self._work.without_reasoning, error):
+            self._unsigned = True
+            return True
         begins = self._reading is None or not self._reading.rounds
         if begins and self._refusal is None and not isinstance(error, Overlong) and self._work.may_refuse_tools(error):
             self._refusal = error

@@ -20,7 +20,7 @@ from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
 from kilburn.tokens.images import cost_of_image
-from kilburn.tokens.media import block_tokens, describe, describe_image, strings_tokens
+from kilburn.tokens.media import block_tokens, describe, describe_image, document_text, readable_text, strings_tokens
 from kilburn.wire.compaction import COMPACTION, is_compaction, stands
 from kilburn.wire.plain import unpack
 from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, strings_beside
@@ -49,13 +49,13 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     strings = strings_beside(part, role, leftovers)
     beside = strings_tokens(counter, strings) if strings else 0
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
-        tokens = cost_of_image(counter, part.text)
+        tokens = cost_of_image(counter, part.text, low='"detail":"low"' in (part.extra or ""))
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
         is_sent(part, role, form, into) for into in ("chat", "messages")
     ):
         return beside
     elif part.kind is Kind.OPAQUE:
-        tokens = block_tokens(counter, unpack(part.text))
+        tokens = block_tokens(counter, part.text)
     else:
         tokens = counter.count(sent_text(part, role, form))
     if part.kind in (Kind.CALL, Kind.RESULT):
@@ -110,7 +110,8 @@ def pages_of(
         for position, part in enumerate(message.parts):
             number = window.last + len(pages) + 1
             leftovers = _leftovers(part, message) if position else message.extra
-            extra = extra_text(part.extra, leftovers)
+            label = _label(part, trust)
+            extra = extra_text(part.extra, leftovers, _words(part, label) if part.kind is Kind.OPAQUE else "")
             is_summary = part in summaries
             beside = summed and not is_summary
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
@@ -132,7 +133,7 @@ def pages_of(
                 sources=() if beside else made_of,
                 cites=() if beside else cites,
                 order=(number, 0),
-                label=_label(part, counter, trust),
+                label=label,
                 speaker=speaker,
             )
             if part.kind is Kind.CALL and part.call is not None:
@@ -198,7 +199,7 @@ def attachments_above(messages: Iterable[Message], counter: Counter, tokens: int
             if part.kind in (Kind.IMAGE, Kind.OPAQUE):
                 cost = cost_of(counter, part, message.role, message.extra)
                 if cost > tokens:
-                    yield _label(part, counter, TRUST_OF_ROLE[message.role]), cost
+                    yield _label(part, TRUST_OF_ROLE[message.role]), cost
 
 
 def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
@@ -278,15 +279,25 @@ def _call_of(
     return made
 
 
-def extra_text(part: str | None, message: str | None) -> str:
-    """The leftovers of a part and of its message, as they are stored; "" for none."""
-    if not part and not message:
+def extra_text(part: str | None, message: str | None, words: str = "") -> str:
+    """The leftovers of a part and of its message, as they are stored, with the words by which a provider's block is found; "" for
+    none."""
+    if not part and not message and not words:
         return ""
-    kept = {"part": part, "message": message}
+    kept = {"part": part, "message": message, "words": words}
     return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
 
 
-def _label(part: Part, counter: Counter, trust: Trust) -> str:
+def _words(part: Part, label: str) -> str:
+    """Return what can be read and searched of a provider's block: its label, its text, and that of its PDFs; "" if it has no
+    text, or is a compaction, which repeats what the session has said."""
+    if is_compaction(part):
+        return ""
+    words = f"{readable_text(part.text)}\n{document_text(part.text)}".strip()
+    return f"[{label}]\n{words}" if words else ""
+
+
+def _label(part: Part, trust: Trust) -> str:
     """Return one line on what the part is, for its handle. Tools and web pages, which a provider's own tools quote in the
     assistant's message, choose no word of a handle, as it stands in a user message."""
     if part.kind is Kind.CALL:
@@ -299,7 +310,7 @@ def _label(part: Part, counter: Counter, trust: Trust) -> str:
         return describe_image(part.text)
     if is_compaction(part):
         return COMPACTION if stands(part) else "failed compaction"
-    return line_of(describe(counter, unpack(part.text), named=trust >= Trust.USER))
+    return line_of(describe(part.text, named=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:

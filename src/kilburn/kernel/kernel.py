@@ -15,6 +15,7 @@ from typing import Unpack
 
 import msgspec
 
+from kilburn import remembered
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.budget import Budget, Counter, text_cost
 from kilburn.collections.collecting import LARGEST
@@ -122,12 +123,15 @@ class Kernel:
         self._settled = budget
         self.contents = Contents(backend, self._needed)
         self._until = until
+        # The last page whose reasoning and signatures prompts leave out.
+        self.unsigned_to = 0
         # A capacity to be looked at, in place of the budget's: see `Session.preview`.
         self.assumed: int | None = None
-        self._set_counter(counter)
+        self.set_counter(counter)
         self._load(info)
 
-    def _set_counter(self, counter: Counter) -> None:
+    def set_counter(self, counter: Counter) -> None:
+        """Count what is appended from now on by another counter. The pages keep their counts; see `count_by`."""
         self.counter = counter
         self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
         self._pending_cost = text_cost(counter, PENDING)
@@ -139,11 +143,11 @@ class Kernel:
             StoreCorrupt: the session cannot be read again; the old counter then stays.
         """
         before, observed = self.counter, self.pending.events
-        self._set_counter(counter)
+        self.set_counter(counter)
         try:
             self._load(self._found() or self.info)
         except BaseException:
-            self._set_counter(before)
+            self.set_counter(before)
             raise
         self.take_over(observed)
         self.changes += 1
@@ -336,14 +340,13 @@ class Kernel:
         return self.contents.get(known.digest) if known.digest else self.text_of(known)
 
     def readable_text(self, page: int) -> str:
-        """Return what a policy or a model can read of a page as text: of an image or a provider's block, what it is, and its text
-        without media; of any other page the exact text.
+        """Return what a policy or a model can read of a page as text; see `readable`.
 
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        text = self.text(page)
-        return readable(self.window.pages[page], text)
+        text, known = self.text(page), self.window.pages[page]
+        return readable(known, text, self.contents.get(known.extra)) if known.is_atomic else text
 
     def text_of(self, page: Page) -> str:
         """The exact text of a page that is not forgotten here.
@@ -359,6 +362,7 @@ class Kernel:
         """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
         self.window.scrub(gone)
         self.contents.clear()
+        remembered.texts.clear()
 
     def _needed(self) -> set[str]:
         return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)

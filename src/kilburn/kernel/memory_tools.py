@@ -16,18 +16,24 @@ from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
 from kilburn.kernel.recalled import Recalled
-from kilburn.kernel.render import readable, readable_document
+from kilburn.kernel.render import readable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import ToolSpec, object_schema
 from kilburn.page import Page, Place, parse_address
+from kilburn.tokens.media import images_in
 from kilburn.wire.plain import unpack
 from kilburn.wire.quotation import nonce_of
 from kilburn.wire.sent import form_of
 
 TOKENS = 1000
 """What a search brings at most if its call does not say."""
+
+ATTACHABLE = frozenset(
+    {"document", "search_result", "file", "input_file", "input_image", "input_audio", "audio_url", "video_url", "input_video"}
+)
+"""Types of blocks that may stand in a tool result, or in a user's message behind it."""
 
 EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
@@ -262,11 +268,11 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(session, away[0]):
         info = _segment_of(session, away[0], reach)
         rows = _rows(session, info, away[1])
-        texts = session.backend.texts({page.digest for page, _ in rows})
+        texts = {"": ""} | session.backend.texts({digest for page, _ in rows for digest in (page.digest, page.extra) if digest})
         pieces, kept, left = _cut(
             asked,
             session.capacity,
-            [(_heading(info, page, state), readable_document(page, texts[page.digest])) for page, state in rows],
+            [(_heading(info, page, state), readable(page, texts[page.digest], texts[page.extra])) for page, state in rows],
         )
         return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
     if away:
@@ -274,30 +280,38 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
-    attachments = _attachments(found, session.capacity // 2)
+    attachments = {} if asked.offset else _attachments(found, session.capacity // 2)
     told = []
     for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
-        # A result of the chat form has text only.
-        form = attachments[index][1] if index in attachments else None
-        is_shown = page.kind is Kind.IMAGE or unpack(form).get("form") == "messages"
-        read = readable if is_shown else readable_document
-        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", read(page, text)))
+        if index in attachments and attachments[index][0][0].text == text:
+            text = f"[{page.label}]"
+        elif page.is_atomic:
+            text = found.session._kernel.readable_text(page.id)
+        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
     pieces, kept, left = _cut(asked, session.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
-    parts = [attachments[index] for index in kept if index in attachments]
-    forms = [form for _, form in parts if form is not None]
-    return msgspec.structs.replace(reply, attached=tuple(part for part, _ in parts), form=forms[0] if forms else None)
+    attached = [attachments[index] for index in kept if index in attachments]
+    forms = [form for _, form in attached if form is not None]
+    parts = tuple(part for shown, _ in attached for part in shown)
+    return msgspec.structs.replace(reply, attached=parts, form=forms[0] if forms else None)
 
 
-def _attachments(found: Recalled, room: int) -> dict[int, tuple[Part, str | None]]:
-    """Return the recalled images and provider's blocks that fit so many tokens, by their index among the pages, each with the
-    wire form that it came in."""
-    attachments: dict[int, tuple[Part, str | None]] = {}
+def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...], str | None]]:
+    """Return what a tool result can show of the recalled images and provider's blocks, and fits so many tokens, by their index
+    among the pages, with the wire form that it came in: the image, the block itself if its type may stand in a result, or the
+    images in it."""
+    attachments: dict[int, tuple[tuple[Part, ...], str | None]] = {}
     for index, page in enumerate(found.pages):
-        if page.is_atomic and page.tokens <= room:
-            part, leftovers = found.session.part(page)
-            attachments[index] = (part, form_of(leftovers))
-            room -= page.tokens
+        if not page.is_atomic or page.tokens > room:
+            continue
+        part, leftovers = found.session.part(page)
+        if page.kind is Kind.IMAGE or unpack(part.text).get("type") in ATTACHABLE:
+            attachments[index] = (part,), form_of(leftovers)
+        elif images := images_in(part.text):
+            attachments[index] = tuple(Part(kind=Kind.IMAGE, text=url) for url in images), None
+        else:
+            continue
+        room -= page.tokens
     return attachments
 
 

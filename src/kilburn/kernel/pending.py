@@ -14,7 +14,7 @@ from kilburn.backend import Batch, Digests, Pieces, SegmentInfo, State
 from kilburn.budget import Budget
 from kilburn.event import STATE, Act, Event
 from kilburn.message import Kind, Role
-from kilburn.page import Page
+from kilburn.page import Page, searchable_words
 
 GATHERED = 256
 """Observations that wait for a commit at most."""
@@ -144,7 +144,7 @@ class Pending:
             texts={digest: self.texts[digest] for digest in digests},
             pieces={page.digest: self.pieces[page.digest] for page in self.new if page.digest in self.pieces},
             states={page: state for page, state in changed.items() if page in new or owns(page)},
-            index=[page.id for page in self.new if _is_indexed(page)],
+            index=[page.id for page in self.new if _is_indexed(page, self.texts)],
             unindex=sorted(retired),
             erase=[page for page in dropped if owns(page)],
             inherited=[pages[page] for page in dropped if not owns(page)],
@@ -153,7 +153,9 @@ class Pending:
         )
 
 
-def _is_indexed(page: Page) -> bool:
-    """Originals only, and nothing that was recalled or asked for (law 7). What a model wrote is new, whatever it cites."""
+def _is_indexed(page: Page, texts: Mapping[str, str]) -> bool:
+    """Originals with words only, and nothing that was recalled or asked for (law 7). What a model wrote is new, whatever it
+    cites."""
     recalled = (page.sources or page.cites) and page.role is not Role.ASSISTANT
-    return page.id > 0 and page.kind in INDEXED and not recalled and page.name not in NOT_INDEXED
+    has_words = page.kind in INDEXED or bool(page.extra and searchable_words(texts[page.extra]))
+    return page.id > 0 and has_words and not recalled and page.name not in NOT_INDEXED

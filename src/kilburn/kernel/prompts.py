@@ -9,7 +9,7 @@ from kilburn.budget import text_cost
 from kilburn.event import Act, Data
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.receipts import Difference, ranges
-from kilburn.kernel.render import Item, Prompt, items, part_of, render, transcript
+from kilburn.kernel.render import Item, Prompt, behind_compaction, items, part_of, render, transcript
 from kilburn.kernel.window import WindowState
 from kilburn.message import Part
 from kilburn.page import Page
@@ -46,8 +46,10 @@ class Prompts:
         """The prompt, in a provider's form; its cost is recorded in the ledger, with what is known of who asked for it."""
         kernel = self._kernel
         shown = items(kernel.window)
+        if form == "messages" and kernel.window.compactions:
+            shown = behind_compaction(shown, kernel.window)
         self._bring(shown)
-        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window), form, kernel.use)
+        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.use)
         prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
         if not kernel.backend.readonly:
             self._ship(shown, asked or {})

@@ -15,11 +15,11 @@ from kilburn.errors import EmptyPrompt, SpecError
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.page import Page
-from kilburn.tokens.media import document_text, readable_text
+from kilburn.page import Page, searchable_words
+from kilburn.tokens.media import readable_text
 from kilburn.wire import chat
 from kilburn.wire import messages as anthropic
-from kilburn.wire.plain import unpack
+from kilburn.wire.sent import unsigned
 
 __all__ = ["Prompt"]
 
@@ -68,35 +68,51 @@ def items(window: WindowState) -> list[Item]:
     return shown
 
 
+def behind_compaction(shown: list[Item], window: WindowState) -> list[Item]:
+    """Return the items with pins, folds and handles from before Anthropic's newest compaction right behind it: the provider
+    ignores whatever stands before it. What the client said there stays, as the compaction stands for it."""
+    place = next((at for at, (_, page, _) in enumerate(shown) if page is not None and page.id == window.compaction), None)
+    if place is None:
+        return shown
+    pinned = {member for page in window.pins for member in (page, *window.group(page))}
+    moved: list[Item] = []
+    stay: list[Item] = []
+    for item in shown[:place]:
+        page = item[1]
+        moves = page is None or ((page.id in pinned or page.id < 0) and page.role is not Role.SYSTEM)
+        (moved if moves else stay).append(item)
+    return [*stay, shown[place], *moved, *shown[place + 1 :]]
+
+
 def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     """The part that a page came from, and its message's leftovers if it was the first part."""
     kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
     return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
 
 
-def readable(page: Page, text: str) -> str:
-    """Return what can be read of a page as text: of an image what it is, of a provider's block also its text without media, of
-    any other page the exact text."""
+def readable(page: Page, text: str, extra: str) -> str:
+    """Return what can be read of a page as text: of an image what it is, of a provider's block also its text and that of its
+    PDFs, of any other page the exact text. Spans of what a search finds are spans of this.
+
+    Args:
+        extra: the page's leftovers, as stored; "" for none.
+    """
     if not page.is_atomic:
         return text
-    words = readable_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
-    return f"[{page.label}]\n{words}" if words else f"[{page.label}]"
+    words = readable_text(text) if page.kind is Kind.OPAQUE else ""
+    return searchable_words(extra) or (f"[{page.label}]\n{words}" if words else f"[{page.label}]")
 
 
-def readable_document(page: Page, text: str) -> str:
-    """Return the same, and the text of the PDFs in a provider's block: what a model reads that cannot be shown the block."""
-    words = readable(page, text)
-    document = document_text(unpack(text)) if page.kind is Kind.OPAQUE else ""
-    return f"{words}\n{document}" if document else words
-
-
-def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState) -> list[Message]:
+def transcript(
+    there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState, unsigned_to: int = 0
+) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that came late, and stands further down, is put after its call by the wire form.
 
     Args:
         there: the window's items.
+        unsigned_to: the last page whose reasoning and signatures are left out.
     """
     made: list[Message] = []
     answered = {page.call for _, page, _ in there if page is not None and page.role is Role.TOOL}
@@ -105,6 +121,10 @@ def transcript(there: list[Item], part: Callable[[Page], tuple[Part, str | None]
         if instead and page is not None and page.kind is not Kind.RESULT:
             continue  # something attached to a result whose call stays: the result's own handle is enough
         shown, leftovers = _shown(page, instead, part, window)
+        if page is not None and page.role is Role.ASSISTANT and page.id <= unsigned_to:
+            if page.kind is Kind.REASONING:
+                continue
+            shown, leftovers = msgspec.structs.replace(shown, extra=unsigned(shown.extra)), unsigned(leftovers)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
             known = made[-1]

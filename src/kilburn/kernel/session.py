@@ -55,7 +55,7 @@ from kilburn.page import Page, Place, address_of, parse_address, span_of
 from kilburn.policy import Cause, Policy, View
 from kilburn.search.found import Found
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.tokens.choice import counts_alike
+from kilburn.tokens.choice import counts_alike, repriced
 from kilburn.wire.form import dump, parse
 
 if TYPE_CHECKING:
@@ -451,6 +451,20 @@ class Session(Segment):
             self._set_counter(counter)
             self._renewed()
 
+    def price_attachments_for(self, model: str) -> None:
+        """Price the attachments that are appended from now on by the rules of the model that a prompt is for; text is counted as
+        before. A store that was opened with a tokenizer of its own, or with a model, prices them by that.
+
+        Args:
+            model: as a request names it.
+        """
+        with self.lock:
+            named = self._home.counter_of(model)
+            family = getattr(named, "family", "")
+            if named is not None and family != getattr(self.counter, "family", ""):
+                self.counter = repriced(self.counter, family=family)
+                self._kernel.set_counter(self.counter)
+
     def _set_counter(self, counter: Counter) -> None:
         self._kernel.count_by(counter)
         self.counter = counter
@@ -515,7 +529,20 @@ class Session(Segment):
             What `append` raises.
         """
         with kernel_of(self, turn, messages) as then:
+            then.unsigned_to = self._kernel.unsigned_to
             return Prompts(then).render(format, _asked(request) | {"turn": turn})
+
+    def leave_out_reasoning(self) -> bool:
+        """Leave out of prompts, from now on, the reasoning and the signatures of what was said so far: the provider, or another
+        model, refuses them. What is said later keeps its own. A session that is opened again begins anew.
+
+        Returns:
+            Whether prompts had any that was not left out yet.
+        """
+        with self.lock:
+            kernel = self._kernel
+            before, kernel.unsigned_to = kernel.unsigned_to, kernel.window.last
+            return any(page.role is Role.ASSISTANT and page.id > before and page.extra for page in kernel.window.visible())
 
     async def arender(self, format: str = "chat") -> Prompt:
         """`render` for async callers, in a worker thread."""

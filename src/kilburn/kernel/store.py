@@ -37,7 +37,7 @@ from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
 from kilburn.search.search import RANKING, Searcher, kinds_of
-from kilburn.tokens.choice import counter_for, counter_of_model
+from kilburn.tokens.choice import counter_for, counter_of_model, repriced
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -72,6 +72,7 @@ class Store:
         budget: what each segment's window may hold.
         policy: a spec such as "hybrid" or "summarize(keep=4)", or an object with `plan`.
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
+        file_tokens: see `kilburn.open`.
         model: answers when a policy asks: a spec, a model, or None.
         clock: seconds since the epoch.
         ranking: puts what a search finds in order: a spec such as "blend" or "blend(near=0)", or an object with `rank`.
@@ -86,6 +87,7 @@ class Store:
         policy: Any = "hybrid",
         *,
         tokenizer: Any = "auto",
+        file_tokens: int | None = None,
         model: Any = None,
         clock: Callable[[], float] = time.time,
         foreign: bool = True,
@@ -108,7 +110,8 @@ class Store:
         self._counts_by_request = tokenizer == "auto" and self.model is None
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
-        self.counter = counter_for(tokenizer)
+        self._file_tokens = file_tokens
+        self.counter = self._priced(counter_for(tokenizer))
         # What a model's chat template adds to every prompt, besides its messages.
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._sessions: dict[str, Session] = {}
@@ -279,7 +282,11 @@ class Store:
     def counter_of(self, model: str) -> Counter | None:
         """The counter for a model that a request names; None if the store was opened with a tokenizer or a model of its own, or
         if the name is of no known family."""
-        return counter_of_model(model) if self._counts_by_request else None
+        counter = counter_of_model(model) if self._counts_by_request else None
+        return None if counter is None else self._priced(counter)
+
+    def _priced(self, counter: Counter) -> Counter:
+        return counter if self._file_tokens is None else repriced(counter, file_tokens=self._file_tokens)
 
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
         # A session goes on with the counter of the last model that it was for.

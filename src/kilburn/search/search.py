@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from itertools import groupby, islice
 
 import msgspec
@@ -26,7 +26,8 @@ from kilburn.claims import DOUBTS, contested, together
 from kilburn.collections.collecting import is_true, until_of
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.window import WindowState
-from kilburn.page import Page, Place, Span, address_of
+from kilburn.message import Kind
+from kilburn.page import Page, Place, Span, address_of, searchable_words
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.search.confidence import ENOUGH, confidence
 from kilburn.search.found import DamageWarning, Findings, Found
@@ -563,19 +564,31 @@ class Searcher:
         return not any(key[0] in self._lost for key in keys)
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
-        digests = {one.candidate.page.digest: one for one in ranked}
+        """Return the texts that pages were found by, by the digests of the pages' own texts."""
+        pages = {one.candidate.page.digest: one for one in ranked}
         try:
-            return self._backend.texts(digests)
+            return self._searchable(pages.values())
         except StoreCorrupt:
             texts: dict[str, str] = {}
-            for digest, one in digests.items():
+            for one in pages.values():
                 try:
-                    texts.update(self._backend.texts([digest]))
+                    texts.update(self._searchable([one]))
                 except StoreCorrupt as error:
                     name = self._infos[one.candidate.segment].name
                     what = f"not searched: {one.candidate.page.address} of session {name!r}: {error.what}"
                     warnings.warn(what, DamageWarning, stacklevel=4)
             return texts
+
+    def _searchable(self, ranked: Collection[Ranked]) -> dict[str, str]:
+        # A block's own text may be 30 MB of base64, and is not what is found.
+        pages = [one.candidate.page for one in ranked]
+        sources = {page.digest: page.extra if page.kind is Kind.OPAQUE else page.digest for page in pages}
+        texts = self._backend.texts(set(sources.values()))
+        return {
+            digest: texts[source] if source == digest else searchable_words(texts[source])
+            for digest, source in sources.items()
+            if source in texts
+        }
 
     def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
         candidate = one.candidate

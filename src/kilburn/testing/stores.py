@@ -302,6 +302,30 @@ def check_search(backend: Backend) -> None:
     assert backend.search("needle", limit=0) == []
 
 
+def check_searchable_words(backend: Backend) -> None:
+    """A page whose leftovers have words is found by these and not by its text, until it is forgotten."""
+    segment = start(backend)
+    extra = msgspec.json.encode({"message": '{"words":"said"}', "words": "the atlas of rivers"}).decode()
+    beside = msgspec.json.encode({"message": '{"words":"said"}'}).decode()
+    pages = [page_of(1, "aGVsbG8 base64", extra=extra), page_of(2, "a plain text", extra=beside)]
+    texts = {page.digest: text for page, text in zip(pages, ["aGVsbG8 base64", "a plain text"], strict=True)}
+    texts |= {pages[0].extra: extra, pages[1].extra: beside}
+    backend.commit(segment, Batch(head=0, events=batch_of(0, {1: "x"}).events, pages=pages, texts=texts, index=[1]))
+    backend.commit(segment, Batch(head=1, index=[2]))
+    assert found(backend, "rivers") == {1}
+    assert found(backend, "plain") == {2}
+    assert found(backend, "base64") == found(backend, "said") == set()
+    assert {text for _, text in backend.unembedded("e", 9)} == {"the atlas of rivers", "a plain text"}
+    assert [hit.span for hit in backend.search("atlas")] == [(0, len("the atlas of rivers"))]
+    backend.commit(segment, Batch(head=1, unindex=[1]))
+    assert found(backend, "rivers") == set()
+    backend.commit(segment, Batch(head=1, index=[1]))
+    assert found(backend, "rivers") == {1}
+    backend.commit(segment, Batch(head=1, erase=[1]))
+    assert found(backend, "rivers") == set()
+    assert {text for _, text in backend.unembedded("e", 9)} == {"a plain text"}
+
+
 def check_search_order(backend: Backend) -> None:
     """The passage with more and rarer words of the query comes first."""
     segment = start(backend)
@@ -845,6 +869,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_only_what_can_be_read,
     check_head,
     check_search,
+    check_searchable_words,
     check_search_order,
     check_query_is_data,
     check_unindex,

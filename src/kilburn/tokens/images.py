@@ -18,21 +18,29 @@ DEFAULT = 1600
 UNREADABLE = {"openai": 1445, "openai-small": 3779, "gpt-4o-mini": 48_169, "claude": 1600, "claude-large": 4784}
 """The highest cost of an image, by family; used if its size cannot be read."""
 
+_TILES = {"openai": (85, 170), "gpt-4o-mini": (2833, 5667)}
+"""Tokens of an image, and of each of its tiles, by family."""
+
 STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
-def image_tokens(width: int, height: int, family: str = "") -> int:
+def image_tokens(width: int, height: int, family: str = "", *, low: bool = False) -> int:
     """Tokens of an image of `width` x `height` pixels, by the providers' published rules.
 
     "openai": 85 and 170 for each tile of 512 pixels after scaling into 2048 x 2048 and the short side
     to 768; "gpt-4o-mini": the same with 2833 and 5667; "openai-small" (mini and nano models): patches
     of 32 pixels, at most 1536, at the dearest factor of 2.46. "claude": width x height / 750, at most
     1600; "claude-large" (from 4.7 on): at most 4784. Any other family: 1600.
+
+    Args:
+        low: whether the request asks for `"detail": "low"`: with OpenAI's tiles, the 85 or 2833 alone.
     """
+    if low and family in _TILES:
+        return _TILES[family][0]
     if width < 1 or height < 1:
         return UNREADABLE.get(family, DEFAULT)
-    if family in ("openai", "gpt-4o-mini"):
-        start, each = (85, 170) if family == "openai" else (2833, 5667)
+    if family in _TILES:
+        start, each = _TILES[family]
         return start + each * _tiles(width, height)
     if family == "openai-small":
         return math.ceil(min(-(-width // 32) * -(-height // 32), 1536) * 2.46)
@@ -47,11 +55,9 @@ def _tiles(width: int, height: int) -> int:
     return max(1, math.ceil(width * scale / 512)) * max(1, math.ceil(height * scale / 512))
 
 
-def cost_of_image(counter: Counter, url: str) -> int:
-    """Tokens of the image behind `url` for a counter's family of models."""
-    family = str(getattr(counter, "family", ""))
-    size = image_size(url)
-    return UNREADABLE.get(family, DEFAULT) if size is None else image_tokens(*size, family)
+def cost_of_image(counter: Counter, url: str, *, low: bool = False) -> int:
+    """Tokens of the image behind `url` for a counter's family of models; `low` is that of `image_tokens`."""
+    return image_tokens(*(image_size(url) or (0, 0)), str(getattr(counter, "family", "")), low=low)
 
 
 def image_size(data_url: str) -> tuple[int, int] | None:
@@ -65,6 +71,11 @@ def image_size(data_url: str) -> tuple[int, int] | None:
         data = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
     except (binascii.Error, ValueError):
         return None
+    return size_of(data)
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height in pixels of a PNG, JPEG, GIF or WebP, or None if it is another format or broken."""
     size = _png(data) or _gif(data) or _webp(data) or _jpeg(data)
     return size if size is not None and min(size) > 0 else None
 

@@ -11,19 +11,26 @@ reports (`kilburn.tokens.calibrated`).
 from __future__ import annotations
 
 import binascii
+import hashlib
 import io
+import itertools
 import logging
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from kilburn.budget import Counter
-from kilburn.tokens.images import cost_of_image, image_size
+from kilburn.page import digest_of
+from kilburn.remembered import ENTRY, texts
+from kilburn.tokens.images import READ, image_size, image_tokens, size_of
 from kilburn.tokens.pdf import pdf_text
+from kilburn.wire.plain import unpack
 
+Result = TypeVar("Result")
 log = logging.getLogger("kilburn")
 
 FILE_TOKENS = 2_000
@@ -43,6 +50,20 @@ MIN_CIPHER_CHARS = 64
 """A shorter string without blanks may be an id or a word; it counts as text."""
 AUDIO_BYTES, VIDEO_BYTES = 8_000, 125_000
 """Bytes of one second whose length cannot be read: 64 kbit/s, and 1 Mbit/s."""
+RAW_SOUND = dict.fromkeys(("pcm16", "pcm", "audio/pcm"), 48_000) | dict.fromkeys(
+    ("g711_ulaw", "g711_alaw", "audio/pcmu", "audio/pcma"), 8_000
+)
+"""Bytes of one second of samples without a header, by OpenAI's names of formats: 16 bits at 24 kHz, or 8 bits at 8 kHz, mono.
+Gemini's MIME types name the rate (`audio/L16;rate=16000`)."""
+_RAW = "raw sound "
+_RAW_SOUND = re.compile(rf"{_RAW}(\d+)")
+_FORMAT_KEYS = ("format", "media_type", "mime_type", "mimeType")
+_RATE = re.compile(r"rate=(\d{4,6})\b")
+MAX_IMAGES = 4
+"""Images of one block that `recall` shows."""
+_IMAGE_TYPES = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"))
+MAX_PDFS = 4
+"""PDFs of one block whose text is read."""
 PDF_BYTES = 50_000
 """Bytes of one page of a PDF whose pages cannot be counted."""
 MIN_PDF_PAGE_BYTES = 16
@@ -58,7 +79,10 @@ BROKEN = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeErro
 _FILE = "file id"
 CIPHER_SAMPLE = 1_024
 """Characters of a string in which a ciphertext has capital and small letters and digits."""
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}|(?:[A-Za-z0-9+/]{60,76}\r?\n)+[A-Za-z0-9+/]{0,76}={0,2}\s*")
+"""One line, or lines of the usual lengths."""
+_LONG_RUN = re.compile(r"[A-Za-z0-9+/_-]{256,}={0,2}")
+"""Base64 within a text, such as that of a tool that answers with JSON in a string. Providers count it as text."""
 _FILE_KEYS = frozenset({"file_url", "image_url", "video_url", "audio_url", "file_uri", "source_url"})
 """Keys of references that a provider follows. Another URL or id, such as that of a citation or a search result, is text."""
 _TEXT_KEYS = frozenset({"text", "thinking"})
@@ -66,23 +90,67 @@ _TEXT_KEYS = frozenset({"text", "thinking"})
 _HOLDERS = frozenset({"file", "input_file", "input_image", "image", "document", "container_upload"})
 """Types of blocks, and of sources, that refer to a file by its id."""
 _NAME_KEYS = ("filename", "file_name", "title", "name")
-_IGNORED = frozenset({"type", "media_type", "mime_type", "detail", "cache_control", "format", "status"})
-"""Keys whose values are instructions to the provider."""
-_DOCUMENT_TYPES = frozenset({"document", "file", "input_file", "container_upload"})
+_IGNORED = frozenset(
+    {"type", "media_type", "mime_type", "mimeType", "detail", "cache_control", "format", "status"}
+    | {"id", "call_id", "tool_use_id", "container_id"}
+)
+"""Keys whose values are instructions to the provider, or ids that say nothing."""
+_DOCUMENT_TYPES = frozenset({"document", "file", "input_file", "container_upload", "search_result"})
 
 
 class Media(msgspec.Struct, frozen=True):
-    """Media in a block.
+    """Media in a block, as far as no model's rule of pricing is needed.
 
     Args:
         type: `pdf`, `image`, `audio`, `video`, `file`, `encrypted` or `data`.
-        tokens: what it costs in a prompt, in tokens.
-        extent: its size in words ("3 pages", "12 s", "640 x 480"), or "".
+        amount: pages of a PDF, seconds of sound or video, bytes of what is encrypted or of no known type.
+        size: width and height of an image in pixels, if they can be read.
     """
 
     type: str
-    tokens: int
-    extent: str = ""
+    amount: float = 0.0
+    size: tuple[int, int] | None = None
+
+    @property
+    def extent(self) -> str:
+        """Its size in words ("3 pages", "12 s", "640 x 480"), or ""."""
+        if self.type == "pdf":
+            return f"{int(self.amount):,} {'page' if self.amount == 1 else 'pages'}"
+        if self.type in ("audio", "video"):
+            return f"{math.ceil(self.amount):,} s"
+        return f"{self.size[0]} x {self.size[1]}" if self.size else ""
+
+
+class _Block(msgspec.Struct, frozen=True):
+    """A provider's block as it is priced, named and searched.
+
+    Args:
+        text: its JSON without media.
+        words: its readable strings, without media and without instructions to the provider.
+        name: the name that it gives itself, or "".
+    """
+
+    type: str
+    text: str
+    words: str
+    name: str
+    media: tuple[Media, ...]
+
+
+def media_tokens(counter: Counter, media: Media) -> int:
+    """Return what media cost in a prompt, in tokens, by the rule of the counter's family of models."""
+    family = str(getattr(counter, "family", ""))
+    if media.type == "pdf":
+        return int(media.amount) * PDF_TOKENS.get(family, PDF_PAGE)
+    if media.type == "image":
+        return image_tokens(*(media.size or (0, 0)), family)
+    if media.type == "audio":
+        return math.ceil(media.amount * AUDIO_TOKENS.get(family, AUDIO_SECOND))
+    if media.type == "video":
+        return math.ceil(media.amount * VIDEO_SECOND)
+    if media.type == "file":
+        return int(getattr(counter, "file_tokens", FILE_TOKENS))
+    return math.ceil(media.amount / CIPHER_BYTES)
 
 
 def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
@@ -94,58 +162,63 @@ def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
     words: list[str] = []
     tokens = 0
     for key, text in strings:
-        media = read_media(counter, key, text)
+        media = read_media(key, text)
         if media is None:
             words.append(text)
         else:
-            tokens += media.tokens
+            tokens += media_tokens(counter, media)
     return counter.count(" ".join(words)) + tokens
 
 
-def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
-    """Return what a provider's block costs in a prompt, in tokens, without its message's envelope: its JSON without media, and
-    its media."""
-    media = [item for key, text in _strings(block) if (item := read_media(counter, key, text)) is not None]
-    text = msgspec.json.encode(_without_media(block)).decode() if media else msgspec.json.encode(block).decode()
-    return counter.count(text) + sum(item.tokens for item in media)
+def block_tokens(counter: Counter, block: str) -> int:
+    """Return what a provider's block, given as JSON, costs in a prompt, in tokens, without its message's envelope: its JSON
+    without media, and its media."""
+    known = _read_block(block)
+    return counter.count(known.text) + sum(media_tokens(counter, item) for item in known.media)
 
 
-def _without_media(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: _without_media(inner, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_media(inner, key) for inner in value]
-    return "" if isinstance(value, str) and _payload(key, value) is not None else value
-
-
-def describe(counter: Counter, block: dict[str, Any], *, named: bool = True) -> str:
+def describe(block: str, *, named: bool = True) -> str:
     """Return one line on what a block is, such as `report.pdf, 3 pages`: its name or type, and the extent of its media.
 
     Args:
+        block: as JSON.
         named: whether to use the name that it gives itself.
     """
-    media = [item for key, text in _strings(block) if (item := read_media(counter, key, text)) is not None]
-    names = [text for key, text in _strings(block) if key in _NAME_KEYS and text.strip()] if named else []
-    kind = str(block.get("type") or "block")
-    main = next((item for item in media if item.type not in ("encrypted", "data")), media[0] if media else None)
-    if names and (main is not None or kind in _DOCUMENT_TYPES):
-        title = " ".join(names[0].split())
+    known = _read_block(block)
+    main = next((item for item in known.media if item.type not in ("encrypted", "data")), None)
+    if named and known.name and (main is not None or known.type in _DOCUMENT_TYPES):
+        title = known.name
     else:
-        title = main.type if main is not None and main.type not in ("encrypted", "data", "file") else kind.replace("_", " ")
+        title = main.type if main is not None and main.type != "file" else known.type.replace("_", " ")
     # Square brackets mark handles.
     title = title.replace("[", "(").replace("]", ")")
     return f"{title}, {main.extent}" if main is not None and main.extent else title
 
 
-def readable_text(block: dict[str, Any]) -> str:
-    """Return the text in a block, without its media: what a model or a search can read of it in a text."""
-    return "\n".join(text for key, text in _strings(block) if key not in _IGNORED and _payload(key, text) is None)
+def readable_text(block: str) -> str:
+    """Return the text in a block, given as JSON, without its media: what a model or a search can read of it in a text."""
+    return _read_block(block).words
 
 
-def document_text(block: dict[str, Any]) -> str:
-    """Return the text of the PDFs in a block. Each is read by a process of its own, so this is for what a model asks to read."""
-    payloads = [payload for key, text in _strings(block) if isinstance(payload := _payload(key, text), bytes)]
-    return "".join(pdf_text(payload) for payload in payloads if _is_pdf(payload))
+def document_text(block: str) -> str:
+    """Return the text of the PDFs in a block, given as JSON: of the first `MAX_PDFS`, within the limits of `kilburn.tokens.pdf`.
+    Each is read by a process of its own."""
+    if not any(item.type == "pdf" for item in _read_block(block).media):
+        return ""
+    payloads = (_payload(key, text) for key, text in _strings(unpack(block)))
+    pdfs = (payload for payload in payloads if isinstance(payload, bytes) and _is_pdf(payload))
+    return "".join(_by_digest(pdf_text, payload) for payload in itertools.islice(pdfs, MAX_PDFS))
+
+
+def images_in(block: str) -> list[str]:
+    """Return the images in a block, given as JSON, as `data:` URLs: the first `MAX_IMAGES`."""
+    images: list[str] = []
+    for key, text in _strings(unpack(block)):
+        payload = _payload(key, text)
+        if isinstance(payload, bytes) and _is_image(payload) and len(images) < MAX_IMAGES:
+            kind = next((kind for start, kind in _IMAGE_TYPES if payload.startswith(start)), "webp")
+            images.append(text if text[:5] == "data:" else f"data:image/{kind};base64,{text}")
+    return images
 
 
 def describe_image(url: str) -> str:
@@ -154,7 +227,7 @@ def describe_image(url: str) -> str:
     return f"image, {size[0]} x {size[1]}" if size else "image"
 
 
-def read_media(counter: Counter, key: str, text: str) -> Media | None:
+def read_media(key: str, text: str) -> Media | None:
     """Return what a string in a block is, or None if it is text.
 
     Args:
@@ -164,12 +237,61 @@ def read_media(counter: Counter, key: str, text: str) -> Media | None:
     if payload is None:
         return None
     if isinstance(payload, str):
-        return _file(counter, "", b"")
-    family = str(getattr(counter, "family", ""))
-    for matches, rule in RULES:
+        return Media("file")
+    named = _RAW_SOUND.fullmatch(key)
+    rate = int(named[1]) if named else _bytes_per_second(text[5:64].partition(";base64")[0]) if text[:5] == "data:" else 0
+    if rate and not payload.startswith(b"RIFF"):
+        return Media("audio", len(payload) / rate)
+    for matches, measure in RULES:
         if matches(payload):
-            return rule(counter, family, payload)
-    return Media("encrypted" if "encrypted" in key or "signature" in key else "data", math.ceil(len(payload) / CIPHER_BYTES))
+            return measure(payload)
+    return Media("encrypted" if "encrypted" in key or "signature" in key else "data", len(payload))
+
+
+def _read_block(block: str) -> _Block:
+    """Return a block's reading. A request reads each block several times, so readings are kept by the digest of the block."""
+    key = (_read_block, digest_of(block))
+    known: _Block | None = texts.get(key)
+    if known is None:
+        value = unpack(block)
+        media: list[Media] = []
+        words: list[str] = []
+        names: list[str] = []
+        for name, text in _strings(value):
+            item = read_media(name, text)
+            if item is not None:
+                media.append(item)
+            elif name not in _IGNORED:
+                words.append(_LONG_RUN.sub("(base64)", text))
+            if name in _NAME_KEYS and item is None and text.strip():
+                names.append(" ".join(text.split()))
+        known = _Block(
+            type=str(value.get("type") or "block"),
+            text=msgspec.json.encode(_without_media(value)).decode() if media else block,
+            words="\n".join(words),
+            name=names[0] if names else "",
+            media=tuple(media),
+        )
+        texts.keep(key, known, ENTRY + sys.getsizeof(known.text) + sys.getsizeof(known.words))
+    return known
+
+
+def _by_digest(function: Callable[[bytes], Result], data: bytes) -> Result:
+    """Return the result of a function that parses a file. It is kept by the file's digest: parsing takes up to a second."""
+    key = (function, hashlib.sha256(data).digest())
+    known: Result | None = texts.get(key)
+    if known is None:
+        known = function(data)
+        texts.keep(key, known, ENTRY + sys.getsizeof(known))
+    return known
+
+
+def _without_media(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _without_media(inner, _key_in(value, key, name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_media(inner, key) for inner in value]
+    return "" if isinstance(value, str) and _payload(key, value) is not None else value
 
 
 def _payload(key: str, text: str) -> bytes | str | None:
@@ -183,6 +305,8 @@ def _payload(key: str, text: str) -> bytes | str | None:
         return text if text[:4].lower() in ("http", "gs:/", "s3:/", "file") else None
     if key == _FILE:
         return text
+    if key.startswith(_RAW):
+        return _decode(text)
     if len(text) < MIN_CIPHER_CHARS or not _BASE64.fullmatch(text):
         return None
     # A path, an identifier and a run of letters are in the same alphabet.
@@ -202,24 +326,44 @@ def _decode(encoded: str) -> bytes | None:
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands. A URL inside an object
-    has that object's key too (`source_url`), and the id of a file that a provider reads has `_FILE`."""
+    """Yield every string of a JSON value with the key under which it, or the list that it is in, stands; see `_key_in`."""
     stack = [(key, value)]
     while stack:
         key, value = stack.pop()
         if isinstance(value, dict):
-            holds = key == "file" or str(value.get("type")) in _HOLDERS
-            for name, inner in reversed(value.items()):
-                if name == "url":
-                    stack.append((key if key.endswith("_url") else f"{key}_url", inner))
-                else:
-                    stack.append((_FILE if name == "file_id" and holds else name, inner))
+            stack.extend((_key_in(value, key, name), inner) for name, inner in reversed(value.items()))
         elif isinstance(value, list):
             stack.extend((key, item) for item in reversed(value))
         elif isinstance(value, str):
             yield key, value
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield key, str(value)
+
+
+def _key_in(holder: dict[str, Any], key: str, name: str) -> str:
+    """Return the key of an object's value as `_payload` and `read_media` take it. A URL inside an object has that object's key
+    too (`source_url`), the id of a file that a provider reads is `_FILE`, and raw samples have their bytes for each second.
+
+    Args:
+        key: of the object.
+        name: of the value in it.
+    """
+    if name == "url":
+        return key if key.endswith("_url") else f"{key}_url"
+    if name == "file_id" and (key == "file" or str(holder.get("type")) in _HOLDERS):
+        return _FILE
+    if name == "data":
+        format = next((holder[label] for label in _FORMAT_KEYS if label in holder), None)
+        if isinstance(format, str) and (rate := _bytes_per_second(format)):
+            return f"{_RAW}{rate}"
+    return name
+
+
+def _bytes_per_second(format: str) -> int:
+    """Return the bytes of a second of raw samples, by the name of their format or their MIME type; 0 for any other format."""
+    kind, _, parameters = format.lower().partition(";")
+    rate = _RATE.search(parameters)
+    return 2 * int(rate[1]) if rate and kind in ("audio/l16", "audio/pcm") else RAW_SOUND.get(kind, 0)
 
 
 def _is_office(data: bytes) -> bool:
@@ -246,39 +390,30 @@ def _is_video(data: bytes) -> bool:
     return data[4:8] == b"ftyp" or data.startswith(b"\x1a\x45\xdf\xa3") or (data[:4] == b"RIFF" and data[8:11] == b"AVI")
 
 
-def _file(counter: Counter, family: str, data: bytes) -> Media:
-    return Media("file", int(getattr(counter, "file_tokens", FILE_TOKENS)))
+def _pdf(data: bytes) -> Media:
+    return Media("pdf", _by_digest(pdf_pages, data))
 
 
-def _pdf(counter: Counter, family: str, data: bytes) -> Media:
-    pages = pdf_pages(data)
-    return Media("pdf", pages * PDF_TOKENS.get(family, PDF_PAGE), f"{pages:,} {'page' if pages == 1 else 'pages'}")
+def _image(data: bytes) -> Media:
+    return Media("image", size=size_of(data[:READ]))
 
 
-def _image(counter: Counter, family: str, data: bytes) -> Media:
-    url = "data:image/any;base64," + binascii.b2a_base64(data, newline=False).decode("ascii")
-    size = image_size(url)
-    return Media("image", cost_of_image(counter, url), f"{size[0]} x {size[1]}" if size else "")
+def _audio(data: bytes) -> Media:
+    return Media("audio", duration(data, AUDIO_BYTES))
 
 
-def _audio(counter: Counter, family: str, data: bytes) -> Media:
-    seconds = duration(data, AUDIO_BYTES)
-    return Media("audio", math.ceil(seconds * AUDIO_TOKENS.get(family, AUDIO_SECOND)), f"{math.ceil(seconds):,} s")
+def _video(data: bytes) -> Media:
+    return Media("video", duration(data, VIDEO_BYTES))
 
 
-def _video(counter: Counter, family: str, data: bytes) -> Media:
-    seconds = duration(data, VIDEO_BYTES)
-    return Media("video", math.ceil(seconds * VIDEO_SECOND), f"{math.ceil(seconds):,} s")
-
-
-RULES: tuple[tuple[Callable[[bytes], bool], Callable[[Counter, str, bytes], Media]], ...] = (
+RULES: tuple[tuple[Callable[[bytes], bool], Callable[[bytes], Media]], ...] = (
     (_is_pdf, _pdf),
     (_is_image, _image),
     (_is_audio, _audio),
     (_is_video, _video),
-    (_is_office, _file),
+    (_is_office, lambda data: Media("file")),
 )
-"""Each type of media: how its bytes begin, and what it costs. Bytes of no type are ciphertext, by their length."""
+"""Each type of media: how its bytes begin, and how it is measured. Bytes of no type are ciphertext, by their length."""
 
 
 def pdf_pages(data: bytes) -> int:

@@ -9,18 +9,25 @@ import io
 import logging
 import os
 import sys
+import threading
 
 log = logging.getLogger("kilburn")
 
+MAX_BYTES = 50_000_000
+"""Bytes of a file that is read at all: OpenAI's limit; Anthropic's is 32 MB."""
 MAX_PAGES = 100
 """Pages that are read at most; a note says how many are left."""
 MAX_CHARS = 400_000
 MAX_STREAM_BYTES = 8_000_000
 """Bytes that one stream of the file may have when it is decoded."""
-CPU_SECONDS = 10
+CPU_SECONDS = 5
 MEMORY_BYTES = 2 << 30
 WALL_SECONDS = 60
 """Seconds on a machine that does not limit processor time, or is busy."""
+
+MAX_PROCESSES = 2
+"""Files that are read at the same time."""
+_slots = threading.BoundedSemaphore(MAX_PROCESSES)
 
 PASSED_ON = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Of the environment, what Python may need to start. Keys and other secrets are not passed on."""
@@ -30,12 +37,21 @@ def pdf_text(data: bytes) -> str:
     """Return the text of a PDF, page by page under its number, as far as it can be read within the limits; "" if it has none."""
     import subprocess
 
+    if len(data) > MAX_BYTES:
+        log.info("the text of a PDF of %d bytes is not read: the limit is %d", len(data), MAX_BYTES)
+        return ""
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", __file__], input=data, capture_output=True, env=environment, timeout=WALL_SECONDS, check=False
-        )
+        with _slots:
+            done = subprocess.run(
+                [sys.executable, "-P", __file__],
+                input=data,
+                capture_output=True,
+                env=environment,
+                timeout=WALL_SECONDS,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         log.info("the text of a PDF of %d bytes was not read: %s", len(data), type(error).__name__)
         return ""

@@ -251,9 +251,9 @@ def _write_call(part: Part) -> dict[str, Any]:
 def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str, Any]]:
     """What OpenAI's chat API accepts for these messages, whatever form they came in.
 
-    Parts of a message may be missing. Blocks and reasoning of another provider are left out. Images in tool results
-    follow the results, in a user message that names the call. A message without anything that can be rendered is left
-    out, and so is one of thinking alone. The same messages give the same bytes.
+    Parts of a message may be missing. Blocks and reasoning of another provider are left out. What is attached to tool results
+    follows the results, in a user message that names the call. A message without anything that can be rendered is left out, and
+    so is one of thinking alone. The same messages give the same bytes.
 
     Args:
         apart: for OpenAI's responses, whose items have an order: each of a message's items becomes a message.
@@ -326,7 +326,7 @@ def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
     content = _result_content(result, attached)
     plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
     out["content"] = result.text if plain_text else content
-    shown = [part for part in attached if part.kind is Kind.IMAGE]
+    shown = [part for part in attached if part.kind is Kind.IMAGE or turn.form == "chat"]
     if shown:
         images.append({"type": "text", "text": IMAGES.format(call)})
         images.extend(_write_block(part) for part in shown)

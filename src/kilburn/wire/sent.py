@@ -17,7 +17,7 @@ from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
 SAID = "function-output"
-IMAGES = "(images of tool result {})"
+IMAGES = "(attached to tool result {})"
 
 _PROTOCOL = frozenset({
     "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments", "input",
@@ -27,6 +27,12 @@ _PROTOCOL = frozenset({
 """Keys of the wire forms: the message's envelope is counted for them."""
 _UNREAD = frozenset({"cache_control", "role", "type", "media_type", "detail"})
 """Keys whose values are instructions to the provider, not text for the model."""
+
+_SIGNED = frozenset(
+    {"extra_content", "provider_specific_fields", "reasoning", "reasoning_content", "reasoning_details", "signature"}
+    | {"thinking_blocks", "thought_signature"}
+)
+"""Keys of signatures and of reasoning."""
 
 
 def form_of(extra: str | None) -> str | None:
@@ -66,11 +72,27 @@ def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
             return False
         return is_signed(part) or (into == "chat" and "at" in unpack(part.extra))
     if part.kind is Kind.OPAQUE:
-        # Only their own provider understands its blocks; a chat's tool message has texts only.
-        return form == into and not (into == "chat" and (part.call is not None or role is Role.SYSTEM))
+        # Only their own provider understands its blocks.
+        return form == into and not (into == "chat" and role is Role.SYSTEM)
     if part.kind is Kind.IMAGE and role in (Role.ASSISTANT, Role.SYSTEM):
         return into == "messages" and role is Role.ASSISTANT
     return True
+
+
+def unsigned(text: str | None) -> str | None:
+    """Return the extra of a part or of a message without what only the model that wrote it can check or read: signatures,
+    reasoning, and the ids by which items of OpenAI's responses belong to their reasoning."""
+    if text is None or not any(f'"{key}":' in text for key in (*_SIGNED, "item")):
+        return text
+    return pack(_unsigned(unpack(text)))
+
+
+def _unsigned(value: Any, holder: str = "") -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _unsigned(inner, key) for key, inner in value.items() if key not in _SIGNED and (holder, key) != ("item", "id")
+        }
+    return [_unsigned(inner) for inner in value] if isinstance(value, list) else value
 
 
 def sent_name(name: str | None, call: str | None) -> str:
@@ -112,7 +134,7 @@ def strings_beside(part: Part, role: Role, leftovers: str | None) -> list[tuple[
             strings.append(("", FAILED))
     if form == "chat" and "dict" in kept:
         strings += _strings(kept["dict"])
-    if part.call is not None and part.kind is Kind.IMAGE:
+    if part.call is not None and part.kind in (Kind.IMAGE, Kind.OPAQUE):
         strings.append(("", IMAGES.format(safe_id(part.call, MESSAGES_ID))))
     return strings
 

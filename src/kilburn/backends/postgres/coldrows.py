@@ -10,12 +10,20 @@ from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.records import seal_of
 from kilburn.errors import StoreCorrupt
+from kilburn.page import searchable_words
 
 if TYPE_CHECKING:
     from kilburn.backends.cold import ColdPlace
 
 ROW = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = %s"
 """A text's row, as `text_at` takes it."""
+
+
+def searchable_in(content: Row, extra: Row, text_of: Callable[[Row], str]) -> str | None:
+    """Return the text that a page is found by, from the rows of its text and of its leftovers, whose columns are None where there
+    is none; None without a text."""
+    words = searchable_words(text_of(extra)) if extra[-1] is not None else ""
+    return words or (text_of(content) if content[-1] is not None else None)
 
 
 class PostgresColdRows:

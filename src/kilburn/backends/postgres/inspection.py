@@ -29,7 +29,7 @@ from kilburn.backends.findings import (
     wrong_segments,
     wrong_setting,
 )
-from kilburn.backends.postgres.coldrows import PostgresColdRows
+from kilburn.backends.postgres.coldrows import PostgresColdRows, searchable_in
 from kilburn.backends.postgres.connection import Connection
 from kilburn.backends.postgres.postings import BITS, entries_in, words_of
 from kilburn.backends.postgres.statements import Row, Statements
@@ -259,8 +259,10 @@ class Inspection:
     def _passages(self, segment: SegmentRow) -> Iterator[Finding]:
         """Compares the passages of each page with its text."""
         select = (
-            "SELECT page.id, first_passage, last_passage, size, codec, data, digest FROM kilburn.page"
-            " LEFT JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
+            "SELECT page.id, first_passage, last_passage, text.size, text.codec, text.data, text.digest, own.size, own.codec,"
+            " own.data, own.digest FROM kilburn.page"
+            " LEFT JOIN kilburn.content AS text ON text.tenant = page.tenant AND text.digest = page.content"
+            " LEFT JOIN kilburn.content AS own ON own.tenant = page.tenant AND own.digest = page.extra"
             " WHERE page.tenant = %s AND page.segment = %s AND page.id > %s AND first_passage IS NOT NULL"
             " ORDER BY page.id LIMIT %s"
         )
@@ -268,9 +270,9 @@ class Inspection:
         last = FIRST
         while some := self._own(select, segment.number, last, TEXTS):
             asked = [self._statements.send(entries, self._tenant, row[1], row[2]) for row in some]
-            for (number, _, _, *known), answer in zip(some, asked, strict=True):
+            for (number, _, _, *rows), answer in zip(some, asked, strict=True):
                 try:
-                    text = self._cold.text(tuple(known)) if known[-1] is not None else None
+                    text = searchable_in(tuple(rows[:4]), tuple(rows[4:]), self._cold.text)
                 except StoreError:
                     text = None
                 yield from self._words.wrong_passages(segment.number, number, text, answer.fetchall())

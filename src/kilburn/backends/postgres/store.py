@@ -34,7 +34,7 @@ from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of, sound_passages
 from kilburn.backends.findings import Finding
 from kilburn.backends.postgres import halves, schema, writing
-from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, text_at
+from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
 from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
 from kilburn.backends.postgres.erasing import held, wipe
 from kilburn.backends.postgres.inspection import Inspection, orphans
@@ -545,8 +545,11 @@ class Postgres:
         not what was written is passed over, and is added to `damaged`."""
         name = check_name(embedder, "embedder").encode()
         texts = (
-            f"SELECT page.segment, page.id, size, codec, data, digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT *"
-            " FROM kilburn.content WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS content"
+            "SELECT page.segment, page.id, text.size, text.codec, text.data, text.digest,"
+            f" own.size, own.codec, own.data, own.digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT * FROM kilburn.content"
+            " WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS text"
+            " LEFT JOIN LATERAL (SELECT * FROM kilburn.content"
+            " WHERE content.tenant = page.tenant AND content.digest = page.extra OFFSET 0) AS own ON true"
         )
 
         known: dict[tuple[int, int], Row] = {}
@@ -565,9 +568,10 @@ class Postgres:
 
         def text_of(segment: int, page: int) -> str:
             row = known.get((segment, page))
-            if row is None:
+            text = None if row is None else searchable_in(row[:4], row[4:], self._text)
+            if text is None:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
-            return self._text(row)
+            return text
 
         return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
 

@@ -15,7 +15,7 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import OpenPlace
 from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
-from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows
+from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
 from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
@@ -24,7 +24,7 @@ from kilburn.backends.transaction import sealed_event, stand_of
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.message import Kind
-from kilburn.page import Page, Place, address_of, tombstone_of
+from kilburn.page import Page, Place, address_of, searchable, tombstone_of
 
 SEALS = Seals()
 
@@ -64,8 +64,10 @@ _UNCITED = (
     " AND page = ANY(%s::bigint[]) AND citing_segment <> %s LIMIT 1"
 )
 _PAGES = (
-    "SELECT page.id, first_passage, last_passage, record, page.seal, content, extra, content.size, content.codec, content.data"
-    " FROM kilburn.page LEFT JOIN kilburn.content ON content.tenant = page.tenant AND content.digest = page.content"
+    "SELECT page.id, first_passage, last_passage, record, page.seal, content, extra,"
+    " text.size, text.codec, text.data, text.digest, own.size, own.codec, own.data, own.digest FROM kilburn.page"
+    " LEFT JOIN kilburn.content AS text ON text.tenant = page.tenant AND text.digest = page.content"
+    " LEFT JOIN kilburn.content AS own ON own.tenant = page.tenant AND own.digest = page.extra"
     " WHERE page.tenant = %s AND page.segment = %s AND page.id = ANY(%s::bigint[])"
 )
 _KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
@@ -316,10 +318,8 @@ class Writing:
         pages = {page.id: page for page in batch.pages}
         for number in dict.fromkeys(batch.index):
             page, old = pages.get(number), before.get(number)
-            if page is not None and page.digest in batch.texts:
-                text = batch.texts[page.digest]
-            elif page is not None:
-                text = self._text(page.digest)
+            if page is not None:
+                text = searchable(self._text(page.digest), self._text(page.extra) if page.extra else "")
             elif old is None or old[5] is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
             elif old[1] is not None:
@@ -331,19 +331,21 @@ class Writing:
         return found
 
     def _text(self, digest: str) -> str:
+        if digest in self._batch.texts:
+            return self._batch.texts[digest]
         (known,) = self._statements.rows(ROW, self._tenant, key_of(digest))
         return self._cold.text(known)
 
     def _text_of(self, page: int, row: Row) -> str:
-        """The text of a page's row, verified.
+        """The text that a page is found by, verified.
 
         Raises:
             StoreCorrupt: altered or missing. StoreError: the cold place cannot be reached.
         """
-        *_, content, _, size, codec, data = row
-        if data is None:
+        text = searchable_in(row[7:11], row[11:], self._cold.text)
+        if text is None:
             raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
-        return self._cold.text((size, codec, data, content))
+        return text
 
     def _text_to_remove(self, page: int, row: Row) -> str | None:
         try:
