@@ -93,19 +93,24 @@ class _File:
 
 
 def logged_pages(db: apsw.Connection) -> set[int]:
-    """Return the numbers of the pages that are in the write-ahead log."""
+    """Return the numbers of the pages that are in the write-ahead log; some of them if another program empties it meanwhile."""
+    pages = set[int]()
     file = _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER)
-    size, pages = file.size(), set[int]()
+    size = file.size()
     if size < LOG_HEADER:
         return pages
-    header = file.read(LOG_HEADER, 0)
-    salts, frame = header[16:24], FRAME_HEADER + int.from_bytes(header[8:12])
-    for start in range(LOG_HEADER, size - frame + 1, CHUNK * frame):
-        chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
-        for at in range(0, len(chunk), frame):
-            if chunk[at + 8 : at + 16] != salts:
-                return pages  # the frames of an earlier log, which was begun anew
-            pages.add(int.from_bytes(chunk[at : at + 4]))
+    try:
+        header = file.read(LOG_HEADER, 0)
+        salts, frame = header[16:24], FRAME_HEADER + int.from_bytes(header[8:12])
+        for start in range(LOG_HEADER, size - frame + 1, CHUNK * frame):
+            chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
+            for at in range(0, len(chunk), frame):
+                if chunk[at + 8 : at + 16] != salts:
+                    return pages  # the frames of an earlier log, which was begun anew
+                pages.add(int.from_bytes(chunk[at : at + 4]))
+    except apsw.IOError as error:
+        if error.extendedresult != apsw.SQLITE_IOERR_SHORT_READ:
+            raise
     return pages
 
 

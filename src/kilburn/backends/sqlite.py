@@ -1105,6 +1105,7 @@ class Sqlite:
             if erased:
                 self._db.execute("DELETE FROM erasure")
             return True
+        # In this order: whoever empties the log meanwhile changes the file's time, or commits.
         version, pages, was_wiped = self._written_by_others(), logged_pages(self._db), self._is_as_wiped()
         if not was_wiped:
             # Or a power cut could bring that time back.
