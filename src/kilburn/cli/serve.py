@@ -32,6 +32,7 @@ from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.keys import Keys
 from kilburn.gateway.limits import check_listening, limits_of
 from kilburn.gateway.logs import Log
+from kilburn.gateway.problems import has_openai_api
 from kilburn.model import takes_tools
 from kilburn.prices import prices_of
 from kilburn.search.choice import usual_embedder
@@ -314,8 +315,6 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
-    from kilburn.gateway.upstream import has_openai_api
-
     upstream, speaker = asked.upstream, _speaker(asked.upstream, asked.model)
     usual = "local" if upstream is None else "automatic" if has_openai_api(upstream) else "hosted"
     return gateway.Settings(

@@ -27,6 +27,9 @@ from kilburn.errors import (
 )
 
 OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+VERSIONED = re.compile(r"/(v\d[a-z0-9]*|openai)(/|$)")
+"""A part of a path that only base URLs of OpenAI's API have: to Anthropic's the SDK adds the version itself."""
+
 ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
@@ -127,6 +130,13 @@ def problem_of(error: KilburnError) -> Problem:
         case _:
             status, code = 409, "not_possible"
     return Problem(status, code, words_of(error))
+
+
+def has_openai_api(url: str) -> bool:
+    """Return whether a base URL is one of OpenAI's API: its path has a version, such as /v1, /api/v1 or /v1beta/openai. Others,
+    and those with a part `anthropic`, are base URLs of Anthropic's."""
+    _, slash, path = url.partition("://")[2].partition("/")
+    return bool(VERSIONED.search(slash + path)) and "/anthropic" not in slash + path
 
 
 def is_anthropic(path: str) -> bool:

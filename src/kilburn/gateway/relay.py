@@ -123,11 +123,8 @@ class Relay:
         fails_open: bool = False,
     ) -> None:
         self.offer, self.fails_open = offer, fails_open
-        self._histories = histories
+        self.histories, self.upstream, self.rounds, self.learners = histories, upstream, rounds, learners
         self.figures = Figures()
-        self._upstream = upstream
-        self._rounds = rounds
-        self.learners = learners
 
     async def answer(
         self,
@@ -171,36 +168,21 @@ class Relay:
         faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
         for left in reversed(range(TRIES)):
             work = _Work(self, form, asked, key, exchange, faults=faults)
-            conversation = self._histories.take(form, asked, name, key.user, link=key.link is not Link.OFF, prepare=work.prepare)
+            conversation = self.histories.take(form, asked, name, key.user, link=key.link is not Link.OFF, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
-                work.known = remembered(self._histories.store, form, asked, key.user, work.room, conversation.session.name)
+                work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
                 work.render()
                 return conversation, work
             except StoreStale:
                 # Another gateway went on with it: it is read again.
-                self._histories.lose(conversation)
+                self.histories.lose(conversation)
                 if not left:
                     raise
             except BaseException:
-                self._histories.give(conversation)
+                self.histories.give(conversation)
                 raise
         raise AssertionError("a prompt is made or an error is raised")
-
-    @property
-    def upstream(self) -> UpstreamApi:
-        """What answers."""
-        return self._upstream
-
-    @property
-    def rounds(self) -> int:
-        """Times that our tools are answered."""
-        return self._rounds
-
-    @property
-    def histories(self) -> Histories:
-        """The tenant's sessions."""
-        return self._histories
 
 
 class _Work:
@@ -219,7 +201,9 @@ class _Work:
         self.form, self.asked, self.key, self._exchange = form, asked, key, exchange
         self.conversation: Conversation
         self.known: Remembered | None = None
-        self._histories, self._store = relay.histories, relay.histories.store
+        self._fields = 0
+        """Tokens of the client's tools and other fields."""
+        self._store = relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
@@ -239,6 +223,7 @@ class _Work:
         """Count by the tokenizer of the request's model, and fit the window to the request, before anything is appended."""
         self.conversation = conversation
         conversation.session.count_for(self.asked.model)
+        self._fields = sum(map(conversation.cost, self.asked.beside))
         self._fit(conversation.session.budget)
 
     @property
@@ -256,7 +241,7 @@ class _Work:
         """Tokens that are sent besides the conversation. Room for memory and tools is reserved also where none are sent, so the
         window does not change from turn to turn."""
         tools = self.conversation.cost(TOOLS) if self.wanted and self.tools else self._found
-        return sum(map(self.conversation.cost, self.asked.beside)) + self.room + tools
+        return self._fields + self.room + tools
 
     def _fit(self, budget: Budget) -> None:
         """Reserve room for the reply, and for what is sent beside the conversation: each half of the window at most, and together

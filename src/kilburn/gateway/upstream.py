@@ -36,6 +36,7 @@ from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
 from kilburn.gateway.form import Form
 from kilburn.gateway.keys import STAND_INS
 from kilburn.gateway.messages import MessagesForm as MessagesForm
+from kilburn.gateway.problems import has_openai_api
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.models.chat import fields as chat_fields
@@ -75,9 +76,6 @@ ABSENT = (404, 405, 501)
 KEY_FROM = "x-kilburn-key-from"
 """A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
 dropped."""
-
-VERSIONED = re.compile(r"/(v\d[a-z0-9]*|openai)(/|$)")
-"""A part of a path that only base URLs of OpenAI's API have: to Anthropic's the SDK adds the version itself."""
 
 AZURE = "/openai/"
 """The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
@@ -124,13 +122,6 @@ class Response(NamedTuple):
     status: int
     headers: dict[str, str]
     pieces: AsyncIterator[bytes]
-
-
-def has_openai_api(url: str) -> bool:
-    """Return whether a base URL is one of OpenAI's API: its path has a version, such as /v1, /api/v1 or /v1beta/openai. Others,
-    and those with a part `anthropic`, are base URLs of Anthropic's."""
-    _, slash, path = url.partition("://")[2].partition("/")
-    return bool(VERSIONED.search(slash + path)) and "/anthropic" not in slash + path
 
 
 def is_lent(headers: Mapping[str, str]) -> bool:
