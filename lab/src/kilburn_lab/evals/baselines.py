@@ -161,10 +161,10 @@ class Paged(Tail):
     """One half the newest messages, the other half whole messages of all older ones, ranked by BM25 for the latest words."""
 
     chunk: int | None = None
-    """Characters of a passage; None for whole messages. Passages, and the tail beside them, are cut to fill their room."""
+    """Characters of a passage; None for whole messages. The tail beside passages is cut to fill its half."""
 
     outputs_only = False
-    """Whether passages come from outputs alone."""
+    """Whether passages come from outputs alone. The last of these is cut to fill the room; others have to fit."""
 
     def prompt(self) -> list[Block]:
         """Passages in their own order, then the tail; everything, while it fits. Nothing is shown twice."""
@@ -180,7 +180,7 @@ class Paged(Tail):
         room = self.room - len(text_of(tail)) - 1
         chosen: dict[tuple[int, int], str] = {}
         for index in sorted(range(len(passages)), key=lambda index: (-scores[index], -index)):
-            text = passages[index] if self.chunk is None else passages[index][: max(0, room - 1)]
+            text = passages[index][: max(0, room - 1)] if self.outputs_only else passages[index]
             if text and len(text) < room:
                 chosen[places[index]] = text
                 room -= len(text) + 1
