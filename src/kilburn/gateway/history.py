@@ -12,7 +12,7 @@ import hashlib
 import logging
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -45,13 +45,13 @@ from kilburn.gateway.conversations import (
     chained,
     check_attachments,
     copy_of,
-    is_beginning,
     is_linkable,
     last_reply,
     renamed,
     said_after,
     seed_of,
     shared,
+    tails,
     turn_before_reply,
 )
 from kilburn.gateway.form import Asked, Form, listed
@@ -67,7 +67,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
 from kilburn.wire.compaction import is_compaction
-from kilburn.wire.digests import HIDDEN, canonical
+from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -103,8 +103,8 @@ LONGEST_NAME = 200
 PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 """Seconds between tries to note where a reply is, while others hold the store."""
 
-NEW = 2
-"""Messages at the end of a history that its session may not have; if it has none of those before, the history may differ."""
+MIN_OVERLAP = 4
+"""Messages that a history which begins later than its session must have in common with it."""
 
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
@@ -305,8 +305,8 @@ class Histories:
                 conversation.met = conversation.session.figures, conversation.session.head
                 if fresh:
                     self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
+                    conversation.newest = dict(enumerate(visible(fresh), len(conversation.digests)))
                     conversation.extend(digests)
-                    conversation.newest = (len(conversation.digests) - 1, fresh[-1])
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = (
@@ -420,7 +420,6 @@ class Histories:
                 return None
             *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
             conversation.begin(end)
-            conversation.verbatim = True
             self._sessions.move_to_end(conversation.name)
             asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
@@ -519,80 +518,102 @@ class Histories:
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
-        family = request.root, request.user
-        busy = [each for each in self._sessions.values() if each.busy and (each.root, each.user) == family]
+        busy = [each for each in self._sessions.values() if each.busy and each.user == request.user]
         others = self._unkept(request)
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
-        for at in range(len(chain), 0, -1):
-            if not alike and len(chain) > 1 and at == max(1, len(chain) - NEW):
-                # No session in the store has this history without its newest messages.
-                continued = self._continued(request)
-                if continued is not None:
-                    return continued
+        for at in range(len(chain), max(request.answered, 1) - 1, -1):
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
-            ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
-            having = [*ending, *self._having(request, said, at)]
-            for found in having:
-                # Since the store was asked, another gateway may have gone on with it.
-                if not found.busy and len(found.chain) == at:
-                    # The store has said so, or has just been given them.
-                    found.kept = at
-                    found.begin(chain[-1])
-                    found.verbatim = True
-                    self._sessions.move_to_end(found.name)
-                    return found, at
+            having = [*self._having(request, said, at)]
+            if (found := self._free_of([*others, *having], chain, at)) is not None:
+                return found, at
             if at == len(chain):
                 whole = {each.name for each in said}
                 for conversation in (*busy, *others, *having, *self._having(request, said, at + 1)):
                     if conversation.busy and conversation.asked == chain[-1] and not conversation.taken.is_set():
                         return conversation
-                    if (turn := _asked_before(conversation, chain)) is not None:
-                        return conversation.again(turn, at), at
+                    if (asked := _asked_before(conversation, chain)) is not None:
+                        return conversation.again(*asked), at
+        if not alike and (continued := self._continued(request)) is not None:
+            return continued
+        if not alike and (longest := self._longest(chain[: request.answered - 1])):
+            alike = self.store.backend.said_by(chain[longest - 1], FORKS)
+            having = [*others, *self._having(request, alike, longest)]
+            for at in sorted({len(each.chain) for each in having if longest <= len(each.chain) < request.answered}, reverse=True):
+                if (found := self._free_of(having, chain, at)) is not None:
+                    return found, at
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
 
+    def _free_of(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
+        """Begin with the first of some sessions that ends with the first digests of a chain, so many; None if there is none."""
+        for each in conversations:
+            # Since the store was asked, another gateway may have gone on with it.
+            if not each.busy and len(each.chain) == at and each.chain[-1] == chain[at - 1]:
+                # The store has said so, or has just been given them.
+                each.kept = at
+                each.begin(chain[-1])
+                self._sessions.move_to_end(each.name)
+                return each
+        return None
+
+    def _longest(self, chain: Sequence[bytes]) -> int:
+        """Return how many digests of a chain a session in the store has at most. One that has a digest has those before it."""
+        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.said_by(digest, 1))
+
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
-        beginning, or leaves out what it had added to a message. It is the one that has most of the history. None if there is
-        none, or more than one that has as much; if the request must not be linked by what it says, or if a session has exactly
-        its beginning."""
-        if not request.link or request.before is not None:
+        beginning, or leaves out what it had added to a user's message. None if there is none, or if there are several: two
+        conversations that began with the same words differ in what the client left out."""
+        end, digests = request.answered, request.digests
+        if not request.link or request.before is not None or not end:
             return None
-        linkable = self._linkable(request)
-        if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
+        rest = digests[end:]
+        *_, tail = tails(digests[:end], request.root, request.user)
+        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        if len(owners) == FORKS:
             return None
-        matches: list[tuple[int, Conversation, bool]] = []
-        for known in linkable:
-            if known.was_asked(request.digests, request.read):
-                matches.append((len(request.digests) - 1, known, True))
-            elif count := known.overlap(request.digests, request.places, request.read):
-                matches.append((count, known, False))
-        best = max((count for count, _, _ in matches), default=0)
-        nearest = [match[1:] for match in matches if match[0] == best]
-        if len(nearest) != 1:
-            # Two conversations that began with the same words differ in what the client left out.
+        # Behind these messages, the session has nothing, or the new ones, or their answer too.
+        counts = {each.name: each.count for each in owners if each.count - each.at in (0, len(rest), len(rest) + 1)}
+        unkept = {each.name: 0 for each in self._sessions.values() if each.gaps and is_linkable(each.root, request.root)}
+        matches: list[tuple[bool, Conversation, int]] = []
+        for name, count in (unkept | counts).items():
+            known = self._current(name, request)
+            if known is None or known.busy:
+                continue
+            if len(known.chain) == count:
+                known.kept = count
+            for at in {len(known.digests) - more for more in (0, len(rest), len(rest) + 1)}:
+                there = known.digests[at:] if at > 0 else [b""]
+                if there == rest[: len(there)] or (there[:-1] == rest and is_spoken(there[-1])):
+                    skipped = known.has(digests[:end], at, request.read)
+                    # What was forgotten may have been anything.
+                    sure = skipped == 0 and not known.gaps
+                    if sure or (skipped is not None and end >= MIN_OVERLAP and is_own(request.spoken(end))):
+                        matches.append((skipped > 0, known, at))
+        best = [match for match in matches if not match[0]] or matches
+        if len(best) != 1:
             return None
-        [(known, again)] = nearest
-        if again:
-            twin = known.again(turn_before_reply(known.session), len(known.digests) - 1)
+        [(_, known, at)] = best
+        if len(known.digests) - at > len(rest):
+            turn = turn_before_reply(known.session)
+            twin = known.again(turn, len(known.digests) - 1)
             twin.verbatim = False
-            return twin, len(request.digests)
-        # Another gateway may have gone on with it.
-        info = self._stored(known.name)
-        if info is not None and not known.session.knows(info):
+            return twin, len(digests)
+        count = end + len(known.digests) - at
+        known.begin(request.chain[-1], digests[:count])
+        self._sessions.move_to_end(known.name)
+        return known, count
+
+    def _current(self, name: str, request: _Request) -> Conversation | None:
+        """Return a session as the store has it by now, if the request's user may have it linked; None where it is damaged."""
+        known, info = self._sessions.get(name), self._stored(name)
+        if known is not None and not known.busy and (info is None or not known.session.knows(info)):
+            # Another gateway has gone on with it.
             self._put_away(known)
-            self._read(known.name, known.root, known.user)
-        conversation = self._sessions.get(known.name)
-        count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
-        if conversation is None or not count:
-            return None
-        conversation.begin(request.chain[-1])
-        conversation.verbatim = False
-        self._sessions.move_to_end(conversation.name)
-        return conversation, count
+        return self._conversation(name, request)
 
     def _linkable(self, request: _Request) -> list[Conversation]:
         """Return the sessions in memory that a request may be linked to by what it says, last used first. After a start the
@@ -663,10 +684,10 @@ class Histories:
 
     def _conversation(self, name: str, request: _Request) -> Conversation | None:
         """The session of that name, if it is of the same user and root; None where it is damaged."""
-        if name not in self._sessions and root_of(name) == request.root:
+        if name not in self._sessions and is_linkable(root_of(name), request.root):
             info = self._stored(name)
             if info is not None and info.user == request.user:
-                self._read(name, request.root, request.user)
+                self._read(name, root_of(name), request.user)
         conversation = self._sessions.get(name)
         return conversation if conversation is not None and conversation.user == request.user else None
 
@@ -680,7 +701,9 @@ class Histories:
                 if session.turn != conversation.turn:
                     return  # another gateway went on with it
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
-                if backend.keep_history(conversation.number, conversation.chain[after:], after=after, page=page):
+                ends = tails(conversation.digests, conversation.root, conversation.user, after)
+                said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
+                if backend.keep_history(conversation.number, said, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -992,6 +1015,8 @@ class _Request:
         self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
         self.chain = list(chained(digests, seed_of(root, user)))
+        self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
+        """How many of them there are up to the last one of the assistant."""
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
@@ -1005,6 +1030,12 @@ class _Request:
         """The messages of some of the digests."""
         raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
         return [message for raw in raws for message in self._form.read(raw)]
+
+    def spoken(self, end: int) -> Iterator[Message]:
+        """Yield the assistant's messages of the first digests, so many, from the last."""
+        for at in reversed(range(end)):
+            if is_spoken(self.digests[at]):
+                yield from self.read(at, at + 1)
 
     @cached_property
     def leads(self) -> dict[bytes, bytes]:
@@ -1024,16 +1055,15 @@ class _Request:
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
 
-def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> int | None:
-    """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
-    if it had not."""
+def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[int, int] | None:
+    """Return how many messages and digests a session had with a request that has this chain: one that it answers now, or that it
+    answered last. None if it had not."""
     if conversation.busy:
-        count = len(chain)
-        return conversation.start if conversation.asked == chain[-1] == b"".join(conversation.chain[count - 1 : count]) else None
+        return (conversation.start, len(conversation.digests)) if conversation.asked == chain[-1] else None
     if conversation.chain[-2:-1] != chain[-1:]:
         return None
     turn = turn_before_reply(conversation.session)
-    return turn if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
+    return (turn, len(chain)) if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
 
 
 def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
