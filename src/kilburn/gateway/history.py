@@ -577,9 +577,10 @@ class Histories:
             return None
         # Behind these messages, the session has nothing, or the new ones, or their answer too.
         counts = {each.name: each.count for each in owners if each.count - each.at in (0, len(rest), len(rest) + 1)}
-        unkept = {each.name: 0 for each in self._sessions.values() if each.gaps and is_linkable(each.root, request.root)}
+        # The store has no digests of a session of which something was forgotten.
+        held = [each for each in self._sessions.values() if digests[end - 1] in each.digests[-len(rest) - 2 :]]
         matches: list[tuple[bool, Conversation, int]] = []
-        for name, count in (unkept | counts).items():
+        for name, count in ({each.name: 0 for each in held if is_linkable(each.root, request.root)} | counts).items():
             known = self._current(name, request)
             if known is None or known.busy:
                 continue
