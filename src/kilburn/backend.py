@@ -6,6 +6,7 @@ in one transaction. It has few verbs, and each is all or nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
@@ -46,10 +47,13 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
+_FORK = re.compile(r"(.+?)(~[0-9]+)?(/b[0-9]+)*", re.DOTALL)
+
+
 def root_of(name: str) -> str:
-    """What a session and its forks are called: `work` for `work~2`."""
-    root, mark, number = name.rpartition("~")
-    return root if mark and root and number.isdecimal() and number.isascii() else name
+    """Return what a session, its forks and its branches are called: `work` for `work~2` and for `work/b1`."""
+    match = _FORK.fullmatch(name)
+    return match[1] if match else name
 
 
 class SegmentKind(StrEnum):
@@ -160,12 +164,13 @@ class Digests(msgspec.Struct, frozen=True):
     it. Whoever recognises histories makes them; to a kernel and a store they are bytes.
 
     `tails` has, for each of `added`, a digest over the last messages alone, or None: a history is found by it that begins
-    otherwise. It may be empty.
+    otherwise. It may be empty. `inherits`: the first ones are of the session that this one forks from, which has none itself yet.
     """
 
     after: int
     added: tuple[bytes, ...]
     tails: tuple[bytes | None, ...] = ()
+    inherits: bool = False
 
 
 class Batch(msgspec.Struct, kw_only=True):

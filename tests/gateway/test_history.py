@@ -515,7 +515,7 @@ def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool)
         histories = Histories(store)
         talk, name = over_the_window(histories)
         said = visible(store, name)
-        assert (hidden_turn if recalls else turn)(histories, talk, "something else") == f"{name}~2"
+        assert (hidden_turn if recalls else turn)(histories, talk, "something else") == f"{name}/b1"
         assert visible(store, name) == said
         assert visible(store, f"{name}~2") == [*said[:-1], "something else"]
         if recalls:

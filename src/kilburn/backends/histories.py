@@ -92,7 +92,7 @@ def _put(db: apsw.Connection, tenant: int, segment: int, said: Digests, before: 
     after, digests = said.after, said.added
     if not after:
         db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
-    else:
+    elif not said.inherits:
         changes = db.total_changes()
         if digests:
             db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, after, before))
@@ -120,7 +120,8 @@ def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail
 def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
     """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
     select = (
-        "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
+        "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:')"
+        " OR (name > ?2 || '/b' AND name < ?2 || '/b:'))"
         " AND owner = ?3 AND kind = 'session' AND pages > 0 AND NOT quarantined"
         " AND NOT EXISTS(SELECT 1 FROM history WHERE segment = segment.id AND is_last"
         " AND last_page = (SELECT max(page.id) FROM page WHERE page.segment = segment.id))"

@@ -262,7 +262,8 @@ class Conversation:
         chain = [*self.chain, *self.chained(digests)]
         # What the assistant says in a row is one message: a further round may change what the one before it said.
         after = self.kept if self.words == digests[: len(self.words)] else 0
-        return Digests(after, tuple(chain[after:]), tuple(tails([*self.digests, *digests], self.root, self.user, after)))
+        ends = tuple(tails([*self.digests, *digests], self.root, self.user, after))
+        return Digests(after, tuple(chain[after:]), ends, inherits=after > 0 and not self.number)
 
     def note_kept(self, said: Digests | None) -> None:
         """The store was given this with an append."""
@@ -426,12 +427,12 @@ def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[byte
     )
 
 
-def beginning_of(session: Session, count: int) -> list[Message]:
-    """The first messages of a session, with hidden ones, of which the client sees so many."""
+def turn_after(session: Session, count: int) -> int:
+    """Return the number of the last of a session's first messages, with hidden ones, of which the client sees so many."""
     messages = session.originals()
     numbers = range(len(messages) + 1)
-    end = bisect_right(numbers, count, key=lambda end: len(canonical(messages[:end]))) - 1
-    return copy_of(session, end and _numbers(session)[end - 1])
+    end = bisect_right(numbers, count, key=lambda end: sum(1 for _ in visible(messages[:end]))) - 1
+    return end and _numbers(session)[end - 1]
 
 
 def copy_of(session: Session, turn: int) -> list[Message]:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import compress
+from itertools import compress, takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +40,6 @@ from kilburn.gateway.conversations import (
     Asker,
     Conversation,
     Memo,
-    beginning_of,
     brought_over,
     chained,
     check_attachments,
@@ -52,6 +51,7 @@ from kilburn.gateway.conversations import (
     seed_of,
     shared,
     tails,
+    turn_after,
     turn_before_reply,
 )
 from kilburn.gateway.form import Asked, Form, listed
@@ -59,7 +59,7 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, key_of
-from kilburn.kernel.branches import origin_in
+from kilburn.kernel.branches import BRANCH, origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store, session_of
@@ -102,6 +102,12 @@ LONGEST_NAME = 200
 
 PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 """Seconds between tries to note where a reply is, while others hold the store."""
+
+SHARED = 8
+"""Messages that a branch has in common with its session at least, if it has them by reference. Fewer are copied."""
+
+DEPTH = 8
+"""Branches of branches that have messages by reference; a deeper one has copies."""
 
 MIN_OVERLAP = 4
 """Messages that a history which begins later than its session must have in common with it."""
@@ -303,10 +309,10 @@ class Histories:
                 check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
-                if fresh:
-                    self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
-                    conversation.newest = dict(enumerate(visible(fresh), len(conversation.digests)))
-                    conversation.extend(digests)
+                for some, words in _apart(fresh, digests, conversation.turn):
+                    self._append(form, asked, conversation, some, len(raws), conversation.kept_with(words))
+                    conversation.newest = dict(enumerate(visible(some), len(conversation.digests)))
+                    conversation.extend(words)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 conversation.memo = (
@@ -375,7 +381,7 @@ class Histories:
         conversation.busy = False
         with suppress(KilburnError):
             conversation.session.refresh()
-            if not conversation.session.window.last:
+            if not conversation.number or not conversation.session.window.last:
                 self.lose(conversation)
                 self.store.release(conversation.name)
                 if conversation.number:
@@ -698,9 +704,9 @@ class Histories:
         backend, session = self.store.backend, conversation.session
         with suppress(StoreError):
             with session.lock:
-                page = session.window.last
-                if session.turn != conversation.turn:
-                    return  # another gateway went on with it
+                window, page = session.window, session.window.last
+                if session.turn != conversation.turn or any(window.at(each) is Place.DROPPED for each in window.gone):
+                    return  # another gateway went on with it, or something was forgotten
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 ends = tails(conversation.digests, conversation.root, conversation.user, after)
                 said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
@@ -725,16 +731,19 @@ class Histories:
         if request.before is not None:
             # The client has none of it.
             parent, copied = request.before.conversation, len(request.before.digests)
+        if before is None and parent is not None:
+            branch = self._share(request, parent, common if request.before is None else copied, earlier, whole)
+            if branch is not None:
+                return branch
+        if request.before is not None and parent is not None:
             kept = copy_of(parent.session, request.before.turn)
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-            kept = beginning_of(parent.session, copied) if parent is not None and copied else []
-        name = self._free(root, user)
+            kept = copy_of(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
+        name = self._free(partial(_numbered, root), user)
         # Of two that look for a free name at the same time, both find the same one, and only one begins it; or the second one
         # finds here what the first has taken in.
-        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
-        if not whole.issuperset(each.name for each in said):
-            raise StoreStale("another gateway has taken the same request", advice="read it again")
+        self._check_untaken(request, whole)
         # What is appended first begins it.
         session = self._unbegun(partial(session_of, self.store), name, user)
         conversation = Conversation(session, root, earlier)
@@ -755,6 +764,48 @@ class Histories:
         self._trim()
         return conversation, copied
 
+    def _share(
+        self, request: _Request, parent: Conversation, common: int, earlier: Sequence[int], whole: set[str]
+    ) -> tuple[Conversation, int] | None:
+        """Return a new branch that has what a history has in common with a session by reference, and how much that is; None where
+        a copy takes less, or where something of it is forgotten or taken back.
+
+        Raises:
+            StoreStale: another gateway has taken the same request meanwhile.
+        """
+        session, before = parent.session, request.before
+        # Something is appended in any case.
+        common = min(common, len(request.digests) - 1)
+        if not _has_shares(parent, common):
+            return None
+        self._check_untaken(request, whole)
+        turn = before.turn if before is not None and len(before.digests) == common else turn_after(session, common)
+        branch = Conversation(self._prepare(parent, turn, earlier), parent.root, earlier)
+        if len(branch.digests) != common:
+            # Several messages came at once, and no event is between them.
+            self.store.release(branch.name)
+            return None
+        branch.kept = common
+        self._hold(branch)
+        branch.busy = True
+        self._trim()
+        return branch, common
+
+    def _prepare(self, parent: Conversation, turn: int, earlier: Sequence[int]) -> Session:
+        """Prepare a branch of a session as it was after a turn, under a name that is free."""
+        session = parent.session
+        return session.branches._prepare(self._free(f"{session.name}/{BRANCH}{{}}".format, parent.user), turn, earlier)
+
+    def _check_untaken(self, request: _Request, whole: set[str]) -> None:
+        """Check that no session has said what a history says but those of which this is known.
+
+        Raises:
+            StoreStale: another gateway has taken the same request meanwhile.
+        """
+        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        if not whole.issuperset(each.name for each in said):
+            raise StoreStale("another gateway has taken the same request", advice="read it again")
+
     def _unbegun(self, opened: Callable[[str, str], Session], name: str, user: str) -> Session:
         """The session of a name that was free, opened for a user.
 
@@ -771,20 +822,19 @@ class Histories:
                 raise
         raise StoreStale(f"another gateway has begun session {name!r}", advice="read it again")
 
-    def _free(self, root: str, user: str) -> str:
-        """A name of this root that is free."""
+    def _free(self, name_of: Callable[[int], str], user: str) -> str:
+        """The first name that is free of those with the numbers from 1."""
         free = 1
-        while self._is_taken(root, free, user):
+        while self._is_taken(name_of(free), user):
             free *= 2
         taken = free // 2
         while free - taken > 1:
             middle = (taken + free) // 2
-            free, taken = (free, middle) if self._is_taken(root, middle, user) else (middle, taken)
-        return _numbered(root, free)
+            free, taken = (free, middle) if self._is_taken(name_of(middle), user) else (middle, taken)
+        return name_of(free)
 
-    def _is_taken(self, root: str, number: int, user: str) -> bool:
+    def _is_taken(self, name: str, user: str) -> bool:
         """Whether a name is. A session in which nothing was said yet is for whoever says something first."""
-        name = _numbered(root, number)
         here = self._sessions.get(name)
         if here is not None:
             return here.busy or here.user != user or here.session.window.last > 0
@@ -971,15 +1021,21 @@ class Histories:
         said = brought_over(messages, session, turn)
         [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
         with self._lock:
-            name = self._free(conversation.root, conversation.user)
-            branch = self._unbegun(self.store.session, name, conversation.user)
-            self._begin(branch, session, conversation.linked_to, kept, kept)
+            if shares := _has_shares(conversation, len(conversation.digests)):
+                branch = self._prepare(conversation, turn, conversation.linked_to)
+            else:
+                name = self._free(partial(_numbered, conversation.root), conversation.user)
+                branch = self._unbegun(self.store.session, name, conversation.user)
+                self._begin(branch, session, conversation.linked_to, kept, kept)
             self._drop(old, conversation)
             self._forget(old)
             conversation.session = branch
             self._hold(conversation)
-        conversation.turn, conversation.repeated, conversation.waiting = len(kept), False, waiting
-        conversation.kept, conversation.start = 0, start
+        conversation.repeated, conversation.waiting = False, waiting
+        if shares:
+            conversation.kept = len(conversation.digests)
+        else:
+            conversation.turn, conversation.kept, conversation.start = len(kept), 0, start
         return said, [*pages, *((conversation.number, page) for page in shown.sources)]
 
 
@@ -1054,6 +1110,28 @@ class _Request:
                 yield from ((0, text) for text in texts_of(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
+
+
+def _has_shares(conversation: Conversation, common: int) -> bool:
+    """Return whether a branch can have so many messages of a session by reference, and it is worth it."""
+    session = conversation.session
+    whole = session.number and not conversation.gaps and not session.window.gone
+    return bool(whole) and common >= SHARED and session.name.count(f"/{BRANCH}") < DEPTH
+
+
+def _apart(
+    messages: Sequence[Message], digests: Sequence[bytes], turn: int
+) -> Iterator[tuple[Sequence[Message], Sequence[bytes]]]:
+    """Yield the new messages of a history with their digests. A long history that was said elsewhere comes before its newest
+    messages: branches begin between two appends."""
+    newest = sum(1 for _ in takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages)))
+    said = len(messages) - newest
+    if turn or not newest or said < SHARED:
+        yield from [(messages, digests)] if messages else ()
+        return
+    count = len(digests) - sum(1 for _ in visible(messages[said:]))
+    yield messages[:said], digests[:count]
+    yield messages[said:], digests[count:]
 
 
 def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[int, int] | None:

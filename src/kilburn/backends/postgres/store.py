@@ -749,13 +749,14 @@ class Postgres:
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
         """See `Backend`."""
         select = (
-            "SELECT name FROM kilburn.segment WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s))"
+            "SELECT name FROM kilburn.segment"
+            " WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s) OR (name > %s AND name < %s))"
             " AND owner = %s AND kind = 'session' AND pages > 0"
             " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = segment.tenant AND history.segment = segment.id"
             " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
             " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
         )
-        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", user)]
+        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
         found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
         return [name for name in found if root_of(name) == root]
 

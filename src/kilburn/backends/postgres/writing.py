@@ -298,7 +298,7 @@ class Writing:
     def _ask_said(self, said: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
-        if not new or (not said.after and min(new) == 1):
+        if not new or said.inherits or (not said.after and min(new) == 1):
             return None
         if said.after:
             kept = (
@@ -475,6 +475,7 @@ class Writing:
                 *(list(column) for column in zip(*blank, strict=True)),
                 *self._own,
             )
+        if blank or batch.inherited:
             # A digest of a forgotten text does not stay, and neither do those that come after it. A reply's key says nothing.
             send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *self._own)
         remove_unused(self._statements, self._tenant, sorted(contents))
@@ -546,6 +547,8 @@ def put_history(statements: Statements, tenant: int, segment: int, said: Digests
     own, after, digests = (tenant, segment), said.after, said.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
+    elif said.inherits:
+        pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
         statements.send(update, page, *own, after)
