@@ -74,7 +74,7 @@ def test_a_rule_is_kept_and_applied(db: Path) -> None:
     assert "one" not in shown.split()
     assert {one["whole"] for one in kilburn("sessions", "receipts", "--json", "--db", db).json} == {True}
     assert kilburn("sessions", "rule", "--never", "--db", db).status == 0
-    assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None}
+    assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None, "branches": None}
 
 
 @pytest.mark.parametrize(

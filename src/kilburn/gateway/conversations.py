@@ -254,7 +254,7 @@ class Conversation:
         if self.gaps and _agree(self.digests, self.gaps, there):
             self.digests, self.seen, self.chain = list(there), list(there), list(chained(there, self.seed))
 
-    def kept_with(self, digests: list[bytes]) -> Digests | None:
+    def kept_with(self, digests: Sequence[bytes]) -> Digests | None:
         """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
         something was forgotten, or the client sees a reply as one message with what it began itself."""
         if self.gaps or self.prefilled:

@@ -599,7 +599,7 @@ class Histories:
                     # What was forgotten may have been anything.
                     sure = skipped == 0 and not known.gaps
                     if sure or (skipped is not None and end >= MIN_OVERLAP and is_own(request.spoken(end))):
-                        matches.append((skipped > 0, known, at))
+                        matches.append((bool(skipped), known, at))
         best = [match for match in matches if not match[0]] or matches
         if len(best) != 1:
             return None
@@ -728,11 +728,12 @@ class Histories:
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
             earlier = (before.number, *before.linked_to)[:LINKED]
+        copied = common
         if request.before is not None:
             # The client has none of it.
             parent, copied = request.before.conversation, len(request.before.digests)
         if before is None and parent is not None:
-            branch = self._share(request, parent, common if request.before is None else copied, earlier, whole)
+            branch = self._share(request, parent, copied, earlier, whole)
             if branch is not None:
                 return branch
         if request.before is not None and parent is not None:

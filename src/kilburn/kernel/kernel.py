@@ -206,7 +206,8 @@ class Kernel:
             self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
         self.pending.above = (parent.info.number, parent.pending.head if head is None else head)
-        self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork), **more)
+        data: Data = {"tokenizer": self.counter.name, **msgspec.structs.asdict(fork), **more}
+        self.observe(Act.NOTE, policy="kernel", **data)
 
     def _descend(self, lineage: Lineage) -> None:
         """See the pages of this lineage."""

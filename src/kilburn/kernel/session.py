@@ -103,6 +103,10 @@ class SessionHome(Home, Protocol):
         """A new session, which exists when `write` has written into it; None if the name is taken."""
         ...
 
+    def _prepare(self, name: str, user: str) -> Session:
+        """Return the session of that name; a new one exists when something was appended to it."""
+        ...
+
     def release(self, name: str) -> None:
         """Keep a session in memory no longer."""
         ...
