@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -206,7 +206,7 @@ class Kernel:
             self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
         self.pending.above = (parent.info.number, parent.pending.head if head is None else head)
-        data: Data = {"tokenizer": self.counter.name, **msgspec.structs.asdict(fork), **more}
+        data: dict[str, Any] = {"tokenizer": self.counter.name, **msgspec.structs.asdict(fork), **more}
         self.observe(Act.NOTE, policy="kernel", **data)
 
     def _descend(self, lineage: Lineage) -> None:
