@@ -451,6 +451,14 @@ def check_histories(backend: Backend) -> None:
     backend.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
     assert backend.said_by(b"i", 9) == [], "something of it is forgotten"
     assert backend.unkept("talk", "", 9) == ["talk"]
+    branch = start(backend, "talk/b1")
+    said = Digests(2, (b"q",), inherits=True)
+    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), said=said))
+    assert backend.said_by(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
+    inherited = [page for page, _ in backend.pages(fork)][:1]
+    backend.commit(branch, Batch(head=1, inherited=inherited))
+    assert backend.said_by(b"q", 9) == [], "something that it inherited is forgotten"
+    assert set(backend.unkept("talk", "", 9)) == {"talk", "talk/b1"}
 
 
 def check_replies(backend: Backend) -> None:
