@@ -16,7 +16,9 @@ import kilburn
 from gateway.talk import said, user
 from gateway.test_compaction import CHAT, Gateway
 from kilburn.gateway.app import Settings, build
+from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.connection import uvicorn_options
+from kilburn.gateway.form import Asked
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
 from kilburn.testing.upstream import Refusal, Upstream, serving
@@ -190,6 +192,27 @@ def turns(count: int) -> Talk:
     """What a client keeps of so many turns."""
     words = "the drum turns at 3,000 revolutions a minute. " * 8
     return [message for turn in range(count) for message in (user(f"Question {turn}?"), said(f"{turn}: {words}"))]
+
+
+class Counting(ChatForm):
+    """Counts the histories that are taken apart."""
+
+    count = 0
+
+    def split(self, asked: Asked) -> None:
+        self.count += 1
+        super().split(asked)
+
+
+def test_a_long_history_is_not_taken_apart_for_each_turn(tmp_path: Path) -> None:
+    gateway, form, talk, counts = Gateway(tmp_path), Counting(), turns(12), []
+    for turn in range(12):
+        gateway.turn([*talk[: 2 * turn], with_passages(turn)], talk[2 * turn + 1], form=form)
+        counts.append(form.count)
+    assert counts[2:] == [counts[2]] * 10
+    [info] = gateway.store.sessions()
+    assert gateway.store.session(info.name).turn == 24
+    gateway.store.close()
 
 
 def test_a_request_that_is_made_twice_at_once_has_one_session(tmp_path: Path) -> None:

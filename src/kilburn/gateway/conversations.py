@@ -66,6 +66,8 @@ class Conversation:
         """How many of these the store has, as far as is known here."""
         self.seen = [*self.digests]
         """The digests of the client's last history and of what followed: the client may have left out what the session has."""
+        self.before = b""
+        """What the chain of such a history has before the newest messages."""
         self.newest: dict[int, Message] = {}
         """The last messages that a client sent, by their places: these are the ones that a client shortens next."""
         self.verbatim = True
@@ -193,15 +195,15 @@ class Conversation:
             said.update(enumerate(visible(self.session.originals("forgotten"))))
         added = list(places)
         for other in reversed(others):
-            [message, *more] = read(other, other + 1)
+            messages = read(other, other + 1)
             while added:
                 place = added.pop()
                 if self.digests[place] == digests[other] or place in self.gaps:
                     break
                 # Something may have been forgotten meanwhile.
-                if more or place not in said:
+                if len(messages) != 1 or place not in said:
                     return False
-                if _is_part_of(message, said[place]):
+                if _is_part_of(messages[0], said[place]):
                     break
                 if said[place].role is Role.TOOL:
                     return False
@@ -305,11 +307,19 @@ class Memo:
     Args:
         of: who asked.
         asked: the request.
+        newest: its new messages, as JSON. The next history may have less of them if this one has less than the session.
+        seen: digests of the history before these.
     """
 
-    def __init__(self, conversation: Conversation, of: Asker, asked: Asked) -> None:
+    def __init__(self, conversation: Conversation, of: Asker, asked: Asked, newest: Sequence[bytes], seen: int) -> None:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
-        self.history, self.lead = asked.history, asked.lead
+        self.history, self.lead, self.chain = asked.history, asked.lead, b""
+        if not conversation.verbatim:
+            end = len(self.history)
+            for raw in reversed(newest):
+                end = self.history.rfind(raw, 0, end)
+            self.history = self.history[:end].rstrip().removesuffix(b",")
+            self.digests, self.chain = seen, conversation.before
         self.prefix = b""
 
 

@@ -309,15 +309,15 @@ class Histories:
                 check_attachments(conversation.session, fresh)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
                 conversation.met = conversation.session.figures, conversation.session.head
+                seen = len(conversation.seen)
                 for some, words in _apart(fresh, digests, conversation.turn):
                     self._append(form, asked, conversation, some, len(raws), conversation.kept_with(words))
                     conversation.newest = dict(enumerate(visible(some), len(conversation.digests)))
                     conversation.extend(words)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
-                conversation.memo = (
-                    None if asked.after or not conversation.verbatim else Memo(conversation, (form.name, name, user), asked)
-                )
+                recognised = not asked.after and (conversation.verbatim or conversation.before)
+                conversation.memo = Memo(conversation, (form.name, name, user), asked, raws, seen) if recognised else None
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
@@ -421,14 +421,52 @@ class Histories:
             rest = history[len(best.prefix) :].lstrip()
             conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
             digests, ends = self.digests(form, raws, asked.read)
+            asked.lead = best.lead
+            if best.chain:
+                return self._resumed(best, form, raws, digests, ends)
             since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
             *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
             conversation.begin(end)
             self._sessions.move_to_end(conversation.name)
-            asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
+
+    def _resumed(
+        self, memo: Memo, form: Form, raws: list[bytes], digests: list[bytes], ends: list[int]
+    ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
+        """The same for a history that leaves out what it had added to a user's message, and begins with the bytes before that.
+
+        Args:
+            raws, digests, ends: the messages behind these bytes, as `digests` gives them.
+        """
+        known, before = memo.conversation, memo.digests
+        history = [*known.seen[:before], *digests]
+        end = next((at for at in range(len(history), before, -1) if is_spoken(history[at - 1])), 0)
+
+        def read(start: int, stop: int) -> list[Message]:
+            first = ends[start - before - 1] if start > before else 0
+            return [message for raw in raws[first : ends[stop - before - 1]] for message in form.read(raw)]
+
+        if not end or known.gaps or known.has(history[:end], len(known.digests), read) != 0:
+            return None
+        if self._ending(history, end, known.root, known.user) != {known.name: len(known.chain)}:
+            return None
+        known.before, *_ = reversed([*chained(digests[: end - before], memo.chain)])
+        *_, asked = known.before, *chained(history[end:], known.before)
+        known.begin(asked, history[:end])
+        self._sessions.move_to_end(known.name)
+        return known, raws[ends[end - before - 1] :], history[end:]
+
+    def _ending(self, digests: Sequence[bytes], end: int, root: str, user: str) -> dict[str, int] | None:
+        """Return the sessions that may have the first digests of a history, so many, at their end, with the number of their own.
+        What else they have is the rest, or the rest and its answer. None if there may be more."""
+        rest = len(digests) - end
+        *_, tail = tails(digests[:end], root, user, max(0, end - 1))
+        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        if len(owners) == FORKS:
+            return None
+        return {each.name: each.count for each in owners if each.count - each.at in (0, rest, rest + 1)}
 
     def _remember(self, conversation: Conversation) -> None:
         """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
@@ -577,12 +615,9 @@ class Histories:
         if not request.link or request.before is not None or not end:
             return None
         rest = digests[end:]
-        *_, tail = tails(digests[:end], request.root, request.user)
-        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
-        if len(owners) == FORKS:
+        counts = self._ending(digests, end, request.root, request.user)
+        if counts is None:
             return None
-        # Behind these messages, the session has nothing, or the new ones, or their answer too.
-        counts = {each.name: each.count for each in owners if each.count - each.at in (0, len(rest), len(rest) + 1)}
         # The store has no digests of a session of which something was forgotten.
         held = [each for each in self._sessions.values() if digests[end - 1] in each.digests[-len(rest) - 2 :]]
         matches: list[tuple[bool, Conversation, int]] = []
@@ -611,6 +646,7 @@ class Histories:
             return twin, len(digests)
         count = end + len(known.digests) - at
         known.begin(request.chain[-1], digests[:count])
+        known.before = request.chain[count - 1]
         self._sessions.move_to_end(known.name)
         return known, count
 
