@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -196,15 +196,22 @@ class Kernel:
         then.contents.share(self.contents)
         return then
 
-    def fork(self, parent: Kernel, fork: Fork) -> None:
-        """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied."""
+    def fork(self, parent: Kernel, fork: Fork, head: int | None = None, **more: Unpack[Data]) -> None:
+        """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied.
+
+        Args:
+            parent: the kernel of the other session, or that session as of an earlier event.
+            head: the parent's last event by now; None for the kernel's.
+            more: what else the ledger says of the fork.
+        """
         if fork.at:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
             self._descend(parent.lineage.child(self.info.number, fork.known, fork.derived))
             self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
-        self.pending.above = (parent.info.number, parent.pending.head)
-        self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
+        self.pending.above = (parent.info.number, parent.pending.head if head is None else head)
+        data: dict[str, Any] = {"tokenizer": self.counter.name, **msgspec.structs.asdict(fork), **more}
+        self.observe(Act.NOTE, policy="kernel", **data)
 
     def _descend(self, lineage: Lineage) -> None:
         """See the pages of this lineage."""
