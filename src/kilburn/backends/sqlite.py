@@ -1037,8 +1037,10 @@ class Sqlite:
         with self._lock, translate_errors(self.path, "closing"):
             try:
                 self._wipe(wait=False)
-                with suppress(apsw.BusyError, OSError):
-                    self._end_log()
+                self._end_log()
+            except (apsw.Error, OSError) as error:
+                # Nothing is lost: the next forget wipes all of the file.
+                log.debug("%s: its log is not emptied: %s", self.path, error)
             finally:
                 self._unwiped, self._commits = False, 0
                 self._db.close(True)
