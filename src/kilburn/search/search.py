@@ -447,8 +447,7 @@ class Searcher:
         left = tokens
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
-        # What fits in between is hard to find: a few more are read at a time than are wanted.
-        while left > 0 and (limit is None or len(hits) < limit) and (some := list(islice(rest, _batch(limit, len(hits))))):
+        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
             if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
                 return None
             texts = self._texts([one for one, _ in some])
@@ -462,7 +461,7 @@ class Searcher:
                 if cost > left:
                     continue
                 same = (one.candidate.segment if apart else 0, _same(text))
-                if same not in told and (limit is None or len(hits) + len(chosen) < limit):
+                if same not in told:
                     told.add(same)
                     left -= cost
                     chosen.append((one, span, text, cost))
@@ -629,16 +628,11 @@ class Searcher:
         return str(page.role)
 
 
-READ, FEW = 40, 10
-"""Texts that are read at a time, at most and at least."""
+READ = 40
+"""Texts that are read at a time."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
-
-
-def _batch(limit: int | None, hits: int) -> int:
-    """How many texts are read next."""
-    return READ if limit is None else min(READ, max(FEW, limit - hits))
 
 
 def hit_key(hit: Passage) -> Key:
