@@ -111,6 +111,7 @@ class Searcher:
         windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
+        shown: whether a page of such a window counts as shown; None for those that stand in it whole.
         infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
@@ -124,6 +125,7 @@ class Searcher:
         *,
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
+        shown: Callable[[int], bool] | None = None,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
@@ -133,7 +135,7 @@ class Searcher:
         else:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows, self._owner = windows or {}, owner
+        self._windows, self._owner, self._shown = windows or {}, owner, shown
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -211,28 +213,8 @@ class Searcher:
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
         if unseen:
-            best.sort(key=lambda one: self._is_shown(one.key))
+            best.sort(key=lambda one: self.is_shown(one.key))
         return best if beside or len(matching) == len(seen) else [one for one in best if one.key in matching]
-
-    def by_words(self, query: str, limit: int, wanted: Callable[[Page, State], bool]) -> list[tuple[Page, Span, float]]:
-        """Passages of pages in open windows whose words match, best first, as the index ranks them.
-
-        Args:
-            wanted: leaves out other pages.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        if not query.strip() or limit < 1 or not self._infos:
-            return []
-        found: list[tuple[Page, Span, float]] = []
-        for hit in self._backend.search(query, segments=self._numbers, limit=2 * limit):
-            window = self._windows.get(hit.segment)
-            if window is not None and self._is_there(hit_key(hit)):
-                page = window.pages[hit.page]
-                if wanted(page, window.states[hit.page]):
-                    found.append((page, hit.span, hit.score))
-        return found[:limit]
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
@@ -241,7 +223,7 @@ class Searcher:
         while True:
             found = self._backend.search(text, segments=self._numbers, limit=limit)
             hits = [hit for hit in found if hit.segment in self._infos and self._is_there(hit_key(hit))]
-            wanted = sum(not self._is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
+            wanted = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
             if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
                 return hits
             limit *= 8
@@ -251,9 +233,12 @@ class Searcher:
         window = self._windows.get(key[0])
         return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
 
-    def _is_shown(self, key: Key) -> bool:
+    def is_shown(self, key: Key) -> bool:
+        """Whether a window shows a page."""
         window = self._windows.get(key[0])
-        return window is not None and window.at(key[1]) is Place.IN
+        if window is None:
+            return False
+        return window.at(key[1]) is Place.IN if self._shown is None else self._shown(key[1])
 
     def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
@@ -295,15 +280,19 @@ class Searcher:
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
         missing: list[Key] = []
+        open_pages: dict[int, list[int]] = {}
         for key in dict.fromkeys(keys):
             if key in self._rows or key[0] not in self._infos or key[0] in self._lost:
                 continue
-            window = self._windows.get(key[0])
-            if window is None:
+            if key[0] not in self._windows:
                 missing.append(key)
             elif self._is_there(key):
-                self._rows[key] = window.pages[key[1]], window.states[key[1]]
-                self._verified.add(key)
+                open_pages.setdefault(key[0], []).append(key[1])
+        for segment, pages in open_pages.items():
+            window = self._windows[segment]
+            window.pages.fetch(pages)  # in one query
+            self._rows.update(((segment, page), (window.pages[page], window.states[page])) for page in pages)
+            self._verified.update((segment, page) for page in pages)
         if missing and not (self._careful or verified):
             try:
                 self._rows.update(self._backend.skim(missing))
@@ -372,13 +361,14 @@ class Searcher:
         limit: int | None,
         at: float | None,
         abstain: bool,
+        unseen: bool = False,
     ) -> Findings:
         """What matches, within `tokens`; see `Store.search`.
 
         Raises:
             StoreError: see `ranked`.
         """
-        ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, apart=not abstain)
+        ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
         known = {(self._infos[one.key[0]].name, one.candidate.page.address): one for one in ranked}
         of = [known.get((hit.session, hit.address)) for hit in best]
         cosines = [None if one is None else one.candidate.meaning for one in of]

@@ -21,7 +21,6 @@ from kilburn.selection.bringing import copies_of, copy_moves, fitting, leaves, p
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
-    is_asked,
     old_pages,
     parts_of,
     shorten_latest,
@@ -52,7 +51,7 @@ class WindowShape:
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
-        copy: of a copy at most.
+        copy: of a copy at most. reserve: that pages other than copies leave free for one, at all times.
         floor: that the window holds after an edit, at least; what is beyond that must be worth `least`.
     """
 
@@ -65,6 +64,7 @@ class WindowShape:
     held: int
     remade: int
     copy: int
+    reserve: int
     floor: int = 0
 
 
@@ -78,8 +78,9 @@ class _Edit(NamedTuple):
 
 
 def copy_of(capacity: int) -> int:
-    """Tokens of a copy in a window of that capacity at most: two fifths of a small one, and a twentieth of a large one."""
-    return min(2 * capacity // 5, max(800, capacity // 20))
+    """Tokens of a copy in a window of that capacity at most."""
+    import os
+    return min(4000, int(float(os.environ.get("BASE", "200")) + capacity * float(os.environ.get("COPY", ".16"))))
 
 
 def _nothing(pages: Sequence[Page]) -> float:
@@ -109,16 +110,19 @@ def keep(
     Args:
         least: what a passage of these leaving pages must be worth beyond the floor (see `select`).
     """
-    if view.use <= shape.capacity:
+    copied = sum([page.tokens for page in copies_of(view)])
+    if view.use <= shape.capacity and view.use - copied <= shape.capacity - shape.reserve:
         if view.cause is not Cause.ADMIT:
             return []
-        wanted = yield from passages_asked(view, shape.copy)
+        wanted = yield from passages_asked(view, min(shape.copy, shape.capacity - view.use + copied))
         leaving = [page for page in copies_of(view) if leaves(view, page, wanted, prices)]
-        wanted = unshown(wanted, [page for page in copies_of(view) if page not in leaving])
+        missing = unshown(wanted, [page for page in copies_of(view) if page not in leaving])
         room = shape.capacity - view.use + sum([page.tokens for page in leaving])
-        fit = fitting(view, wanted, room)
-        if len(fit) == len(wanted) or not is_asked(view):
-            return copy_moves(leaving, fit)
+        fit = fitting(view, missing, room)
+        if len(fit) < len(missing):
+            # The copies that would stay leave no room for it.
+            leaving, fit = copies_of(view), fitting(view, wanted, shape.capacity - view.use + copied)
+        return copy_moves(leaving, fit)
     edit = _edit(view, shape, least)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
@@ -140,7 +144,7 @@ def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], floa
     least = worth(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    spare = max(shape.spare, shape.copy) if is_asked(view) else shape.spare
+    spare = shape.spare + shape.reserve
     room = capacity - stays - spare - 2 * view.handle
     floor = shape.floor - stays if shape.floor else 0
     most = min(room, max(shape.held, floor + capacity // 5)) - held
