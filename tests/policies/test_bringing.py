@@ -175,6 +175,7 @@ def test_an_agents_words_bring_what_they_name() -> None:
         said = "I need the port of zeta7x now." if turn == 39 else "Next."
         session.append({"role": "assistant", "content": said, "tool_calls": [call]})
         session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
+        assert session.render()[-1] == {"role": "tool", "tool_call_id": f"c{turn}", "content": listing}
     shown = texts(session)
     assert any("zeta7x listens on port 7007" in text for text in shown)
     assert any(event.data.get("cover", event.pages) == [] for event in session.events() if "fold" in event.data)
@@ -193,5 +194,5 @@ def test_an_agent_that_goes_on_after_its_own_words_has_what_they_name(goes_on: b
     session.append({"role": "assistant", "content": "I need the port of zeta7x now."})
     after = texts(session)
     assert after[: len(before)] == before
-    assert ("zeta7x listens on port 7007" in after[-1]) == goes_on
+    assert ("zeta7x listens on port 7007" in after[-2]) == goes_on
     check_laws(session)

@@ -6,8 +6,8 @@ the window, they are remade as one. What a passage must be worth follows from th
 once and reading it with each prompt until the next edit, against the chance that it is needed and the price of a
 miss. A large window is filled to some two thirds whatever the price. If pages were recalled recently, more is kept. It
 edits only when the window is full, because each edit costs money, and then everything older than the latest message,
-because whatever follows an edit is re-prefilled anyway. What is asked is brought to the end, where it makes nothing void. It
-needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
+because whatever follows an edit is re-prefilled anyway. What is asked is brought to before the last message, where it makes
+nothing void. It needs no model. This policy is ours; the figures are in docs/mechanisms/cost.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 When the window is full, what is older than a tail is replaced by an excerpt, which is put after the excerpts that are there:
 all before it keeps its bytes, and is read from the provider's cache. When the excerpts take too much of the window, they are
 remade as one. Each edit frees more than it must, so edits are seldom. What a question needs beside, or the agent's latest words,
-is brought behind all that (see `bringing`).
+is brought to before the last message (see `bringing`).
 """
 
 from __future__ import annotations
