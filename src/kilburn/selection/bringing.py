@@ -18,8 +18,9 @@ from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts
 from kilburn.policy import View
 from kilburn.prices import Prices
+from kilburn.retrieval import STOP
 from kilburn.selection.excerpts import flow_of, said_of, shown_texts
-from kilburn.selection.passages import lines_of
+from kilburn.selection.passages import lines_of, words_of
 from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
 
 ASKED, HALF = 1000, 0.5
@@ -32,13 +33,18 @@ SHORT = 12
 SURE, TOLD = float(os.environ.get("SURE", ".9")), float(os.environ.get("TOLD", ".25"))
 """How likely an answer must be where nobody asked, and the share of the room that passages may take then."""
 
+AGENT, AGENT_SURE = float(os.environ.get("AGENT", "1")), float(os.environ.get("ASURE", "0"))
+
+TRIM = float(os.environ.get("TRIM", ".5"))
+CUT = float(os.environ.get("CUT", ".5"))
+
 _QUESTION = re.compile(r"[^.!?\n。！？؟]*[?？؟]")
 
 HITS = 100
 """Passages at most."""
 
-GRAIN = 800
-"""Characters of a passage at most."""
+WHOLE, GRAIN = 800, int(os.environ.get("GRAIN", "300"))
+"""Characters of a page up to which it is a passage, and of a passage of a longer one at most."""
 
 NEW = 0.5
 """Share of a passage that the window must not show yet."""
@@ -119,28 +125,35 @@ def passages_asked(
     if any(page.role is Role.ASSISTANT for page in view.latest()) and not _goes_on(view):
         # The next prompt comes after somebody else's words.
         return []
-    query, asks = query_of(view)
-    room = (room if asks else int(room * TOLD)) - view.count(HEADING)
+    query, share, least = query_of(view)
+    room = int(room * share) - view.count(HEADING)
     if not query.strip() or room <= 2 * view.handle:
         return []
     stays = view.pages if staying is None else staying
     shown = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown)
-    if not asks and answer.confidence < SURE:
+    if answer.confidence < least:
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
     texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
     lines: set[str] = set().union(*map(lines_of, texts))
     mark = view.count(MARK) + 4
+    words = words_of(query).keys() - STOP
     wanted: list[PagePassage] = []
     pages: set[int] = set()
+    best = answer.hits[0].score if answer.hits else 0.0
     for hit in answer.hits:
+        if hit.score < CUT * best:
+            break
         page = view.page(hit.page)
         if page.kind is Kind.FOLD or page.is_atomic:
             continue
-        for one in candidates_of(view.text(page.id), page.id, page.message, str(page.role), GRAIN, hit.span):
+        text = view.text(page.id)
+        passages = candidates_of(text, page.id, page.message, str(page.role), len(text) if len(text) <= WHOLE else GRAIN, hit.span)
+        matching = [len(words & one.passage.words.keys()) for one in passages]
+        for one, many in zip(passages, matching, strict=True):
             cost = view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark)
-            if cost <= room and new_share(one.passage, lines) >= NEW:
+            if cost <= room and many >= TRIM * max(matching) and new_share(one.passage, lines) >= NEW:
                 room -= cost
                 pages.add(one.page)
                 lines.update(one.passage.lines)
@@ -148,13 +161,28 @@ def passages_asked(
     return wanted
 
 
-def query_of(view: View) -> tuple[str, bool]:
-    """What is searched for, and whether the user just asked it."""
-    said = view.task[-ASKED:]
-    if any(page.id == view.task_page for page in view.latest()):
+def query_of(view: View) -> tuple[str, float, float]:
+    """What is searched for, the share of the room that passages may take, and how likely an answer must be at least."""
+    if is_told(view):
+        said = view.task[-ASKED:]
         questions = _QUESTION.findall(said)
-        return " ".join(questions) or said, bool(questions) or len(said.split()) <= SHORT
-    return "\n".join([text[-ASKED:] for text, weight in said_of(view) if weight >= HALF]), False
+        asks = bool(questions) or len(said.split()) <= SHORT
+        return " ".join(questions) or said, 1.0 if asks else TOLD, 0.0 if asks else SURE
+    return "\n".join([text[-ASKED:] for text, weight in said_of(view) if weight >= HALF]), AGENT, AGENT_SURE
+
+
+def is_told(view: View) -> bool:
+    """Whether the newest message is the user's, and short or a question: no observation of an agent."""
+    return any(page.id == view.task_page for page in view.latest()) and is_chat(view)
+
+
+def is_chat(view: View) -> bool:
+    """Whether people talk: the user's latest message is short or a question, and no tool works on it now."""
+    return _is_short(view.task) and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
+
+
+def _is_short(text: str) -> bool:
+    return len(text.split()) <= 80 or text.rstrip()[-1:] in "?？؟"
 
 
 def _goes_on(view: View) -> bool:

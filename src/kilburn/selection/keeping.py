@@ -9,7 +9,7 @@ is brought to before the last message (see `bringing`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kilburn.effect import Answer, Effect
@@ -17,7 +17,7 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copies_of, copy_moves, fitting, leaves, passages_asked, unshown
+from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, leaves, passages_asked, unshown
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
@@ -111,6 +111,10 @@ def keep(
         least: what a passage of these leaving pages must be worth beyond the floor (see `select`).
     """
     copied = sum([page.tokens for page in copies_of(view)])
+    if not is_chat(view):
+        import os
+        c = shape.capacity
+        shape = replace(shape, reserve=0, copy=int(os.environ["ACOPY"]) if "ACOPY" in os.environ else min(2 * c // 5, max(800, c // 20)))
     if view.use <= shape.capacity and view.use - copied <= shape.capacity - shape.reserve:
         if view.cause is not Cause.ADMIT:
             return []
