@@ -122,7 +122,7 @@ def passages_asked(
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
-    if any(page.role is Role.ASSISTANT for page in view.latest()) and not _goes_on(view):
+    if any(page.role is not Role.TOOL and (page.role is Role.ASSISTANT) != _goes_on(view) for page in view.latest()):
         # The next prompt comes after somebody else's words.
         return []
     query, share, least = query_of(view)
