@@ -33,9 +33,10 @@ SHORT = 12
 SURE, TOLD = float(os.environ.get("SURE", ".9")), float(os.environ.get("TOLD", ".25"))
 """How likely an answer must be where nobody asked, and the share of the room that passages may take then."""
 
-AGENT, AGENT_SURE = float(os.environ.get("AGENT", "1")), float(os.environ.get("ASURE", "0"))
+AGENT, AGENT_SURE = float(os.environ.get("AGENT", "1")), float(os.environ.get("ASURE", ".8"))
 
 TRIM = float(os.environ.get("TRIM", ".5"))
+ACUT = float(os.environ.get("ACUT", ".8"))
 CUT = float(os.environ.get("CUT", ".5"))
 
 _QUESTION = re.compile(r"[^.!?\n。！？؟]*[?？؟]")
@@ -143,7 +144,7 @@ def passages_asked(
     pages: set[int] = set()
     best = answer.hits[0].score if answer.hits else 0.0
     for hit in answer.hits:
-        if hit.score < CUT * best:
+        if hit.score < (CUT if is_chat(view) else ACUT) * best:
             break
         page = view.page(hit.page)
         if page.kind is Kind.FOLD or page.is_atomic:
