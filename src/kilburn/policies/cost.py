@@ -84,7 +84,6 @@ class Cost:
             held=int(HELD * capacity),
             remade=int(REMADE * capacity),
             copy=copy_of(capacity),
-            reserve=int(copy_of(capacity)*float(__import__('os').environ.get('RESERVE','1'))),
             floor=floor_of(capacity),
         )
         return keep(view, shape, self._table(), lambda leaving: self._least(view, leaving, capacity))

@@ -80,7 +80,6 @@ class Hybrid:
             held=int(held * capacity),
             remade=int(remade * capacity),
             copy=copy_of(capacity),
-            reserve=int(copy_of(capacity)*float(__import__('os').environ.get('RESERVE','1'))),
             floor=floor_of(capacity),
         )
         return keep(view, shape, PRICES["hosted"])

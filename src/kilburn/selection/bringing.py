@@ -7,12 +7,11 @@ window shows already is left out.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from itertools import islice, pairwise, takewhile
 
-from kilburn.effect import Answer, Effect, Find
+from kilburn.effect import Answer, Effect, Find, Hit
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts
@@ -23,29 +22,22 @@ from kilburn.selection.excerpts import flow_of, said_of, shown_texts
 from kilburn.selection.passages import lines_of, words_of
 from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
 
-ASKED, HALF = 1000, 0.5
+HITS = 100
+"""Passages that the search is asked for, at most."""
+
+QUERY, HALF = 1000, 0.5
 """Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
 words before a short one."""
 
-SHORT = 12
-"""Words of a message that is taken as a question without its mark."""
+BRIEF, SHORT = 12, 80
+"""Words of a message that is taken as a question without its mark; of one that a person typed, at most."""
 
-SURE, TOLD = float(os.environ.get("SURE", ".9")), float(os.environ.get("TOLD", ".25"))
-"""How likely an answer must be where nobody asked, and the share of the room that passages may take then."""
+ASKED, UNASKED, SURE = 0.5, 0.8, 0.8
+"""Share of the best score that a passage needs where somebody asks; where nobody does, and how likely an answer must be then."""
 
-AGENT, AGENT_SURE = float(os.environ.get("AGENT", "1")), float(os.environ.get("ASURE", ".8"))
-
-TRIM = float(os.environ.get("TRIM", ".5"))
-ACUT = float(os.environ.get("ACUT", ".8"))
-CUT = float(os.environ.get("CUT", ".5"))
-
-_QUESTION = re.compile(r"[^.!?\n。！？؟]*[?？؟]")
-
-HITS = 100
-"""Passages at most."""
-
-WHOLE, GRAIN = 800, int(os.environ.get("GRAIN", "300"))
-"""Characters of a page up to which it is a passage, and of a passage of a longer one at most."""
+WHOLE, GRAIN, MATCH = 800, 300, 0.5
+"""Characters of a page that is brought whole; of a passage of a longer one, at most; share of the asked words that it needs, of
+those of the best one beside it."""
 
 NEW = 0.5
 """Share of a passage that the window must not show yet."""
@@ -55,6 +47,8 @@ LATELY = 12
 
 STILL = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
+
+_QUESTION = re.compile(r"[^.!?\n。！？؟]*[?？؟]")
 
 
 def copies_of(view: View) -> list[Page]:
@@ -77,16 +71,20 @@ def unshown(wanted: Sequence[PagePassage], copies: Sequence[Page]) -> list[PageP
 def fitting(view: View, wanted: Sequence[PagePassage], room: int) -> list[PagePassage]:
     """The first of these passages, within `room` tokens as one copy."""
     room -= view.count(HEADING)
-    mark = view.count(MARK) + 4
     fit: list[PagePassage] = []
     pages: set[int] = set()
     for one in wanted:
-        room -= view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark)
+        room -= _cost(view, one, pages)
         if room < 0:
             break
         pages.add(one.page)
         fit.append(one)
     return fit
+
+
+def _cost(view: View, one: PagePassage, pages: Set[int]) -> int:
+    """Tokens of a passage in a copy of these pages."""
+    return view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else view.count(MARK) + 4)
 
 
 def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
@@ -123,67 +121,76 @@ def passages_asked(
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
-    if any(page.role is not Role.TOOL and (page.role is Role.ASSISTANT) != _goes_on(view) for page in view.latest()):
-        # The next prompt comes after somebody else's words.
-        return []
-    query, share, least = query_of(view)
-    room = int(room * share) - view.count(HEADING)
+    query, asked = query_of(view)
+    room -= view.count(HEADING)
     if not query.strip() or room <= 2 * view.handle:
         return []
     stays = view.pages if staying is None else staying
     shown = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown)
-    if answer.confidence < least:
+    if not answer.hits or (not asked and answer.confidence < SURE):
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
     texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
     lines: set[str] = set().union(*map(lines_of, texts))
-    mark = view.count(MARK) + 4
-    words = words_of(query).keys() - STOP
+    least = answer.hits[0].score * (ASKED if asked else UNASKED)
+    hits = takewhile(lambda hit: hit.score >= least, answer.hits)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
-    best = answer.hits[0].score if answer.hits else 0.0
-    for hit in answer.hits:
-        if hit.score < (CUT if is_chat(view) else ACUT) * best:
-            break
+    for one in _passages(view, hits, query):
+        cost = _cost(view, one, pages)
+        if cost <= room and new_share(one.passage, lines) >= NEW:
+            room -= cost
+            pages.add(one.page)
+            lines.update(one.passage.lines)
+            wanted.append(one)
+    return wanted
+
+
+def _passages(view: View, hits: Iterable[Hit], query: str) -> Iterator[PagePassage]:
+    """The passages of hits: a short page whole, and of a longer one what has the words of the query."""
+    words = words_of(query).keys() - STOP
+    for hit in hits:
         page = view.page(hit.page)
         if page.kind is Kind.FOLD or page.is_atomic:
             continue
         text = view.text(page.id)
-        passages = candidates_of(text, page.id, page.message, str(page.role), len(text) if len(text) <= WHOLE else GRAIN, hit.span)
-        matching = [len(words & one.passage.words.keys()) for one in passages]
-        for one, many in zip(passages, matching, strict=True):
-            cost = view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark)
-            if cost <= room and many >= TRIM * max(matching) and new_share(one.passage, lines) >= NEW:
-                room -= cost
-                pages.add(one.page)
-                lines.update(one.passage.lines)
-                wanted.append(one)
-    return wanted
+        grain = WHOLE if len(text) <= WHOLE else GRAIN
+        passages = candidates_of(text, page.id, page.message, str(page.role), grain, hit.span)
+        matches = [len(words & one.passage.words.keys()) for one in passages]
+        least = MATCH * max(matches, default=0)
+        yield from (one for one, many in zip(passages, matches, strict=True) if many >= least)
 
 
-def query_of(view: View) -> tuple[str, float, float]:
-    """What is searched for, the share of the room that passages may take, and how likely an answer must be at least."""
-    if is_told(view):
-        said = view.task[-ASKED:]
-        questions = _QUESTION.findall(said)
-        asks = bool(questions) or len(said.split()) <= SHORT
-        return " ".join(questions) or said, 1.0 if asks else TOLD, 0.0 if asks else SURE
-    return "\n".join([text[-ASKED:] for text, weight in said_of(view) if weight >= HALF]), AGENT, AGENT_SURE
+def query_of(view: View) -> tuple[str, bool]:
+    """What is searched for, and whether the user just asked it."""
+    if is_typed(view):
+        text = view.task[-QUERY:]
+        questions = _QUESTION.findall(text)
+        return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
+    return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
 
 
-def is_told(view: View) -> bool:
-    """Whether the newest message is the user's, and short or a question: no observation of an agent."""
-    return any(page.id == view.task_page for page in view.latest()) and is_chat(view)
+def is_typed(view: View) -> bool:
+    """Whether the newest message is one that a person typed: not what a tool returned under the user's name."""
+    return any(page.id == view.task_page for page in view.latest()) and (is_chat(view) or _asks(view.task))
 
 
 def is_chat(view: View) -> bool:
-    """Whether people talk: the user's latest message is short or a question, and no tool works on it now."""
-    return _is_short(view.task) and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
+    """Whether people talk: the user's latest message is short or a question, and no agent works on it now."""
+    short = len(view.task.split()) <= SHORT or _asks(view.task)
+    return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
 
-def _is_short(text: str) -> bool:
-    return len(text.split()) <= 80 or text.rstrip()[-1:] in "?？؟"
+def _asks(text: str) -> bool:
+    return text.rstrip().endswith(("?", "？", "؟"))
+
+
+def is_due(view: View) -> bool:
+    """Whether a prompt follows the newest message: behind the assistant's words only if the agent lately went on after such."""
+    by_assistant = any(page.role is Role.ASSISTANT for page in view.latest())
+    by_user = any(page.role is Role.USER for page in view.latest())
+    return _goes_on(view) if by_assistant else not (by_user and _goes_on(view)) or is_typed(view)
 
 
 def _goes_on(view: View) -> bool:

@@ -9,7 +9,7 @@ is brought to before the last message (see `bringing`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kilburn.effect import Answer, Effect
@@ -17,7 +17,7 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, leaves, passages_asked, unshown
+from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, is_due, leaves, passages_asked, unshown
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
@@ -36,6 +36,10 @@ MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
 
 
+LEAST, SHARE, MOST = 200, 0.16, 4000
+"""Tokens of a copy at most: so many, this share of the window more, and in no window more than so many."""
+
+
 FILL, SMALL = 0.68, 4000
 """Share of a window of twice `SMALL` tokens or more that an edit leaves filled, at least; of `SMALL` tokens, none."""
 
@@ -51,7 +55,7 @@ class WindowShape:
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
-        copy: of a copy at most. reserve: that pages other than copies leave free for one, at all times.
+        copy: of a copy at most; while people talk, other pages leave so much free.
         floor: that the window holds after an edit, at least; what is beyond that must be worth `least`.
     """
 
@@ -64,7 +68,6 @@ class WindowShape:
     held: int
     remade: int
     copy: int
-    reserve: int
     floor: int = 0
 
 
@@ -78,9 +81,8 @@ class _Edit(NamedTuple):
 
 
 def copy_of(capacity: int) -> int:
-    """Tokens of a copy in a window of that capacity at most."""
-    import os
-    return min(4000, int(float(os.environ.get("BASE", "200")) + capacity * float(os.environ.get("COPY", ".16"))))
+    """Tokens of a copy in a window of that capacity, at most."""
+    return min(MOST, LEAST + int(SHARE * capacity))
 
 
 def _nothing(pages: Sequence[Page]) -> float:
@@ -110,28 +112,25 @@ def keep(
     Args:
         least: what a passage of these leaving pages must be worth beyond the floor (see `select`).
     """
-    copied = sum([page.tokens for page in copies_of(view)])
-    if not is_chat(view):
-        import os
-        c = shape.capacity
-        shape = replace(shape, reserve=0, copy=int(os.environ["ACOPY"]) if "ACOPY" in os.environ else min(2 * c // 5, max(800, c // 20)))
-    if view.use <= shape.capacity and view.use - copied <= shape.capacity - shape.reserve:
-        if view.cause is not Cause.ADMIT:
+    copies = copies_of(view)
+    copied = sum([page.tokens for page in copies])
+    free = shape.capacity - view.use + copied
+    if free >= (shape.copy if is_chat(view) else copied):
+        if view.cause is not Cause.ADMIT or not (is_due(view) or is_chat(view)):
             return []
-        wanted = yield from passages_asked(view, min(shape.copy, shape.capacity - view.use + copied))
-        leaving = [page for page in copies_of(view) if leaves(view, page, wanted, prices)]
-        missing = unshown(wanted, [page for page in copies_of(view) if page not in leaving])
-        room = shape.capacity - view.use + sum([page.tokens for page in leaving])
-        fit = fitting(view, missing, room)
+        wanted = (yield from passages_asked(view, min(shape.copy, free))) if is_due(view) else []
+        leaving = [page for page in copies if leaves(view, page, wanted, prices)]
+        missing = unshown(wanted, [page for page in copies if page not in leaving])
+        fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
         if len(fit) < len(missing):
             # The copies that would stay leave no room for it.
-            leaving, fit = copies_of(view), fitting(view, wanted, shape.capacity - view.use + copied)
+            leaving, fit = copies, fitting(view, wanted, free)
         return copy_moves(leaving, fit)
     edit = _edit(view, shape, least)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
-    wanted = yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)
-    return [*edit.moves, *copy_moves(copies_of(view), wanted)]
+    wanted = (yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)) if is_due(view) else []
+    return [*edit.moves, *copy_moves(copies, wanted)]
 
 
 def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], float]) -> _Edit:
@@ -148,7 +147,7 @@ def _edit(view: View, shape: WindowShape, worth: Callable[[Sequence[Page]], floa
     least = worth(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    spare = shape.spare + shape.reserve
+    spare = shape.spare + shape.copy if is_chat(view) else shape.spare
     room = capacity - stays - spare - 2 * view.handle
     floor = shape.floor - stays if shape.floor else 0
     most = min(room, max(shape.held, floor + capacity // 5)) - held
