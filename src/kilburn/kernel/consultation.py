@@ -189,7 +189,7 @@ class Consultation:
         found = sorted(findings, key=lambda hit: -hit.score)
         pages = [parse_address(hit.address)[0] for hit in found]
         hits = [
-            Hit(page=page, span=hit.span, text=hit.text, score=hit.score)
+            Hit(page=page, span=hit.span, text=hit.text, score=hit.score - hit.why.get("session", 0.0))
             for page, hit in zip(pages, found, strict=True)
             if not searcher.is_shown((kernel.lineage.owner(page), page))
         ]

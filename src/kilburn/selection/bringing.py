@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
-from itertools import islice, pairwise, takewhile
+from itertools import dropwhile, islice, pairwise, takewhile
 
 from kilburn.effect import Answer, Effect, Find, Hit
 from kilburn.message import Kind, Role
@@ -32,8 +32,11 @@ words before a short one."""
 BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark; of one that a person typed, at most."""
 
-ASKED, UNASKED, SURE = 0.5, 0.8, 0.8
-"""Share of the best score that a passage needs where somebody asks; where nobody does, and how likely an answer must be then."""
+ASKED = 0.35
+"""Share of the best score that a passage needs where somebody asks."""
+
+UNASKED, SURE, FEW = 0.8, 0.8, 3
+"""The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
 """Characters of a page that is brought whole; of a passage of a longer one, at most; share of the asked words that it needs, of
@@ -48,7 +51,10 @@ LATELY = 12
 STILL = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
-_QUESTION = re.compile(r"[^.!?\n。！？؟]*[?？؟]")
+MARKS = ("?", "？", "؟")
+"""A question ends with one of these."""
+
+_SENTENCE = re.compile(r"[^.!?\n。！？؟]+[.!?\n。！？؟]*")
 
 
 def copies_of(view: View) -> list[Page]:
@@ -102,12 +108,14 @@ def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
 def leaves(view: View, copy: Page, wanted: Sequence[PagePassage], prices: Prices) -> bool:
     """Whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in front,
     when the window is full."""
-    if _overlap(copy.parts, wanted) >= STILL:
+    overlap = _overlap(copy.parts, wanted)
+    if overlap >= STILL or (overlap and not is_typed(view)):
         return False
-    new = set(view.wanted)
     behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    # No prompt had the newest message yet, nor what the assistant said before it.
+    read = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
-    return pays(copy.tokens, sum([page.tokens for page in behind if page.id not in new]), prompts, prices)
+    return pays(copy.tokens, sum([page.tokens for page in read]), prompts, prices)
 
 
 def passages_asked(
@@ -123,7 +131,8 @@ def passages_asked(
     """
     query, asked = query_of(view)
     room -= view.count(HEADING)
-    if not query.strip() or room <= 2 * view.handle:
+    words = words_of(query).keys() - STOP
+    if not words or (not asked and len(words) < FEW) or room <= 2 * view.handle:
         return []
     stays = view.pages if staying is None else staying
     shown = frozenset([page.id for page in stays if page.id > 0])
@@ -137,7 +146,7 @@ def passages_asked(
     hits = takewhile(lambda hit: hit.score >= least, answer.hits)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
-    for one in _passages(view, hits, query):
+    for one in _passages(view, hits, words):
         cost = _cost(view, one, pages)
         if cost <= room and new_share(one.passage, lines) >= NEW:
             room -= cost
@@ -147,9 +156,8 @@ def passages_asked(
     return wanted
 
 
-def _passages(view: View, hits: Iterable[Hit], query: str) -> Iterator[PagePassage]:
+def _passages(view: View, hits: Iterable[Hit], words: Set[str]) -> Iterator[PagePassage]:
     """The passages of hits: a short page whole, and of a longer one what has the words of the query."""
-    words = words_of(query).keys() - STOP
     for hit in hits:
         page = view.page(hit.page)
         if page.kind is Kind.FOLD or page.is_atomic:
@@ -166,7 +174,7 @@ def query_of(view: View) -> tuple[str, bool]:
     """What is searched for, and whether the user just asked it."""
     if is_typed(view):
         text = view.task[-QUERY:]
-        questions = _QUESTION.findall(text)
+        questions = questions_of(text)
         return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
     return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
 
@@ -182,8 +190,13 @@ def is_chat(view: View) -> bool:
     return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
 
+def questions_of(text: str) -> list[str]:
+    """The sentences of a text that end with a question mark."""
+    return [sentence for sentence in _SENTENCE.findall(text) if sentence.rstrip().endswith(MARKS)]
+
+
 def _asks(text: str) -> bool:
-    return text.rstrip().endswith(("?", "？", "؟"))
+    return text.rstrip().endswith(MARKS)
 
 
 def is_due(view: View) -> bool:

@@ -116,9 +116,9 @@ def keep(
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
     if free >= (shape.copy if is_chat(view) else copied):
-        if view.cause is not Cause.ADMIT or not (is_due(view) or is_chat(view)):
+        if view.cause is not Cause.ADMIT or not is_due(view):
             return []
-        wanted = (yield from passages_asked(view, min(shape.copy, free))) if is_due(view) else []
+        wanted = yield from passages_asked(view, min(shape.copy, free))
         leaving = [page for page in copies if leaves(view, page, wanted, prices)]
         missing = unshown(wanted, [page for page in copies if page not in leaving])
         fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
