@@ -8,6 +8,7 @@ window shows already is left out.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
 from itertools import dropwhile, islice, pairwise, takewhile
 
@@ -39,8 +40,8 @@ UNASKED, SURE, FEW = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
-"""Characters of a page that is brought whole; of a passage of a longer one, at most; share of the asked words that it needs, of
-those of the best one beside it."""
+"""Characters of a page that is brought whole; of a passage of a longer one, at most; share of what the
+asked words of the best one beside it are worth that it needs, each word by how few passages have it."""
 
 NEW = 0.5
 """Share of a passage that the window must not show yet."""
@@ -54,7 +55,7 @@ STILL = 0.5
 MARKS = ("?", "？", "؟")
 """A question ends with one of these."""
 
-_SENTENCE = re.compile(r"[^.!?\n。！？؟]+[.!?\n。！？؟]*")
+_ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
 def copies_of(view: View) -> list[Page]:
@@ -157,17 +158,19 @@ def passages_asked(
 
 
 def _passages(view: View, hits: Iterable[Hit], words: Set[str]) -> Iterator[PagePassage]:
-    """The passages of hits: a short page whole, and of a longer one what has the words of the query."""
+    """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
+    found: list[Sequence[PagePassage]] = []
     for hit in hits:
         page = view.page(hit.page)
-        if page.kind is Kind.FOLD or page.is_atomic:
-            continue
-        text = view.text(page.id)
-        grain = WHOLE if len(text) <= WHOLE else GRAIN
-        passages = candidates_of(text, page.id, page.message, str(page.role), grain, hit.span)
-        matches = [len(words & one.passage.words.keys()) for one in passages]
-        least = MATCH * max(matches, default=0)
-        yield from (one for one, many in zip(passages, matches, strict=True) if many >= least)
+        if page.kind is not Kind.FOLD and not page.is_atomic:
+            text = view.text(page.id)
+            grain = WHOLE if len(text) <= WHOLE else GRAIN
+            found.append(candidates_of(text, page.id, page.message, str(page.role), grain, hit.span))
+    times = Counter(word for passages in found for one in passages for word in words & one.passage.words.keys())
+    for passages in found:
+        worth = [sum([1 / times[word] for word in words & one.passage.words.keys()]) for one in passages]
+        least = MATCH * max(worth, default=0.0)
+        yield from (one for one, value in zip(passages, worth, strict=True) if value >= least)
 
 
 def query_of(view: View) -> tuple[str, bool]:
@@ -192,7 +195,7 @@ def is_chat(view: View) -> bool:
 
 def questions_of(text: str) -> list[str]:
     """The sentences of a text that end with a question mark."""
-    return [sentence for sentence in _SENTENCE.findall(text) if sentence.rstrip().endswith(MARKS)]
+    return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
 
 
 def _asks(text: str) -> bool:
