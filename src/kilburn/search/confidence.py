@@ -43,7 +43,7 @@ BESIDE = 4
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 """A word; of scripts without blanks, a sign."""
 
-_NAME = re.compile(r"[^\W\d_][^\W_]*(?P<own>['’]s?)?(?![\w'’])")
+_NAME = re.compile(r"(?<![\w/.`])[^\W\d_][^\W_]*(?P<own>['’]s?)?(?![\w'’])")
 _CODE = re.compile(r"[a-z][A-Z]")
 """In a name of a program, such as `RecursionError`, which is a word like any other."""
 

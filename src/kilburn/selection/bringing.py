@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from functools import partial
 from itertools import dropwhile, islice, pairwise, takewhile
 
 from kilburn.effect import Answer, Effect, Find, Hit
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
-from kilburn.page import Page, Parts
+from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.retrieval import STOP
@@ -54,6 +55,10 @@ STILL = 0.5
 
 MARKS = ("?", "？", "؟")
 """A question ends with one of these."""
+
+_CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
+_DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
+"""A name of a program, and a line that defines one."""
 
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
@@ -147,7 +152,7 @@ def passages_asked(
     hits = takewhile(lambda hit: hit.score >= least, answer.hits)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
-    for one in _passages(view, hits, words):
+    for one in _passages(view, hits, query, words):
         cost = _cost(view, one, pages)
         if cost <= room and new_share(one.passage, lines) >= NEW:
             room -= cost
@@ -157,20 +162,29 @@ def passages_asked(
     return wanted
 
 
-def _passages(view: View, hits: Iterable[Hit], words: Set[str]) -> Iterator[PagePassage]:
+def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str]) -> Iterator[PagePassage]:
     """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
     found: list[Sequence[PagePassage]] = []
+    names = words.intersection(map(str.lower, _CODE.findall(query)))
     for hit in hits:
         page = view.page(hit.page)
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
             grain = WHOLE if len(text) <= WHOLE else GRAIN
-            found.append(candidates_of(text, page.id, page.message, str(page.role), grain, hit.span))
+            cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
+            found += [cut(span) for span in _definitions(text, names)] + [cut(hit.span)]
     times = Counter(word for passages in found for one in passages for word in words & one.passage.words.keys())
     for passages in found:
         worth = [sum([1 / times[word] for word in words & one.passage.words.keys()]) for one in passages]
         least = MATCH * max(worth, default=0.0)
         yield from (one for one, value in zip(passages, worth, strict=True) if value >= least)
+
+
+def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
+    """The lines of a text that define one of these names."""
+    for match in _DEFINES.finditer(text) if names else ():
+        if match[1].lower() in names:
+            yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
 
 
 def query_of(view: View) -> tuple[str, bool]:
