@@ -152,7 +152,7 @@ def passages_asked(
     hits = takewhile(lambda hit: hit.score >= least, answer.hits)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
-    for one in _passages(view, hits, query, words):
+    for one in _passages(view, hits, query, words, 2 * room if asked else WHOLE):
         cost = _cost(view, one, pages)
         if cost <= room and new_share(one.passage, lines) >= NEW:
             room -= cost
@@ -162,7 +162,7 @@ def passages_asked(
     return wanted
 
 
-def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str]) -> Iterator[PagePassage]:
+def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str], most: int) -> Iterator[PagePassage]:
     """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
     found: list[Sequence[PagePassage]] = []
     names = words.intersection(map(str.lower, _CODE.findall(query)))
@@ -170,9 +170,10 @@ def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str]) -> I
         page = view.page(hit.page)
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
-            grain = WHOLE if len(text) <= WHOLE else GRAIN
+            grain = len(text) if len(text) <= (most if page.kind is Kind.TEXT else WHOLE) else GRAIN
             cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
-            found += [cut(span) for span in _definitions(text, names)] + [cut(hit.span)]
+            spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
+            found += [cut(span) for span in spans]
     times = Counter(word for passages in found for one in passages for word in words & one.passage.words.keys())
     for passages in found:
         worth = [sum([1 / times[word] for word in words & one.passage.words.keys()]) for one in passages]
