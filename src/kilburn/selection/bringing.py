@@ -169,7 +169,7 @@ def passages_asked(
 def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str], most: int) -> Iterator[PagePassage]:
     """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
     found: list[Sequence[PagePassage]] = []
-    names = words.intersection(map(str.lower, _CODE.findall(query)))
+    names = words & {name.lower() for name in _CODE.findall(query)}
     for hit in hits:
         page = view.page(hit.page)
         if page.kind is not Kind.FOLD and not page.is_atomic:
