@@ -175,11 +175,18 @@ class Kernel:
         """Bytes that it takes in memory, about."""
         return PAGE * self.window.pages.held + self.contents.size
 
-    def searching(self, branches: Sequence[SegmentInfo] = (), *, alone: bool = False) -> Searcher:
+    def searching(
+        self,
+        branches: Sequence[SegmentInfo] = (),
+        *,
+        alone: bool = False,
+        shown: Callable[[int], bool] | None = None,
+    ) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
+            shown: whether a page counts as shown; None for those that stand in the window whole.
         """
         if alone:
             return Searcher(self.backend, self._ranking, self._vectors, branches)
@@ -187,7 +194,8 @@ class Kernel:
         inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+        owner = self.lineage.owner
+        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=owner, shown=shown)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
