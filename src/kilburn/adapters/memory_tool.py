@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -262,8 +263,8 @@ class MemoryFiles:
     def _write(self, name: str, text: str, seen: str) -> None:
         if not text.strip():
             raise ToolError(f"{ROOT}/{name} would be empty: write something into it, or delete it")
-        made = {"policy": self.policy, "tainted": self.tainted, "secrets": self.secrets}
-        self.notes.write(name, text, seen=seen, sources=sorted(self._there()), cites=self._shown(), **made)
+        write = partial(self.notes.write, policy=self.policy, tainted=self.tainted, secrets=self.secrets)
+        write(name, text, seen=seen, sources=sorted(self._there()), cites=self._shown())
 
     def _find(self, name: str) -> NoteVersion | None:
         try:

@@ -1,0 +1,31 @@
+"""The anchor of a store in PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import kilburn
+from kilburn.backend import Batch
+from kilburn.backends.anchor import Anchor
+from kilburn.backends.places import name_of
+from kilburn.errors import StoreCorrupt
+from kilburn.event import Act, Event
+
+
+def test_a_database_that_is_older_than_its_anchor_is_refused(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "anchor"
+    file.touch()
+    for text in ("one", "two"):
+        with kilburn.open(url, tokenizer="chars/4", embedder=None, anchor=file) as store:
+            store.session("s").append([{"role": "user", "content": text}])
+            store.memory("ana").remember(text)
+            head, number = store.session("s").info.head, store.session("s").number
+            assert Anchor(str(file), name_of(url), "default").findings(store.backend) == []
+    # As if one more had been committed, and a backup been restored.
+    Anchor(str(file), name_of(url), "default").note(
+        number, Batch(head=head, events=[Event(number=head + 1, act=Act.NOTE, time=1.0)])
+    )
+    with pytest.raises(StoreCorrupt, match=f"has {head} events, and the anchor has seen {head + 1}"):
+        kilburn.open(url, tokenizer="chars/4", embedder=None, anchor=file)
