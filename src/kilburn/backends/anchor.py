@@ -63,8 +63,9 @@ class Anchor:
             StoreCorrupt: it is older, or a line is not what was written. StoreError: there is no such file, or it cannot be read
                 or written.
         """
-        infos = backend.segments()
+        # In this order, as others write meanwhile, and a line comes after its commit.
         heads = self._heads()
+        infos = backend.segments()
         if wrong := [finding.what for finding in _older(heads, infos)]:
             advice = "restore a newer copy; if you put this one there, empty the anchor: it is then taken as it is"
             raise StoreCorrupt(f"the store is older than its anchor {self.file}: {wrong[0]}", advice=advice)
@@ -95,7 +96,7 @@ class Anchor:
 
     def note(self, segment: int, batch: Batch) -> None:
         """Write down a batch that is committed; within `held`, when that ends."""
-        if self.file and batch.events:
+        if batch.events:
             heads = {segment: (batch.head + len(batch.events), batch.events[-1].time)}
             if (waiting := self._waiting()) is not None:
                 waiting.update(heads)
@@ -143,7 +144,7 @@ class Anchor:
 
     def _compact(self, file: FileIO) -> None:
         lines = [*_read_lines(file.read())]
-        last = {(line.store, line.segment): line for line in lines}
+        last = {(line.store, line.segment): line for line in sorted(lines, key=_head)}
         if len(lines) > len(last) + SPARE_LINES:
             file.seek(0)
             file.truncate()
@@ -158,7 +159,11 @@ class Anchor:
             raise StoreError(f"the anchor {self.file} cannot be read: {error}", advice=advice) from error
         if any(line != self._line(line.segment, line.head, line.time) for line in lines):
             raise StoreCorrupt(f"a line of the anchor {self.file} is not what was written", advice="compare it with its backup")
-        return {line.segment: (line.head, line.time) for line in lines}
+        return {line.segment: (line.head, line.time) for line in sorted(lines, key=_head)}
+
+
+def _head(line: _Line) -> int:
+    return line.head
 
 
 def _read_lines(data: bytes) -> Iterator[_Line]:

@@ -458,7 +458,8 @@ class Sqlite:
             self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
             found = self._sealed.segment(self._number, made[0])
             assert found is not None
-        self.anchor.note(made[0], batch)
+        if self.anchor.file:
+            self.anchor.note(made[0], batch)
         return found.whole().info
 
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
@@ -554,7 +555,8 @@ class Sqlite:
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
-        self.anchor.note(segment, batch)
+        if self.anchor.file:
+            self.anchor.note(segment, batch)
         if batch.erase:
             # First, as an object's name is a hash of what it holds.
             self._chilling.sweep()

@@ -102,7 +102,8 @@ class Notes:
         return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
     def protect(self, *names: str) -> None:
-        """Let only a person change these notes, and those below them, through any `Notes` of this owner that the same store made.
+        """Let no agent change these notes, and those below them, through any `Notes` of this owner that the same store made.
+        Persons do, and policies that write to the collection itself, such as `consolidate`.
 
         Raises:
             KernelError: no name of a note.
@@ -110,7 +111,7 @@ class Notes:
         self._store._readonly.setdefault(self.owner, set()).update(map(checked_name, names))
 
     def readonly(self, name: str) -> bool:
-        """Whether only a person may change a note."""
+        """Whether no agent may change a note."""
         return any(is_at(name, above) for above in self._store._readonly.get(self.owner, ()))
 
     def check(self, names: Iterable[str], *, policy: str, tainted: bool = False) -> None:

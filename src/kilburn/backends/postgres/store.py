@@ -210,7 +210,8 @@ class Postgres:
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
-        self.anchor.note(info.number, batch)
+        if self.anchor.file:
+            self.anchor.note(info.number, batch)
         return info
 
     def _segments(self, statements: Statements) -> list[SegmentRow]:
@@ -260,7 +261,8 @@ class Postgres:
 
         self._db.write("writing", do, settled)
         self._written(segment, last)
-        self.anchor.note(segment, batch)
+        if self.anchor.file:
+            self.anchor.note(segment, batch)
         if batch.erase:
             self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
