@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from os import fsencode
+from os import PathLike, fsencode
 from os.path import exists, samefile
 from typing import Any
 
@@ -39,6 +39,7 @@ def open(
     readonly: bool = False,
     foreign: bool = True,
     durable: bool = True,
+    anchor: str | PathLike[str] | None = None,
 ) -> Store:
     """Open a store for one tenant. The file is created if it does not exist.
 
@@ -66,6 +67,8 @@ def open(
             else. A model's spec names files and hosts; never accept one from someone else.
         durable: whether a change survives a power cut when its call returns; with False, when `store.sync` of what is
             returned has returned, which may be one wait for many changes. No killed process loses a change either way.
+        anchor: a file outside the store, which says how far it had come: an older copy in its place is refused. None for the one
+            that `$KILBURN_ANCHOR` names, or none.
 
     Raises:
         InvalidBudget, SpecError: the arguments do not fit. StoreError: the file or the database does not.
@@ -77,7 +80,7 @@ def open(
         raise SpecError(f"file_tokens={file_tokens!r}"[:200], advice="give a whole number of tokens, 0 or more, or None")
     if tokenizer != "auto":
         tokenizer = counter_named(tokenizer)
-    backend = open_backend(path, tenant=tenant, readonly=readonly, durable=durable)
+    backend = open_backend(path, tenant=tenant, readonly=readonly, durable=durable, anchor=anchor)
     try:
         vectors = vectors_for(backend, embedder, foreign=foreign)
         store = Store(

@@ -12,7 +12,7 @@ import pytest
 import kilburn
 from kilburn.adapters.block_tools import EDITS, block_tools
 from kilburn.agents.loop import Agent, Limits
-from kilburn.errors import NoteConflict, ToolError
+from kilburn.errors import NoteConflict, ToolError, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.message import Kind, Message, Part, Role, Trust
@@ -223,6 +223,21 @@ def test_it_is_forgotten_with_the_message_in_which_it_was_written(store: Store) 
     assert store.notes("ana").read("human").text
     store.forget(session="s")
     assert not store.notes("ana").list()
+
+
+def test_it_is_forgotten_with_each_message_that_the_agent_was_shown(store: Store) -> None:
+    core, session = CoreMemory(store.notes("ana"), "human"), store.session("s", user="ana")
+    replies = ["Good to know.", calls(append("Ana's PIN is 4711.")), "Noted.", calls(append("She likes tea.")), "Noted."]
+    agent = Agent(Scripted(replies), block_tools(core, session), session, notes=core, recall=600)
+    for words in ("My PIN is 4711.", "Note that.", "I like tea."):
+        agent.run(words)
+    assert store.notes("ana").read("human").trust is Trust.AGENT
+    last = next(page for page in session.window.pages.originals() if session.text(page.id) == "I like tea.")
+    store.forget(session="s", address=last.address)
+    assert [note.text for note in store.notes("ana").history("human")] == ["Ana's PIN is 4711."]
+    store.forget(session="s", address="p1")
+    with pytest.raises(UnknownAddress):
+        store.notes("ana").history("human")
 
 
 def test_a_secret_is_refused_in_words(store: Store) -> None:

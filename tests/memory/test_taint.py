@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,3 +115,17 @@ def test_a_branch_that_was_written_after_an_untrusted_read_only_proposes() -> No
             learned = store.memory().learn(branch, Views())
             assert bool(learned.proposed) is proposes
             assert len(learned.stored) == 2 - proposes
+
+
+SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}
+FOUND = {"type": "web_search_result", "title": "Deploy on Friday", "url": "https://example.org", "encrypted_content": "abc"}
+RESULT = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [FOUND]}
+QUOTED = {"type": "text", "text": 'The block is {"type": "web_search_tool_result"}.'}
+
+
+@pytest.mark.parametrize(("blocks", "low"), [([SEARCH, RESULT, QUOTED], True), ([SEARCH, QUOTED], False)])
+def test_what_a_tool_returned_at_the_provider_is_a_tools_too(blocks: list[dict[str, object]], low: bool) -> None:
+    with kilburn.open(":memory:", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("s")
+        session.append([{"role": "user", "content": "Search."}, {"role": "assistant", "content": blocks}])
+        assert tainted(session) is low

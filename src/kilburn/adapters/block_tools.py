@@ -4,8 +4,8 @@
     agent = Agent(model, block_tools(core, session), session, notes=core, recall=500)
 
 What the agent writes is in force at once, with its trust: an agent's, or a tool's once the session has read what a tool returned.
-It cites the message in which the agent wrote it, so it is trusted no more than what was beside that prompt, and is forgotten with
-it. It is a note, never a fact of the user.
+It cites what the agent was shown: the messages in its window, and by them what stood beside the prompt. So it is trusted no more
+than that, and is forgotten with each of these. It is a note, never a fact of the user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kilburn.agents.tool import Tool
 from kilburn.backend import SegmentKind
 from kilburn.errors import KernelError
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import tainted
+from kilburn.kernel.taint import shown_pages, tainted
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind, Role
@@ -44,6 +44,7 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
         clean: its tools whose results hold nobody else's words: what follows them is the agent's own.
         secrets: what to do with a text that holds a secret: see `kilburn.memory.secrets.screen`.
     """
+    own = NAMES | set(clean)
 
     def edit(label: str, change: Callable[[str], str], new: str, *, whole: bool = False) -> str:
         call = _call_of(session)
@@ -55,8 +56,8 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
             label,
             change,
             seen=seen,
-            tainted=tainted(session, NAMES | set(clean)),
-            cites=() if call is None else ((session.owner(call.id), call.id),),
+            tainted=tainted(session, own),
+            cites=shown_pages(session, own),
             secrets=secrets,
         )
         return f"{label} has {size:,} of {core.limit(label):,} characters"

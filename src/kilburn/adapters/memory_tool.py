@@ -3,17 +3,20 @@
 `run` carries out one command and returns what the model is told, in the words of Anthropic's own tool, which models know.
 `memory_tool` makes the tool for the SDK's runner. Nothing of this is on unless it is handed to a model.
 
-    notes = store.notes("ana")
-    client.beta.messages.run_tools(model=..., messages=..., tools=[memory_tool(notes)])
+    notes, session = store.notes("ana"), store.session("monday", user="ana")
+    client = wrap(Anthropic(), session)
+    client.beta.messages.run_tools(model=..., messages=..., tools=[memory_tool(notes, session=session)])
 
-An edit is a version of the note, by the policy `agent`: it is trusted as an agent's words, or as a tool's where `tainted` says
-that the agent has read what a tool returned. Two writers edit one after the other; what does not fit any more is refused.
+An edit is a version of the note, by the policy `agent`: it is trusted as an agent's words, or as a tool's once the agent has read
+what a tool returned. It is forgotten with what the agent was shown. Two writers edit one after the other; what does not
+fit any more is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,14 +31,22 @@ from kilburn.errors import (
     ToolError,
     UnknownAddress,
 )
+from kilburn.kernel.session import Session
+from kilburn.kernel.taint import shown_pages
+from kilburn.kernel.taint import tainted as is_tainted
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
+from kilburn.page import Place
 
-__all__ = ["memory_tool"]
+__all__ = ["MemoryFiles", "memory_tool"]
 
 ROOT = "/memories"
+
+NAME = "memory"
+"""Of the tool, as models call it."""
+
 WIDTH = 6
 """Of the numbers of lines."""
 
@@ -89,28 +100,56 @@ _Command = _View | _Create | _StrReplace | _Insert | _Delete | _Rename
 def run(
     notes: Notes, command: Mapping[str, Any], *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None
 ) -> str:
-    """Carry out a command of the memory tool; returns what the model is told.
+    """Carry out one command of the memory tool, for a model that has read no other note; see `MemoryFiles`."""
+    return MemoryFiles(notes, policy=policy, tainted=tainted, secrets=secrets).run(command)
+
+
+class MemoryFiles:
+    """Notes as files below `/memories`, for one run of an agent.
 
     Args:
-        command: the input of the model's call: `{"command": "view", "path": "/memories"}`.
         policy: who writes, for the ledger.
-        tainted: whether the model has read what a tool returned, or a note that a tool's text got into.
+        session: where the conversation is kept. What the model is shown there is among the sources of what it writes, and a
+            tool's result there taints it. Without one, a receipt of `forget` lists what was written as notes that
+            may be concerned.
+        clean: tools whose results in the session hold nobody else's words.
+        tainted: see the attribute.
         secrets: what to do with a text that holds a secret: see `kilburn.memory.secrets.screen`.
 
-    Raises:
-        ToolError: it cannot be done; `what` is what the model is told. StoreError.
+    Attributes:
+        tainted: whether the model has read what a tool returned, or the name or text of a note that a tool's text got into. Set
+            it to True when a tool has run whose result is not kept in the session.
     """
-    return _Files(notes, policy, tainted, secrets).run(command)
 
-
-class _Files:
-    """Notes as files below `/memories`. Once a model has read one that a tool's text got into, it has read an untrusted text."""
-
-    def __init__(self, notes: Notes, policy: str, tainted: bool, secrets: Secrets) -> None:
+    def __init__(
+        self,
+        notes: Notes,
+        *,
+        policy: str = "agent",
+        session: Session | None = None,
+        clean: Collection[str] = (),
+        tainted: bool = False,
+        secrets: Secrets = None,
+    ) -> None:
         self.notes, self.policy, self.tainted, self.secrets = notes, policy, tainted, secrets
+        self._session, self._clean = session, {NAME, *clean}
+        self._read: set[int] = set()
+        if session is not None and any(page.name == NAME for page in session.window.pages.originals()):
+            # The conversation goes on, and what it has read of them does not stand in it.
+            for note in notes.list():
+                self._see(note)
 
     def run(self, command: Mapping[str, Any]) -> str:
-        """Carry out a command; see the function `run`."""
+        """Carry out a command; return what the model is told.
+
+        Args:
+            command: the input of the model's call: `{"command": "view", "path": "/memories"}`.
+
+        Raises:
+            ToolError: it cannot be done; `what` is what the model is told. StoreError.
+        """
+        if self._session is not None:
+            self.tainted = self.tainted or is_tainted(self._session, self._clean)
         try:
             return self._carry_out(msgspec.convert(dict(command), _Command))
         except (msgspec.ValidationError, TypeError) as error:
@@ -141,7 +180,8 @@ class _Files:
         note = self._find(name)
         if note is None:
             return self._listing(asked.path, name)
-        lines, first = self._text(note).split("\n"), 1
+        self._see(note)
+        lines, first = note.text.split("\n"), 1
         if asked.view_range and len(asked.view_range) == 2:
             first = max(1, asked.view_range[0])
             lines = lines[first - 1 : None if asked.view_range[1] == -1 else asked.view_range[1]]
@@ -151,6 +191,8 @@ class _Files:
         found = self.notes.list(folder)
         if not found and folder:
             raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
+        # A name is a text of its writer's, too.
+        self.tainted = self.tainted or any(note.trust < Trust.AGENT for note in found)
         sizes: dict[str, int] = {}
         for note in found:
             size, parts = len(note.text.encode("utf-8")), note.name.removeprefix(f"{folder}/" if folder else "").split("/")
@@ -179,7 +221,8 @@ class _Files:
                 if not name or self.notes.list(name):
                     raise ToolError(f"The path {path} is not a file.")
                 raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
-            text, told = edit(self._text(note))
+            self._see(note)
+            text, told = edit(note.text)
             self._write(name, text, note.digest)
             return told
 
@@ -189,8 +232,8 @@ class _Files:
         head, pages = self.notes.head, self._below(asked.path, "delete")
         if not pages:
             raise ToolError(f"The path {asked.path} does not exist")
-        changes = [Retire(tuple(note.page for note in pages.values()), why="deleted")]
-        self.notes.collection.apply(*changes, policy=self.policy, tainted=self.tainted, seen=head)
+        retired = Retire(tuple(note.page for note in pages.values()), why="deleted")
+        self._apply([note.name for note in pages.values()], retired, seen=head)
         return f"Successfully deleted {asked.path}"
 
     def _rename(self, asked: _Rename) -> str:
@@ -199,12 +242,14 @@ class _Files:
             raise ToolError(f"The destination {asked.new_path} already exists")
         if not pages:
             raise ToolError(f"The path {asked.old_path} does not exist")
+        shown = tuple(self._shown())
         changes: list[Add | Retire] = [
-            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,))
+            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,), cites=shown)
             for rest, note in pages.items()
         ]
+        names = [note.name for note in pages.values()] + [add.name for add in changes if isinstance(add, Add)]
         changes += [Retire((note.page,), refers=at) for at, note in enumerate(pages.values())]
-        self.notes.collection.apply(*changes, policy=self.policy, tainted=self.tainted, seen=head)
+        self._apply(names, *changes, seen=head)
         return f"Successfully renamed {asked.old_path} to {asked.new_path}"
 
     def _below(self, path: str, doing: str) -> dict[str, NoteVersion]:
@@ -218,7 +263,8 @@ class _Files:
     def _write(self, name: str, text: str, seen: str) -> None:
         if not text.strip():
             raise ToolError(f"{ROOT}/{name} would be empty: write something into it, or delete it")
-        self.notes.write(name, text, seen=seen, policy=self.policy, tainted=self.tainted, secrets=self.secrets)
+        write = partial(self.notes.write, policy=self.policy, tainted=self.tainted, secrets=self.secrets)
+        write(name, text, seen=seen, sources=sorted(self._there()), cites=self._shown())
 
     def _find(self, name: str) -> NoteVersion | None:
         try:
@@ -226,10 +272,21 @@ class _Files:
         except UnknownAddress:
             return None
 
-    def _text(self, note: NoteVersion) -> str:
-        """What a note says, which the model reads."""
-        self.tainted |= note.trust < Trust.AGENT
-        return note.text
+    def _see(self, note: NoteVersion) -> None:
+        """Remember that the model reads a note."""
+        self._read.add(note.page)
+        self.tainted = self.tainted or note.trust < Trust.AGENT
+
+    def _there(self) -> Iterator[int]:
+        """The versions that the model has read, without those that were forgotten since."""
+        rows = self.notes.collection.backend.read((self.notes.collection.number, page) for page in self._read)
+        return (page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED)
+
+    def _shown(self) -> Sequence[tuple[int, int]]:
+        return () if self._session is None else shown_pages(self._session, self._clean)
+
+    def _apply(self, names: Sequence[str], *changes: Add | Retire, seen: int) -> None:
+        self.notes.apply(names, *changes, policy=self.policy, tainted=self.tainted, seen=seen)
 
     def _again(self, work: Callable[[], str]) -> str:
         for _ in range(TRIES):
@@ -310,8 +367,17 @@ def _size(count: int) -> str:
     return f"{int(size) if size == int(size) else f'{size:.1f}'}{'BKMG'[step]}"
 
 
-def memory_tool(notes: Notes, *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None) -> Any:
-    """The memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`); see `run`.
+def memory_tool(
+    notes: Notes,
+    *,
+    policy: str = "agent",
+    session: Session | None = None,
+    clean: Collection[str] = (),
+    tainted: bool = False,
+    secrets: Secrets = None,
+) -> Any:
+    """The memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`). Its attribute `files` is the
+    `MemoryFiles` that carries out its calls; see there.
 
     Raises:
         MissingExtra: the SDK is not installed.
@@ -322,16 +388,16 @@ def memory_tool(notes: Notes, *, policy: str = "agent", tainted: bool = False, s
     except ImportError:
         raise MissingExtra("anthropic", "anthropic") from None
 
-    files = _Files(notes, policy, tainted, secrets)
-
     class NotesTool(BetaAbstractMemoryTool):
         """Anthropic's tool, whose files are notes."""
+
+        files = MemoryFiles(notes, policy=policy, session=session, clean=clean, tainted=tainted, secrets=secrets)
 
         def execute(self, command: Any) -> Any:
             """Carry out a command."""
             try:
                 given = command.to_dict() if hasattr(command, "to_dict") else dict(command)
-                return files.run(given)
+                return self.files.run(given)
             except ToolError as error:
                 raise Told(error.what) from error
 

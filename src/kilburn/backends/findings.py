@@ -36,8 +36,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             "index" (search would find too much or too little; who cites a page is not known; nor what names it, nor
             where a reply is), "checkpoint" (it
             is not what was written, or not what the ledger says), "citation" (of a page that
-            is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), or "orphan" (stored but
-            used by nothing).
+            is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), "anchor" (the store is
+            older than its anchor), or "orphan" (stored but used by nothing).
         what: in words, with the digest or address.
         derived: whether `repair` can put it right.
         segment: the segment's number, or 0. page: the page's id, or 0.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from kilburn.backend import Backend
+from kilburn.backends.anchor import Anchor
 from kilburn.backends.sqlite import Sqlite
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -46,6 +47,7 @@ def open_backend(
     readonly: bool = False,
     durable: bool = True,
     busy_timeout: float = 5.0,
+    anchor: str | os.PathLike[str] | None = None,
 ) -> Backend:
     """The backend of a place.
 
@@ -55,13 +57,28 @@ def open_backend(
         readonly: refuse every write.
         durable: whether a commit waits for the disk; without, `sync` does.
         busy_timeout: seconds to wait for another writer.
+        anchor: a file outside the store that says how far it had come; None for `$KILBURN_ANCHOR`. See `kilburn.backends.anchor`.
 
     Raises:
-        StoreError: it cannot be opened. SpecError: no URL, or no name of a tenant.
+        StoreCorrupt: it is older than its anchor. StoreError: it cannot be opened. SpecError: no URL, or no name of a tenant.
         MissingExtra: a URL, and psycopg is not installed.
     """
     scheme = "postgresql" if is_url(place) else ""
-    return OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
+    backend: Any = OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
+    if (known := anchor_of(place, tenant, anchor)).file:
+        try:
+            known.check(backend)
+        except BaseException:
+            backend.close()
+            raise
+        backend.anchor = known
+    return cast(Backend, backend)
+
+
+def anchor_of(place: str | os.PathLike[str], tenant: str, file: str | os.PathLike[str] | None = None) -> Anchor:
+    """The anchor of a place, in this file, or in the one that `$KILBURN_ANCHOR` names."""
+    file = os.environ.get("KILBURN_ANCHOR", "") if file is None else os.fspath(file)
+    return Anchor() if not file or place == ":memory:" else Anchor(file, name_of(os.fspath(place)), tenant)
 
 
 def _open_file(place: str | os.PathLike[str], *, durable: bool, **options: Any) -> Backend:

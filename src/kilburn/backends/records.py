@@ -4,13 +4,14 @@ A fold that is remade every few steps cites the whole session each time. With si
 the square of the session's length.
 
 A seal is a checksum of a row together with its place, so a row that was altered, swapped or moved is detected when it
-is read. It guards against damage, not against an attacker, who can compute it too. A record that could not be read
+is read. It guards against damage, and against an attacker if it is keyed: see `seal_of`. A record that could not be read
 again is not written.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
@@ -66,9 +67,15 @@ Memo = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 """Cache of stretches by the identity of a list: a fold's page and its event have the same list."""
 
 
+_SEAL_KEY = blake2b(os.fsencode(os.environ["KILBURN_SEAL_KEY"])).digest() if os.environ.get("KILBURN_SEAL_KEY") else b""
+
+
 def seal_of(*values: object) -> bytes:
-    """The checksum of a row's values, their order and types included; texts are given as bytes."""
-    return blake2b(_encode(values), digest_size=8).digest()
+    """The checksum of a row's values, their order and types included; texts are given as bytes.
+
+    With `$KILBURN_SEAL_KEY` it is keyed: who does not know the key can change no row without being noticed.
+    """
+    return blake2b(_encode(values), digest_size=8, key=_SEAL_KEY).digest()
 
 
 def record_of_page(page: Page, memo: Memo | None = None) -> bytes:

@@ -14,7 +14,7 @@ from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.backends.codec import inflate
 from kilburn.backends.connection import Row, by_segment, row, rows, rows_of_each
 from kilburn.backends.records import UNREADABLE, event_of, page_of, seal_of
-from kilburn.errors import StoreCorrupt
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, address_of
 
@@ -233,6 +233,20 @@ class SealedRows(Seals):
         if lost is not None:
             raise StoreCorrupt(f"tenant {name!r} may be here, but session {lost[0]} belongs to no tenant", advice=TENANT_ADVICE)
         return None
+
+    def check_key(self) -> None:
+        """Check that the rows are sealed with the key of this process.
+
+        Raises:
+            StoreError: no tenant is, and no segment.
+        """
+        tenants = rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED")
+        if any(seal == seal_of("tenant", number, name) for number, name, seal in tenants):
+            return
+        segments = [self._segment(found) for found in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
+        if segments and all(segment.damaged and not segment.quarantined for segment in segments):
+            advice = "set KILBURN_SEAL_KEY, or leave it out, as when the store was made"
+            raise StoreError("no row is sealed with the key of this process", advice=advice)
 
     def restore_tenant(self, name: str) -> bool:
         """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""

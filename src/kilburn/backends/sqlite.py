@@ -38,6 +38,7 @@ from kilburn.backend import (
     check_name,
 )
 from kilburn.backends import citations, histories, mentions
+from kilburn.backends.anchor import Anchor
 from kilburn.backends.chilling import Chilling, ColdRows
 from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.coldtable import ColdTable
@@ -154,6 +155,7 @@ class Sqlite:
         self._staying = set[citations.Citation]()
         # Whether several batches are one transaction now; read and set under the lock.
         self._joined = False
+        self.anchor = Anchor()
         # Commits, and how many of them `sync` has made durable.
         self._commits = self._synced = 0
         self._is_plain = vfs is None and self.path != ":memory:"
@@ -299,6 +301,7 @@ class Sqlite:
         else:
             prepare_schema(self._db, self.path, self._note_wiped)
         self._sealed = SealedRows(self._db)
+        self._sealed.check_key()
         if restore:
             with write_transaction(self._db):
                 restored = self._sealed.restore_tenant(self.tenant)
@@ -455,6 +458,8 @@ class Sqlite:
             self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
             found = self._sealed.segment(self._number, made[0])
             assert found is not None
+        if self.anchor.file:
+            self.anchor.note(made[0], batch)
         return found.whole().info
 
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
@@ -550,6 +555,8 @@ class Sqlite:
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
+        if self.anchor.file:
+            self.anchor.note(segment, batch)
         if batch.erase:
             # First, as an object's name is a hash of what it holds.
             self._chilling.sweep()
@@ -955,7 +962,7 @@ class Sqlite:
                 yield
                 return
         try:
-            with self._writing("writing"):
+            with self.anchor.held(), self._writing("writing"):
                 self._joined = True
                 try:
                     yield

@@ -203,6 +203,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
         tell("in all: " + ", ".join(f"{count(number)} {_named(place, number)}" for place, number in receipt.places.items()))
     for place in receipt.told:
         tell(line(f"also told: {place}"))
+    for name, notes in receipt.concerned.items():
+        tell(line(f"may be concerned, and stays: {name} {', '.join(notes)} (an agent wrote it, in no known session)"))
     _tell_unreached(receipt.unreached)
 
 

@@ -14,8 +14,9 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import Backend, Batch, SegmentInfo, State
+from kilburn.backends.anchor import Anchor
 from kilburn.backends.findings import Finding
-from kilburn.backends.places import is_url, open_backend, shown
+from kilburn.backends.places import anchor_of, is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.cli.access import existing
@@ -62,7 +63,8 @@ def fsck(
 
     --repair rebuilds the text index, counters and states, replaces an observation that cannot be read by a note, and
     quarantines a session that cannot be opened, under another name. It deletes nothing that was said. An altered text
-    is still reported afterwards. A store in PostgreSQL is checked, and not repaired.
+    is still reported afterwards. A store in PostgreSQL is checked, and not repaired. With $KILBURN_ANCHOR, it is also
+    said in what the store is older than its anchor.
 
     Exit status 1 if something is wrong (after --repair: if something is still wrong).
 
@@ -83,9 +85,10 @@ def fsck(
     try:
         with closing(_opened(path, tenant or "default", repair=repair)) as backend:
             names = {info.number: info.name for info in backend.segments() if info.number}
-            found = left = _check(backend)
+            anchor = anchor_of(path, tenant or "default")
+            found = left = _check(backend, anchor)
             if repair and found and isinstance(backend, Sqlite):
-                left = _repair(backend, found)
+                left = _repair(backend, found, anchor)
             infos = list(backend.segments())
     except (StoreBusy, StoreFull, StoreReadOnly, StoreVersion, SpecError):
         raise
@@ -140,13 +143,13 @@ def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(backend: Inspectable) -> list[Finding]:
+def _check(backend: Inspectable, anchor: Anchor) -> list[Finding]:
     """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
         before = backend.segments()
         with progress("checking pages"):
-            found = list(backend.findings())
+            found = [*backend.findings(), *(anchor.findings(backend) if anchor.file else ())]
         # What the store can mend: no second finding says that such a session cannot be replayed.
         mendable = {finding.segment for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in before if not info.damaged]
@@ -242,7 +245,7 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
             yield f"it is not what its spans keep of {' '.join(source.address for source in sources[:3])}"
 
 
-def _repair(backend: Sqlite, found: list[Finding]) -> list[Finding]:
+def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Finding]:
     """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
         backend.repair()
@@ -262,4 +265,4 @@ def _repair(backend: Sqlite, found: list[Finding]) -> list[Finding]:
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}
         if states:
             backend.commit(info.number, Batch(head=info.head, states=states))
-    return _check(backend)
+    return _check(backend, anchor)

@@ -244,7 +244,8 @@ class Collecting:
                 raise KernelError(f"it refers to Add {earlier}, which does not come before it", advice="count Adds from 0")
         made_from = [self._there((self.info.number, page)) for page in add.sources]
         for page, (_, state) in zip(add.sources, made_from, strict=True):
-            if state.at is Place.RETIRED:
+            # A note is what its writer has read, which may have been an earlier version.
+            if state.at is Place.RETIRED and self.info.kind is not SegmentKind.NOTES:
                 raise LawBroken(9, f"{address_of(page)} is retired", advice="make it from what supersedes it")
         if any(segment == self.info.number for segment, _ in add.cites):
             raise KernelError("an Add cites its own collection", advice="name these pages as sources")

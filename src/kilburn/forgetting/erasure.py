@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from kilburn.backend import Backend, SegmentInfo, SegmentKind
+from kilburn.backend import Backend, SegmentInfo, SegmentKind, State
 from kilburn.errors import StoreCorrupt, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import Home, Key, forget
 from kilburn.kernel.branches import fork_of, named_in, origin_in
 from kilburn.kernel.receipts import ranges
-from kilburn.message import Kind
+from kilburn.message import Kind, Trust
 from kilburn.page import Page, Place, parse_address
 from kilburn.search.found import DamageWarning
 
@@ -31,6 +31,8 @@ UNREACHED = (
     "caches and logs of providers that were sent a prompt with it",
     "other programs that have the store open, until they read it again",
 )
+
+Rows = Mapping[Key, tuple[Page, State]]
 
 TRIES = 20
 """How often a segment is looked at again because another writer adds to it."""
@@ -57,6 +59,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
         left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
+        concerned: names of notes that may hold some of it, by the name of their segment: agents wrote them since, and nobody said
+            in which session. They stay.
         unreached: where it may still be, as far as the store knows, and what no program of this machine's user can say.
     """
 
@@ -68,6 +72,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     told: tuple[str, ...] = ()
     exports: tuple[Export, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    concerned: dict[str, tuple[str, ...]] = {}
     unreached: tuple[str, ...] = UNREACHED
 
 
@@ -135,8 +140,31 @@ def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
         told=tuple(sorted(told)),
         exports=tuple(exports),
         left=(*receipt.left, *stays),
+        concerned=_concerned(backend, rows),
         unreached=unreached(backend),
     )
+
+
+def _concerned(backend: Backend, going: Rows) -> dict[str, tuple[str, ...]]:
+    """Return the names of the notes that agents wrote in no known session after a message that goes, by their segment."""
+    infos = {info.number: info for info in backend.segments() if not info.damaged}
+    sessions = {number: info for number, info in infos.items() if info.kind is SegmentKind.SESSION}
+    times = [page.time for (number, _), (page, _) in going.items() if number in sessions]
+    users = {sessions[number].user for number, _ in going if number in sessions}
+    # The owner of notes is a user or an agent. Another user's agent had other messages.
+    others = {info.user for info in sessions.values()} - users - {""}
+    concerned = {}
+    for info in infos.values() if times else ():
+        if info.kind is SegmentKind.NOTES and info.user not in others:
+            names = {
+                page.name or ""
+                for page, _ in backend.pages(info.number)
+                if page.digest and page.trust <= Trust.AGENT and not page.cites and page.time >= min(times)
+                if (info.number, page.id) not in going
+            }
+            if names:
+                concerned[info.name] = tuple(sorted(names))
+    return concerned
 
 
 def pages_of(backend: Backend, receipt: Erasure) -> list[tuple[str, Page]]:

@@ -27,6 +27,9 @@ from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, 
 
 LABEL = 60
 
+_RESULT = re.compile(r'"type":\s*"(?:\w+_tool_result|\w+_search_call|mcp_call|code_interpreter_call)"')
+"""The type of a block with a result, in the forms of Anthropic and OpenAI. Within a string, its quotes would be escaped."""
+
 BOUND = frozenset({Kind.REASONING, Kind.OPAQUE})
 """Parts of an assistant's message that its provider accepts only unchanged: thinking, and calls that it carries out
 itself. They move with their whole message, but for a compaction: it is read without what was said behind it."""
@@ -113,6 +116,7 @@ def pages_of(
             label = _label(part, trust)
             extra = extra_text(part.extra, leftovers, _words(part, label) if part.kind is Kind.OPAQUE else "")
             is_summary = part in summaries
+            holds_result = part.kind is Kind.OPAQUE and _RESULT.search(part.text) is not None
             beside = summed and not is_summary
             call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
             group = number if part.kind is Kind.CALL else 0 if call is None else call.group
@@ -125,7 +129,7 @@ def pages_of(
                 message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers, number),
                 time=now,
-                trust=summary_trust if is_summary else trust,
+                trust=summary_trust if is_summary else Trust.TOOL if holds_result else trust,
                 group=first if bound and not is_summary else group,
                 answers=0 if call is None else call.id,
                 call=part.call,

@@ -116,6 +116,8 @@ class Store:
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._sessions: dict[str, Session] = {}
         self._collections: dict[str, Collection] = {}
+        # Names of notes that no agent may change, by their owner: see `Notes.protect`.
+        self._readonly: dict[str, set[str]] = {}
         # Sessions that finish a forgetting that broke off.
         self._finishing: set[str] = set()
         # Names of sessions as they were last seen, by number.

@@ -7,7 +7,7 @@ again. For the same reason a branch begins with what its parent had read when it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from kilburn.errors import KernelError
 from kilburn.kernel.session import Session
@@ -44,6 +44,26 @@ def tainted(session: Session, clean: Collection[str] = (), until: int | None = N
     """
     read = lowest_read(session, clean)
     return any(trust < Trust.AGENT for page, trust in read.items() if until is None or page <= until)
+
+
+def shown_pages(session: Session, clean: Collection[str] = ()) -> Sequence[tuple[int, int]]:
+    """Return what the model of a session is shown, as the sources of what it writes now: (number of the segment, page id).
+
+    In a session that has read nothing untrusted, a page of low trust holds our own words: what it was made from stands for it.
+
+    Args:
+        clean: tools whose results hold nobody else's words.
+    """
+    with session.lock:
+        pages, untrusted = session.window.pages, tainted(session, clean)
+        remaining, sources = [*session.window.visible()], dict[int, None]()
+        while remaining:
+            page = remaining.pop()
+            if untrusted or page.trust >= Trust.AGENT:
+                sources[page.id] = None
+            else:
+                remaining += (pages[source] for source in page.sources)
+        return [(session.owner(page), page) for page in sources]
 
 
 def _carried_in(session: Session, clean: Collection[str]) -> Trust:

@@ -1,7 +1,7 @@
 """Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it works on.
 
-Such a note, a *block*, is a note like any other. That it stands in the prompt, how large it may be and whether the agent may
-change it are settings of the view, and not of the note.
+Such a note, a *block*, is a note like any other. That it stands in the prompt and how large it may be are settings of the view,
+and not of the note; that no agent may change it holds for all views of the notes (`Notes.protect`).
 
     core = CoreMemory(store.notes("ana"), "core/human", "core/rules", limits={"core/rules": 500}, readonly=["core/rules"])
     agent = Agent(model, [], session, notes=core, recall=500)
@@ -19,7 +19,7 @@ from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
 from kilburn.errors import KernelError, NoteConflict, SpecError, UnknownAddress
 from kilburn.kernel.brought import StandingNote, day_of
-from kilburn.memory.notes import Notes, NoteVersion
+from kilburn.memory.notes import Notes, NoteVersion, is_at
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Trust
 
@@ -42,7 +42,7 @@ class CoreMemory:
         notes: whose they are among.
         names: which; a name also means the notes below it, as `core` those of `core/human`.
         limit: characters that an agent may make of each. A person may write more; the prompt says so.
-        limits: of single ones, by name. readonly: names of those that an agent may not change.
+        limits: of single ones, by name. readonly: names of those that no agent may change, in whatever way: see `Notes.protect`.
 
     Raises:
         KernelError: no name of a note. SpecError: a limit that is none, or of a note that is not among them.
@@ -61,25 +61,21 @@ class CoreMemory:
         """By the number of a session, the pages of these notes of which its last prompt had only the beginning."""
         self._limit = limit
         self._limits = {checked_name(name): most for name, most in (limits or {}).items()}
-        self._readonly = frozenset(map(checked_name, readonly))
         for most in (limit, *self._limits.values()):
             if not 1 <= most <= LARGEST_NOTE:
                 raise SpecError(f"a limit of {most:,} characters", advice=f"give 1 to {LARGEST_NOTE:,}")
-        if strange := [name for name in (*self._limits, *self._readonly) if not self.has(name)]:
+        if strange := [name for name in (*self._limits, *map(checked_name, readonly)) if not self.has(name)]:
             raise SpecError(f"the note {strange[0]!r} is not among them", advice="give its name, too")
+        notes.protect(*readonly)
 
     def has(self, name: str) -> bool:
         """Whether the note of that name is one of them."""
-        return any(_is_at(name, one) for one in self.names)
+        return any(is_at(name, one) for one in self.names)
 
     def limit(self, name: str) -> int:
         """Characters that an agent may make of a note."""
-        near = [one for one in self._limits if _is_at(name, one)]
+        near = [one for one in self._limits if is_at(name, one)]
         return self._limits[max(near, key=len)] if near else self._limit
-
-    def readonly(self, name: str) -> bool:
-        """Whether an agent may not change a note."""
-        return any(_is_at(name, one) for one in self._readonly)
 
     def shown(self) -> Sequence[StandingNote]:
         """The notes as they stand in a prompt: each under its name, with its address, who wrote it and when, how full it is, and
@@ -90,7 +86,7 @@ class CoreMemory:
         """
         there, found = self.notes.list(wanted=self.has), dict[str, NoteVersion | None]()
         for name in self.names:
-            named: dict[str, NoteVersion | None] = {note.name: note for note in there if _is_at(note.name, name)}
+            named: dict[str, NoteVersion | None] = {note.name: note for note in there if is_at(note.name, name)}
             found |= named or {name: None}
         texts = self.notes.texts([note for note in found.values() if note is not None])
         return [self._standing(name, note, texts[note.digest] if note else "") for name, note in found.items()]
@@ -119,8 +115,7 @@ class CoreMemory:
         """
         if not self.has(name):
             raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")
-        if self.readonly(name):
-            raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
+        self.notes.check([name], policy=policy, tainted=tainted)
         for left in reversed(range(TRIES)):
             note = self._now(name)
             before = "" if note is None else note.text
@@ -138,7 +133,7 @@ class CoreMemory:
                     write = partial(self.notes.write, name, text, seen=digest, policy=policy)
                     return len(write(tainted=tainted, cites=cites, secrets=secrets).text)
                 if note is not None:
-                    self.notes.delete(name, seen=digest, policy=policy)
+                    self.notes.delete(name, seen=digest, policy=policy, tainted=tainted)
                 return 0
             except NoteConflict:
                 if not left:
@@ -152,7 +147,7 @@ class CoreMemory:
             return None
 
     def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
-        limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.readonly(name) else []
+        limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.notes.readonly(name) else []
         if note is None:
             return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
         collection = self.notes.collection
@@ -162,11 +157,6 @@ class CoreMemory:
         marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
         page = (collection.number, note.page)
         return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)
-
-
-def _is_at(name: str, above: str) -> bool:
-    """Whether a note has this name, or one below it."""
-    return name == above or name.startswith(f"{above}/")
 
 
 def _told(name: str) -> str:

@@ -13,7 +13,7 @@ trust, search and forgetting are those of any collection.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind, State
@@ -30,6 +30,9 @@ from kilburn.page import Page, Place, digest_of, parse_address
 
 NAMED = 5
 """Names that an error lists at most."""
+
+LEARNED = ("guidelines", "examples", "workflows")
+"""Folders of what is learned from the user's feedback. Who has read untrusted text changes nothing there."""
 
 
 class NoteVersion:
@@ -98,6 +101,35 @@ class Notes:
         backend = self._store.backend
         return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
+    def protect(self, *names: str) -> None:
+        """Let no agent change these notes, and those below them, through any `Notes` of this owner that the same store made.
+        Persons do, and policies that write to the collection itself, such as `consolidate`.
+
+        Raises:
+            KernelError: no name of a note.
+        """
+        self._store._readonly.setdefault(self.owner, set()).update(map(checked_name, names))
+
+    def readonly(self, name: str) -> bool:
+        """Whether no agent may change a note."""
+        return any(is_at(name, above) for above in self._store._readonly.get(self.owner, ()))
+
+    def check(self, names: Iterable[str], *, policy: str, tainted: bool = False) -> None:
+        """Check that a writer may change notes of these names: the permission of every door to notes.
+
+        Args:
+            policy, tainted: see `write`.
+
+        Raises:
+            KernelError: one of them is read-only, or was learned from the user's feedback and the writer has read untrusted text.
+        """
+        for name in names if policy != "user" else ():
+            if self.readonly(name):
+                raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
+            if tainted and any(is_at(name, folder) for folder in LEARNED):
+                what = f"{name!r} was learned from the user's feedback, and you have read what a tool returned"
+                raise KernelError(what, advice="only a person changes it now")
+
     def list(self, under: str = "", *, wanted: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
         """The notes in force, by name.
 
@@ -139,6 +171,7 @@ class Notes:
         *,
         seen: str | None = None,
         anew: bool = False,
+        sources: Iterable[int] = (),
         cites: Sequence[tuple[int, int]] = (),
         policy: str = "user",
         tainted: bool = False,
@@ -152,13 +185,15 @@ class Notes:
             seen: the digest of the version that the writer has seen; "" if there may be none yet; None for whatever is there.
             anew: nothing of the version before is in the text. Else that one is its source: its trust is no higher, and it is
                 forgotten with it.
+            sources: versions of other notes that the writer has read, by their pages: it is forgotten with them, and trusted no
+                more.
             cites: pages of other segments that it was made from: (number of the segment, page id).
             policy: who writes; "user" for a person, else the agent or the policy.
             tainted: whether that one had read what a tool returned.
             secrets: what to do if the text holds a secret: see `kilburn.memory.secrets.screen`.
 
         Raises:
-            NoteConflict: it is not what was seen. KernelError: no name of a note, or a text that is empty or too long.
+            NoteConflict: it is not what was seen. KernelError: no name of a note, a text that is empty or too long; see `check`.
             UnknownAddress, Forgotten: what it cites is not there. LawBroken: it is pinned. SecretFound, MissingExtra. StoreError.
             Nothing was changed.
         """
@@ -170,10 +205,10 @@ class Notes:
             self._check_seen(name, before, seen)
             if before is not None and before.digest == digest_of(text) and not anew:
                 return before
-            sources = () if before is None or anew else (before.page,)
-            add = Add(text=text, kind=Kind.TEXT, name=name, sources=sources, cites=tuple(cites), why=why)
+            pages = dict.fromkeys([*sources, *([] if before is None or anew else [before.page])])
+            add = Add(text=text, kind=Kind.TEXT, name=name, sources=tuple(pages), cites=tuple(cites), why=why)
             retired = [] if before is None else [Retire((before.page,), refers=0, why=why)]
-            return self._applied(add, *retired, policy=policy, tainted=tainted, head=head)
+            return self._applied([name], add, *retired, policy=policy, tainted=tainted, head=head)
 
         return undisturbed(written)
 
@@ -195,11 +230,13 @@ class Notes:
                 raise NoteConflict(f"there is a note {to!r} already", advice="delete it first, or take another name", note=taken)
             page = before.page
             add = Add(text=before.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
-            return self._applied(add, Retire((page,), refers=0, why=why), policy=policy, head=head)
+            return self._applied([name, to], add, Retire((page,), refers=0, why=why), policy=policy, head=head)
 
         return undisturbed(renamed, lambda: self.head)
 
-    def delete(self, name: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
+    def delete(
+        self, name: str, *, seen: str | None = None, policy: str = "user", tainted: bool = False, why: str = ""
+    ) -> NoteVersion:
         """Take a note out of force; returns what it said. Its versions stay readable, and `restore` brings them back: to
         erase them, `forget` it.
 
@@ -213,7 +250,7 @@ class Notes:
             if before is None:
                 raise self._unknown(name)
             self._check_seen(name, before, seen)
-            self.collection.apply(Retire((before.page,), why=why), policy=policy, seen=head)
+            self.apply([name], Retire((before.page,), why=why), policy=policy, tainted=tainted, seen=head)
             return NoteVersion(self.collection, *self.collection.read(before.page))
 
         return undisturbed(deleted)
@@ -329,11 +366,27 @@ class Notes:
         events = self.collection.backend.events(self.collection.number)
         return [page for event in events if event.act is Act.ADMIT for page in event.pages]
 
+    def apply(
+        self, names: Iterable[str], *changes: Add | Retire, policy: str, tainted: bool = False, seen: int | None = None
+    ) -> Sequence[str]:
+        """Carry out changes of notes of these names in one transaction; see `Collection.apply`.
+
+        Raises:
+            KernelError: see `check`. Nothing was changed.
+        """
+        self.check(names, policy=policy, tainted=tainted)
+        return self.collection.apply(*changes, policy=policy, tainted=tainted, seen=seen)
+
     def _applied(
-        self, *changes: Add | Retire | Restore, policy: str, tainted: bool = False, head: int | None = None
+        self, names: Iterable[str], *changes: Add | Retire, policy: str, tainted: bool = False, head: int | None = None
     ) -> NoteVersion:
-        (address,) = self.collection.apply(*changes, policy=policy, tainted=tainted, seen=head)
+        (address,) = self.apply(names, *changes, policy=policy, tainted=tainted, seen=head)
         return NoteVersion(self.collection, *self.collection.read(parse_address(address)[0]))
+
+
+def is_at(name: str, above: str) -> bool:
+    """Whether a note has this name, or one below it."""
+    return name == above or name.startswith(f"{above}/")
 
 
 def diff_of(before: str, after: str, old: str, new: str) -> str:

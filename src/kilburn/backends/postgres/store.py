@@ -31,6 +31,7 @@ from kilburn.backend import (
     root_of,
 )
 from kilburn.backends import citations, mentions
+from kilburn.backends.anchor import Anchor
 from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
 from kilburn.backends.codec import inflate, key_of, sound_passages
 from kilburn.backends.findings import Finding
@@ -125,6 +126,7 @@ class Postgres:
         self._erasing = threading.local()
         # What is said to be leaving, and is not any more.
         self._staying = set[citations.Citation]()
+        self.anchor = Anchor()
         # Of segments that were written to and not yet synced: the number and the seal of the last event.
         self._unsynced: dict[int, tuple[int, bytes]] = {}
         self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
@@ -208,6 +210,8 @@ class Postgres:
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
+        if self.anchor.file:
+            self.anchor.note(info.number, batch)
         return info
 
     def _segments(self, statements: Statements) -> list[SegmentRow]:
@@ -257,6 +261,8 @@ class Postgres:
 
         self._db.write("writing", do, settled)
         self._written(segment, last)
+        if self.anchor.file:
+            self.anchor.note(segment, batch)
         if batch.erase:
             self._chilling.sweep()
         if batch.erase or batch.inherited or self._db.erased:
@@ -900,7 +906,7 @@ class Postgres:
         inner, lasting = self._db.joined is not None, self._db.lasting
         if not inner:
             lasting.joined = []
-        with self._db.together():
+        with self.anchor.held(), self._db.together():
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield

@@ -1,0 +1,187 @@
+"""The anchor of a store: how far its ledgers had come, in a file outside it, so that an older copy in its place is noticed.
+
+Each commit appends a line to the file: the segment, the number of its last event, and when that was. `$KILBURN_ANCHOR` names the
+file. Lines are sealed, as rows are: with `$KILBURN_SEAL_KEY` only who knows that key can write them. A commit comes first, and
+its line after it: a store that was killed between the two is ahead of its anchor, which is no finding.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import FileIO
+
+import msgspec
+
+from kilburn.backend import Backend, Batch, SegmentInfo, SegmentKind
+from kilburn.backends.findings import Finding
+from kilburn.backends.records import seal_of
+from kilburn.errors import StoreCorrupt, StoreError
+
+log = logging.getLogger(__name__)
+
+SPARE_LINES = 10_000
+"""Lines that an anchor may have beside those that count, before an opening removes them."""
+
+UNKNOWN = 0.0
+"""The time of an event that was there before the anchor."""
+
+Head = tuple[int, float]
+"""The number and the time of the last event of a ledger."""
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    store: str
+    segment: int
+    head: int
+    time: float
+    seal: str
+
+
+_lines = msgspec.json.Decoder(_Line)
+
+
+class Anchor:
+    """The anchor of one tenant's store; without a file it does nothing.
+
+    Args:
+        file: its path. place, tenant: whose it is, as `name_of` calls the place. One file may be the anchor of several stores.
+    """
+
+    def __init__(self, file: str = "", place: str = "", tenant: str = "") -> None:
+        self.file, self._store = file, seal_of("store", place, tenant).hex()
+        self._thread = threading.local()
+
+    def check(self, backend: Backend) -> None:
+        """Check at its opening that a store is no older than its anchor. An empty file becomes the anchor of the store as it is.
+
+        Raises:
+            StoreCorrupt: it is older, or a line is not what was written. StoreError: there is no such file, or it cannot be read
+                or written.
+        """
+        # In this order, as others write meanwhile, and a line comes after its commit.
+        heads = self._heads()
+        infos = backend.segments()
+        if wrong := [finding.what for finding in _older(heads, infos)]:
+            advice = "restore a newer copy; if you put this one there, empty the anchor: it is then taken as it is"
+            raise StoreCorrupt(f"the store is older than its anchor {self.file}: {wrong[0]}", advice=advice)
+        if not backend.readonly:
+            try:
+                with self._locked() as file:
+                    self._compact(file)
+                    if not heads:
+                        self._append(file, {info.number: (info.head, UNKNOWN) for info in infos if info.number})
+            except OSError as error:
+                raise StoreError(f"the anchor {self.file} cannot be written: {error}", advice="give another one") from error
+
+    def findings(self, backend: Backend) -> list[Finding]:
+        """Return in what a store is older than its anchor, or has another history; the whole store is looked at."""
+        try:
+            heads = self._heads()
+        except StoreError as error:
+            return [Finding(kind="anchor", what=error.what)]
+        infos = backend.segments()
+        whole = {info.number for info in infos if not info.damaged and info.kind is not SegmentKind.FORGOTTEN}
+        found = [*_older(heads, infos)]
+        for number in sorted(heads.keys() & whole - {finding.segment for finding in found}):
+            head, time = heads[number]
+            event = next(iter(backend.events(number, head - 1)), None) if head else None
+            if event is not None and time not in (event.time, UNKNOWN):
+                found.append(Finding(kind="anchor", what=f"event {head} is another than the anchor has", segment=number))
+        return found
+
+    def note(self, segment: int, batch: Batch) -> None:
+        """Write down a batch that is committed; within `held`, when that ends."""
+        if batch.events:
+            heads = {segment: (batch.head + len(batch.events), batch.events[-1].time)}
+            if (waiting := self._waiting()) is not None:
+                waiting.update(heads)
+            else:
+                self._write(heads)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Write down several batches of this thread when their transaction has ended; none of them if it fails."""
+        if self._waiting() is not None:
+            yield
+            return
+        self._thread.waiting = heads = dict[int, Head]()
+        try:
+            yield
+        finally:
+            self._thread.waiting = None
+        if heads:
+            self._write(heads)
+
+    def _waiting(self) -> dict[int, Head] | None:
+        return getattr(self._thread, "waiting", None)
+
+    def _write(self, heads: Mapping[int, Head]) -> None:
+        try:
+            with self._locked() as file:
+                self._append(file, heads)
+        except OSError as error:
+            # The commit is done: the anchor is behind it until the segment's next one.
+            log.warning("the anchor %s cannot be written: %s", self.file, error)
+
+    @contextmanager
+    def _locked(self) -> Iterator[FileIO]:
+        with open(self.file, "r+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _append(self, file: FileIO, heads: Mapping[int, Head]) -> None:
+        file.seek(0, os.SEEK_END)
+        # Each begins anew, whatever a writer that was killed has left.
+        file.write(b"".join(b"\n" + msgspec.json.encode(self._line(number, *head)) + b"\n" for number, head in heads.items()))
+
+    def _line(self, segment: int, head: int, time: float) -> _Line:
+        return _Line(self._store, segment, head, time, seal_of("anchor", self._store, segment, head, time).hex())
+
+    def _compact(self, file: FileIO) -> None:
+        lines = [*_read_lines(file.read())]
+        last = {(line.store, line.segment): line for line in sorted(lines, key=_head)}
+        if len(lines) > len(last) + SPARE_LINES:
+            file.seek(0)
+            file.truncate()
+            file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in last.values()))
+
+    def _heads(self) -> dict[int, Head]:
+        try:
+            with open(self.file, "rb") as file:
+                lines = [line for line in _read_lines(file.read()) if line.store == self._store]
+        except OSError as error:
+            advice = "make an empty file there, if you trust the store as it is"
+            raise StoreError(f"the anchor {self.file} cannot be read: {error}", advice=advice) from error
+        if any(line != self._line(line.segment, line.head, line.time) for line in lines):
+            raise StoreCorrupt(f"a line of the anchor {self.file} is not what was written", advice="compare it with its backup")
+        return {line.segment: (line.head, line.time) for line in sorted(lines, key=_head)}
+
+
+def _head(line: _Line) -> int:
+    return line.head
+
+
+def _read_lines(data: bytes) -> Iterator[_Line]:
+    """Yield the lines of an anchor, without what a writer that was killed has left."""
+    for raw in data.split(b"\n"):
+        try:
+            yield _lines.decode(raw)
+        except msgspec.MsgspecError:
+            continue
+
+
+def _older(heads: Mapping[int, Head], infos: Sequence[SegmentInfo]) -> Iterator[Finding]:
+    """Yield the segments that have fewer events than an anchor has seen."""
+    known = {info.number: info for info in infos}
+    for number, (head, _) in heads.items():
+        info = known.get(number)
+        if info is None:
+            yield Finding(kind="anchor", what=f"segment {number} is not there, and the anchor has seen it", segment=number)
+        elif info.head < head and not info.damaged and info.kind is not SegmentKind.FORGOTTEN:
+            what = f"{info.name!r} has {info.head} events, and the anchor has seen {head}"
+            yield Finding(kind="anchor", what=what, segment=number)
