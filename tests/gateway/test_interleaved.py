@@ -294,7 +294,7 @@ def test_reasoning_goes_with_the_words_that_came_of_it(gateway: Any) -> None:
     """Words that a client is shown before a recall are kept behind it, and their reasoning with them."""
     before = (Part(kind=Kind.REASONING, text="Speak first."), Part(kind=Kind.TEXT, text="Let me look."))
     recall = (Part(kind=Kind.REASONING, text="It has left."), *calling(("recall", {"address": "p1"})).parts)
-    setup = gateway(Message(role=Role.ASSISTANT, parts=(*before, *recall)), "River 0.", "Yes.", window=2000)
+    setup = gateway(Message(role=Role.ASSISTANT, parts=(*before, *recall)), "River 0.", "Yes.", window=2000, policy="fifo")
     talk = [{"role": role, "content": f"{role} {n}. {FILLER * 10}"} for n in range(12) for role in ("user", "assistant")]
     talk.append({"role": "user", "content": "What was first?"})
     reply = setup.openai.responses.create(model="m", input=talk)

@@ -221,7 +221,8 @@ def _cheapest(
     held = sum([page.tokens for page in excerpts])
     edits: list[tuple[float, _Edit]] = []
     for leaving, front in ((young, held), ([*excerpts, *young], 0)):
-        if leaving and room > front:
+        # Without room for an excerpt, all leaves.
+        if leaving and (room > front or not front):
             moves, kept = _excerpt(view, leaving, shape, room - front, partial(economy.bar, stays + front))
             edit = _made(view, [*latest, *moves], leaving, kept, stays + front)
             edits.append((economy.rate(edit.use - front, edit.use), edit))
