@@ -28,7 +28,7 @@ from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
 from kilburn.kernel.drive import run
-from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
+from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of, rule_time
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -327,11 +327,12 @@ class _Office:
 
     def _expire(self) -> int:
         rule = rule_of(self._backend)
-        found = due(self._backend, rule, self._store.clock()) if rule is not None else {}
+        found = due(self._backend, rule, rule_time(self._store)) if rule is not None else {}
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
-        begun = found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
+        begun = found.get(Ending.FORGET, set()) - resting or found.get(Ending.DATE)
+        begun = begun or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
         if rule is None or not begun:
             settle(self._backend, awake)
             return 0
@@ -416,7 +417,7 @@ class _Office:
         resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(again)
         rule = rule_of(self._backend)
         # What is learned from what is to be forgotten would go with it.
-        going = set[int]() if rule is None else due(self._backend, rule, self._store.clock())[Ending.FORGET]
+        going = set[int]() if rule is None else due(self._backend, rule, self._backend.now())[Ending.FORGET]
         for info in self._reading.sessions():
             if self._worker.is_over():
                 break
