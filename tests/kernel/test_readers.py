@@ -312,7 +312,8 @@ def test_what_another_writer_only_observed_does_not_disturb_an_append(tmp_path: 
         assert (stats["prompts"], stats["hits"], stats["searches"]) == (1, 5, 1)
         check_laws(session)
         # What it changed does.
-        other.session("a").append(user("four"))
+        reader.render()
+        reader.append(user("four"))
         with pytest.raises(StoreStale):
             session.append(user("five"))
 

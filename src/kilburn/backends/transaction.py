@@ -5,6 +5,7 @@ Nothing is caught here: any error rolls the whole batch back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -24,6 +25,9 @@ from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Place, searchable, tombstone_of
+
+GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
+"""Whoever is writing these objects to the cold place finds out."""
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
@@ -303,7 +307,7 @@ class Transaction:
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE segment = ?", (self._segment,))
         # So may an object that is just being written to the cold place: whoever writes it finds this out.
-        self._db.execute("UPDATE cold_object SET deleting = 1 WHERE tenant = ?", (self._tenant,))
+        self._db.execute(GIVE_UP, (time.time(), self._tenant))
         self._db.execute(FLAG)
 
 
