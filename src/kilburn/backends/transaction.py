@@ -17,7 +17,7 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
 from kilburn.backends.contenttable import ContentTable, Packed, packed_texts, remove_unused, searchable_of
-from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
@@ -298,10 +298,10 @@ class Transaction:
         histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
-        blanked = []
+        blanked, quotations = [], Quotations(words)
         for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, mentions.nodes_of(erased))):
             if concerns(event, erased):
-                *_, body, seal = sealed_event(self._segment, scrub(event, words))
+                *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((body, seal, self._segment, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.

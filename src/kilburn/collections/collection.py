@@ -303,7 +303,7 @@ class Collection(Segment):
         def undone() -> Collecting:
             versions = Versions(self.backend.events(self.number))
             numbers = self.resolve(address)
-            kept = self.backend.read((self.number, page) for number in numbers for page in versions.of(number))
+            kept = self.backend.read((self.number, page) for page in versions.of(*numbers))
             rows = {page: row for (_, page), row in kept.items() if row[1].at is not Place.DROPPED}
             return self._carried(versions.undo(numbers, rows, why), cause="undo")
 
@@ -324,7 +324,7 @@ class Collection(Segment):
         """
         numbers = self.resolve(address)
         versions = Versions(self.backend.events(self.number))
-        chain = {page for number in numbers for page in versions.of(number)}
+        chain = versions.of(*numbers)
         rows = self.backend.read((self.number, page) for page in chain)
         told: dict[int, list[Event]] = {page: [] for page in chain}
         for event in self.backend.events(self.number):
