@@ -439,7 +439,7 @@ def test_a_child_of_a_fork_reads_what_is_cold(tmp_path: Path) -> None:
     with filled(tmp_path / "a.db", tmp_path / "cold") as backend:
         assert backend.chill(DIGESTS.values()).texts == 6
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "a.db"), DIGESTS[1]]
-    subprocess.run(command, check=True, timeout=60)
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
 FORKED_BUCKET = """
@@ -465,7 +465,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_child_of_a_fork_is_told_that_it_cannot_use_an_object_store() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED_BUCKET], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED_BUCKET], timeout=60, check=False).returncode == 0
 
 
 def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> None:
