@@ -357,8 +357,8 @@ class _Office:
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
-        begun = found.get(Ending.FORGET, set()) - resting or found.get(Ending.DATE)
-        begun = begun or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
+        begun = bool(found.get(Ending.FORGET, set()) - resting or found.get(Ending.DATE))
+        begun = begun or (bool(found.get(Ending.ARCHIVE)) and self._is_time(JobKind.EXPIRE))
         if rule is None or not begun:
             settle(self._backend, awake)
             return 0
