@@ -364,15 +364,22 @@ MUTANTS = (
     Mutant(
         "forgotten bytes stay between the rows",
         "backends/sqlite.py",
-        "damaged = wipe(self._db)",
+        "damaged = wipe(self._db, pages if was_wiped else None)",
         "damaged = []",
+        "backends/test_erasure.py",
+    ),
+    Mutant(
+        "forgotten bytes stay where another program has moved them",
+        "backends/sqlite.py",
+        "os.stat(self.path).st_mtime_ns == noted[0]",
+        "True",
         "backends/test_erasure.py",
     ),
     Mutant(
         "forgotten bytes come back from a page in memory",
         "backends/sqlite.py",
-        "        self._db.release_memory()\n",
-        "",
+        "            self._db.release_memory()\n",
+        "            pass\n",
         "backends/test_erasure.py",
     ),
     Mutant(

@@ -23,11 +23,13 @@ def test_a_table_for_people_and_json_for_programs(tmp_path: Path) -> None:
     assert {"tail", "lru", "fifo", "hosted", "local"} <= set(table.out.split())
     out = tmp_path / "cells.jsonl"
     found = kilburn(*WORDS, "--json", "--out", out, "--prices", "automatic").json
-    assert {(row["policy"], row["window"]) for row in found["rows"]} == {("tail", 500), ("lru", 500), ("fifo", 500)}
+    assert {(row["policy"], row["window"]) for row in found["rows"]} == {
+        (policy, 500) for policy in ("tail", "lru", "fifo", "history")
+    }
     assert all(list(row["costs"]) == ["automatic"] for row in found["rows"])
     assert found["outcomes"] == []
     cells = [json.loads(line)["cell"] for line in out.read_text().splitlines()]
-    assert {cell["policy"] for cell in cells} == {"tail", "lru", "fifo"}
+    assert {cell["policy"] for cell in cells} == {"tail", "lru", "fifo", "history"}
     assert all(cell["outcomes"] for cell in cells)
 
 
@@ -95,7 +97,7 @@ def test_rows_are_written_as_csv_with_the_fields_of_the_json(tmp_path: Path) -> 
     said = kilburn(*WORDS, "--json", "--csv", file)
     assert said.status == 0, said.err
     assert file.read_bytes().startswith(b"policy,window,")
-    assert file.read_bytes().count(b"\r\n") == 4
+    assert file.read_bytes().count(b"\r\n") == 5
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     for row, told in zip(rows, said.json["rows"], strict=True):

@@ -6,6 +6,7 @@ in one transaction. It has few verbs, and each is all or nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
@@ -46,10 +47,13 @@ def check_name(name: Any, what: str) -> str:
     return name
 
 
+_FORK = re.compile(r"(.+?)(~[0-9]+)?(/b[0-9]+)*", re.DOTALL)
+
+
 def root_of(name: str) -> str:
-    """What a session and its forks are called: `work` for `work~2`."""
-    root, mark, number = name.rpartition("~")
-    return root if mark and root and number.isdecimal() and number.isascii() else name
+    """Return what a session, its forks and its branches are called: `work` for `work~2` and for `work/b1`."""
+    match = _FORK.fullmatch(name)
+    return match[1] if match else name
 
 
 class SegmentKind(StrEnum):
@@ -157,10 +161,16 @@ Pieces = Sequence[str | tuple[str, int, int]]
 
 class Digests(msgspec.Struct, frozen=True):
     """What a session has said, from the digest behind its first `after` ones to the last: each is over a message and all before
-    it. Whoever recognises histories makes them; to a kernel and a store they are bytes."""
+    it. Whoever recognises histories makes them; to a kernel and a store they are bytes.
+
+    `tails` has, for each of `added`, a digest over the last messages alone, or None: a history is found by it that begins
+    otherwise. It may be empty. `inherits`: the first ones are of the session that this one forks from, which has none itself yet.
+    """
 
     after: int
     added: tuple[bytes, ...]
+    tails: tuple[bytes | None, ...] = ()
+    inherits: bool = False
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -413,12 +423,12 @@ class Backend(Protocol):
         A damaged one is never returned."""
         ...
 
-    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+    def keep_history(self, segment: int, said: Digests, *, page: int) -> bool:
         """Keep what a session has said as digests, each over a message and all before it, so that `said_by` finds it. They are
         derived from its pages by whoever needs them. When a page of the session is forgotten, they are erased with it.
 
         Args:
-            digests: those that come behind the first `after` ones, which are kept; all of them where that is 0.
+            said: those that come behind the first `after` ones, which are kept; all of them where that is 0.
             page: its last original page, as far as the caller knows.
 
         Returns:
@@ -430,9 +440,13 @@ class Backend(Protocol):
         """
         ...
 
-    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
-        """At most so many sessions that have kept this digest: those that end with it first, then the newest. In place of a
-        digest also the key of a reply, as a session's ledger notes it, in bytes."""
+    def said_by(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
+        """Return at most so many sessions that have kept this digest: those that end with it first, then the newest. In place of
+        a digest also the key of a reply, as a session's ledger notes it, in bytes.
+
+        Args:
+            tail: whether it is one of `Digests.tails`; a session may then be named several times.
+        """
         ...
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:

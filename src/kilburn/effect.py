@@ -67,17 +67,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Search what this session has below the window.
+    """Search what this session has below the window, by the search that people and models use.
 
     Args:
         query: free text; its rare words count most.
         limit: hits at most.
-        words: only by words, as the index ranks them: no embedder is asked, and it costs the same at each turn.
+        tokens: that the hits may take at most; 0 for 200 for each of `limit`.
+        abstain: whether nothing is found where no answer is likely.
+        shown: ids of the pages that the prompt shows; None for all that are whole in the window. They are no hits.
     """
 
     query: str
     limit: int = 8
-    words: bool = False
+    tokens: int = 0
+    abstain: bool = False
+    shown: frozenset[int] | None = None
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +143,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         outcome: DONE, EMPTY, FAILED, REFUSED, TRUNCATED or NO_MODEL; of a `Later` STARTED or BUSY too.
         text: the model's words (Ask), or "".
         hits: the passages, best first (Find).
+        confidence: how likely it is that an answer is among them, 0 to 1 (Find).
         detail: for the ledger: the error's text, or "".
     """
 
     outcome: Outcome
     text: str = ""
     hits: tuple[Hit, ...] = ()
+    confidence: float = 0.0
     detail: str = ""
 
     @property

@@ -49,8 +49,8 @@ class Fold(msgspec.Struct, frozen=True):
 
 
 class Bring(msgspec.Struct, frozen=True):
-    """Show passages of originals once more, behind all that stays: a page with these spans, byte-identical, each under the
-    address of its original. It is directly before the newest message if that is the user's, else at the end of the window.
+    """Show passages of originals once more: a page with these spans, byte-identical, each under the address of its original. It
+    stands directly before the prompt's last message; behind results, before the assistant's messages that called.
 
     It is a copy beside its sources and stands for nothing: they stay where they are, on any level, and when it is evicted it
     leaves neither handle nor gap. Nothing before it changes, so a provider's cache keeps that.

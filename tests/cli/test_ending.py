@@ -59,7 +59,11 @@ def test_a_rule_is_kept_and_applied(db: Path) -> None:
     refused = kilburn("sessions", "rule", "--archive-after", "1d", "--db", db)
     assert refused.status == 2
     assert "no cold place" in refused.err
-    assert kilburn("sessions", "rule", "--forget-after", "2d", "--json", "--db", db).json == {"archive": None, "forget": 172800.0}
+    assert kilburn("sessions", "rule", "--forget-after", "2d", "--json", "--db", db).json == {
+        "archive": None,
+        "forget": 172800.0,
+        "branches": None,
+    }
     assert "nothing is due" in kilburn("sessions", "expire", "--yes", "--db", db).out
     assert kilburn("sessions", "rule", "--forget-after", "0s", "--db", db).status == 0
     assert "no rule has" in kilburn("sessions", "receipts", "--db", db).out
@@ -70,7 +74,7 @@ def test_a_rule_is_kept_and_applied(db: Path) -> None:
     assert "one" not in shown.split()
     assert {one["whole"] for one in kilburn("sessions", "receipts", "--json", "--db", db).json} == {True}
     assert kilburn("sessions", "rule", "--never", "--db", db).status == 0
-    assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None}
+    assert kilburn("sessions", "rule", "--json", "--db", db).json == {"archive": None, "forget": None, "branches": None}
 
 
 @pytest.mark.parametrize(

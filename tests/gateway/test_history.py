@@ -556,15 +556,15 @@ def test_other_words_over_the_window_are_a_branch(tmp_path: Path, recalls: bool)
         histories = Histories(store)
         talk, name = over_the_window(histories)
         said = visible(store, name)
-        assert (hidden_turn if recalls else turn)(histories, talk, "something else") == f"{name}~2"
+        assert (hidden_turn if recalls else turn)(histories, talk, "something else") == f"{name}/b1"
         assert visible(store, name) == said
-        assert visible(store, f"{name}~2") == [*said[:-1], "something else"]
+        assert visible(store, f"{name}/b1") == [*said[:-1], "something else"]
         if recalls:
-            pages = store.session(f"{name}~2").window.pages.originals()
+            pages = store.session(f"{name}/b1").window.pages.originals()
             [result] = [page for page in pages if page.kind is Kind.RESULT]
             assert result.sources == (1,)
             assert result.cites == ((store.session(name).number, 1),)
-        for path in (name, f"{name}~2"):
+        for path in (name, f"{name}/b1"):
             check_laws(store.session(path))
 
 

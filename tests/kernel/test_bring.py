@@ -46,15 +46,36 @@ def test_a_copy_stands_before_the_question_and_what_is_before_it_keeps_its_bytes
 
 
 @pytest.mark.parametrize("form", ["chat", "messages"])
-def test_behind_a_tools_result_it_is_at_the_end_and_the_transcript_stays_valid(form: str) -> None:
+def test_after_a_tools_result_it_stands_before_the_call_and_the_prompt_ends_with_the_result(form: str) -> None:
     session = opened()
-    session.append(assistant(None, call_of("l", path="b.py")), tool("l", "nothing here"))
     before = words(session, form)
+    session.append(assistant("Thinking aloud."), assistant(None, call_of("l", path="b.py"), call_of("m", path="c.py")))
+    session.append(tool("l", "nothing here"), tool("m", "nor here"))
     session.apply(Bring(((3, (PART,)),)))
     after = words(session, form)
+    # The prompt before this turn keeps its bytes; only its last message may grow, as Anthropic's form joins neighbours.
     assert after[: len(before) - 1] == before[:-1]
-    assert "port of the lamp" in after[-1]
+    assert "port of the lamp" in after[len(before) - (form == "messages")]
+    assert "nor here" in after[-1]
+    assert not any("port of the lamp" in text for text in after[len(before) + (form == "chat") :])
     check_laws(session)
+
+
+@pytest.mark.parametrize("form", ["chat", "messages"])
+def test_a_prompt_that_ends_with_the_assistant_still_does(form: str) -> None:
+    session = opened()
+    session.append(assistant("The port is"))
+    session.apply(Bring(((3, (PART,)),)))
+    assert session.render(form)[-1] == {"role": "assistant", "content": "The port is"}
+    check_laws(session)
+
+
+def test_a_message_that_was_taken_back_is_not_the_end() -> None:
+    session = opened()
+    session.append(assistant("It is 80."))
+    session.take_back([session.window.last])
+    session.apply(Bring(((3, (PART,)),)))
+    assert words(session)[-1] == "What is the port?"
 
 
 def test_its_sources_stay_where_they_are_also_those_for_which_an_excerpt_stands() -> None:

@@ -99,6 +99,23 @@ def test_a_turn_of_a_long_session_does_what_one_of_a_short_session_does(tmp_path
     assert medians(tmp_path, entered, LONG) <= 1.1 * medians(tmp_path, entered, SHORT)
 
 
+def test_forgetting_a_page_of_a_long_session_does_what_it_does_in_a_short_one(tmp_path: Path) -> None:
+    def entered(session: Session, number: int) -> int:
+        session.append(*turn(number))
+        return calls(lambda: session.forget(f"p{21 + 2 * (number - 10_000)}"))
+
+    def asked(session: Session, number: int) -> int:
+        session.append(*turn(number))
+        return steps(session, lambda: session.forget(f"p{21 + 2 * (number - 10_000)}"))
+
+    short, long = medians(tmp_path, entered, SHORT), medians(tmp_path, entered, LONG)
+    assert long <= 1.2 * short
+    assert short < 3000
+    for file in tmp_path.iterdir():
+        file.unlink()
+    assert medians(tmp_path, asked, LONG) <= 1.5 * medians(tmp_path, asked, SHORT) + 2
+
+
 def test_a_turn_of_a_user_who_has_given_a_thousand_orders_costs_what_one_after_a_few_hundred_costs() -> None:
     def taken(orders: int) -> tuple[int, int]:
         with kilburn.open(":memory:", window=10**6, policy="fifo", tokenizer="chars/4", embedder=None) as store:

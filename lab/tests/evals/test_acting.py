@@ -14,6 +14,7 @@ from kilburn.errors import SpecError
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn_lab.evals.acting import ActingRow, evaluate
+from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.cost import rates_of
 from kilburn_lab.evals.tasks import FILES, KINDS, LINES, Edit, Look, Say, Workshop, tasks
 
@@ -63,7 +64,7 @@ def test_tasks_may_be_made_from_c_headers(headers: Path) -> None:
     files = {path for task in tasks(4, 0, headers) for path in task.files}
     assert files <= {f"file{number}.h" for number in range(FILES)}
     small = evaluate(4, windows=[600], policies=["fifo"], sources=headers)
-    assert all(row.solved < 1 for row in small.rows)
+    assert all((row.solved < 1) == (row.policy != HISTORY) for row in small.rows)
 
 
 def test_a_folder_that_does_not_do_is_named(headers: Path, tmp_path: Path) -> None:
@@ -108,18 +109,19 @@ def test_what_the_user_said_last_stays_where_outputs_are_told_as_results_of_tool
     for tools in (False, True):
         report = evaluate(2, windows=[1000], policies=["fifo"], tools=tools)
         assert ("told as tool calls" in report.table()) is tools
-        values[tools] = {one.policy: one.solved for one in report.outcomes if one.kind == "values"}
+        values[tools] = {one.policy: one.solved for one in report.outcomes if one.kind == "values" and one.policy != HISTORY}
     assert values == {False: {"tail": False, "fifo": False}, True: {"tail": False, "fifo": True}}
 
 
 def test_what_the_window_does_not_show_costs_steps_or_the_task() -> None:
     small = evaluate(4, windows=[600], policies=["fifo"])
-    assert all(row.solved < 1 and row.shown < 1 and row.overflow == 0 for row in small.rows)
+    assert all(row.solved < 1 and row.shown < 1 and row.overflow == 0 for row in small.rows if row.policy != HISTORY)
     # What the user said cannot be done again, but it can be searched for.
-    values = {one.policy: one.solved for one in small.outcomes if one.kind == "values"}
+    values = {one.policy: one.solved for one in small.outcomes if one.kind == "values" and one.policy != HISTORY}
     assert values == {"tail": False, "fifo": False}
     searched = evaluate(4, windows=[600], policies=["fifo"], search=True)
-    assert {one.policy: one.solved for one in searched.outcomes if one.kind == "values"} == {"tail": False, "fifo": True}
+    values = {one.policy: one.solved for one in searched.outcomes if one.kind == "values"}
+    assert values == {"tail": False, "fifo": True, HISTORY: True}
     stubborn = evaluate(4, windows=[600], policies=["fifo"], patience=50)
     again = {one.policy: one for one in stubborn.outcomes if one.kind == "failures"}["fifo"]
     assert again.solved
@@ -143,9 +145,9 @@ def test_what_the_work_costs_stands_in_the_rows() -> None:
         assert row.refilled == sum(one.refilled for one in own)
         assert row.calls >= sum(one.steps for one in own)
         assert list(row.costs) == ["automatic"]
-        if row.window == LARGE:
+        if row.window == LARGE or row.policy == HISTORY:
             assert row.refilled < row.calls  # the line breaks between new messages
-            assert (row.sections, row.plan_p50) == (None, None)
+            assert row.policy == HISTORY or (row.sections, row.plan_p50) == (None, None)
         else:
             assert row.refilled > row.calls
             assert row.plan_p50 is not None
@@ -175,7 +177,7 @@ def test_the_verb_prints_json_and_draws_a_picture(tmp_path: Path) -> None:
     said = command("lab", "tasks", "--sample", "2", "--window", "1000", "--policy", "hybrid", "--json", "--plot", plot)
     assert said.status == 0
     assert plot.read_bytes().startswith(b"<?xml")
-    assert {row["policy"] for row in said.json["rows"]} == {"tail", "hybrid"}
+    assert {row["policy"] for row in said.json["rows"]} == {"tail", "hybrid", HISTORY}
     assert command("lab", "tasks", "--window", "0").status == 2
 
 
@@ -200,9 +202,9 @@ def test_a_model_decides_from_the_window_alone_and_the_check_judges_it() -> None
         return {(one.policy, one.kind): one.solved for one in report.outcomes}
 
     known = solved(LARGE, False, read_figure)
-    assert known == {("tail", "rename"): False, ("tail", "values"): True, ("fifo", "rename"): False, ("fifo", "values"): True}
-    assert not any(solved(600, False, read_figure).values())
-    assert [key for key, done in solved(600, True, read_figure).items() if done] == [("fifo", "values")]
+    assert known == {(policy, kind): kind == "values" for policy in ("tail", "fifo", HISTORY) for kind in ("rename", "values")}
+    assert [key for key, done in solved(600, False, read_figure).items() if done] == [(HISTORY, "values")]
+    assert [key for key, done in solved(600, True, read_figure).items() if done] == [("fifo", "values"), (HISTORY, "values")]
     elsewhere = json.dumps({"verb": "write", "path": "/etc/passwd", "line": 1, "text": ""})
     assert not any(solved(LARGE, False, elsewhere).values())
 
@@ -211,7 +213,7 @@ def test_a_writer_answers_the_policies_questions_in_rows_of_their_own() -> None:
     report = evaluate(4, windows=[1000], policies=["summarize"], writer=Scripted(["They agreed on some figures."] * 500))
     asked = {row.policy: row.writer.asks for row in report.rows}
     assert asked.pop("summarize +model") > 0
-    assert asked == {"tail": 0, "summarize": 0}
+    assert asked == {"tail": 0, "summarize": 0, HISTORY: 0}
     assert "writer" in report.table()
 
 

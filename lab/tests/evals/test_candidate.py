@@ -42,7 +42,7 @@ def test_each_event_is_a_message_and_all_of_it_is_shown(tools: bool) -> None:
 
 def test_a_model_makes_a_second_row_of_policies_that_can_ask() -> None:
     report = evaluate(sample_of(None, 3), [400], ["fifo", "last3", "summarize"], model="echo")
-    assert [row.policy for row in report.rows] == ["tail", "fifo", "last3", "summarize", "summarize +model"]
+    assert [row.policy for row in report.rows] == ["tail", "fifo", "last3", "summarize", "summarize +model", "history"]
     plain, asked = report.row("summarize", 400), report.row("summarize +model", 400)
     assert (plain.model, asked.model, asked.spec) == ("", "echo", "summarize")
     assert asked.asks > 0

@@ -68,7 +68,7 @@ def test_the_verb_makes_a_chat() -> None:
     small = ("lab", "chat", "--sample", SHORT, "--window", 1500, "--policy", "fifo")
     said = command(*small, "--json")
     assert said.status == 0, said.err
-    assert {row["policy"] for row in said.json["rows"]} == {"tail", "fifo"}
+    assert {row["policy"] for row in said.json["rows"]} == {"tail", "fifo", "history"}
     table = command(*small)
     assert max(map(len, table.out.splitlines())) <= 130
     assert {"kept", "again", "broken", "ms"} <= set(table.out.split())

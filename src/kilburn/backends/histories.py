@@ -10,6 +10,7 @@ number of the note, negated. These rows are derived from the ledger, and stay as
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import apsw
 
@@ -63,7 +64,7 @@ def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
     add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
-def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> bool:
+def keep(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int) -> bool:
     """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
     fits = (
         "SELECT 1 FROM segment WHERE id = ?1 AND tenant = ?2"
@@ -71,10 +72,10 @@ def keep(db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes
         " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.segment = ?1)"
         " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.segment = ?1 AND message = ?4 AND is_last))"
     )
-    if row(db, fits, segment, tenant, page, after) is None:
+    if row(db, fits, segment, tenant, page, said.after) is None:
         return False
-    _put(db, tenant, segment, digests, after, None, page)
-    return len(digests) + after > 0
+    _put(db, tenant, segment, said, None, page)
+    return len(said.added) + said.after > 0
 
 
 def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
@@ -82,17 +83,16 @@ def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: in
     these pages, and nothing was forgotten."""
     if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None:
         return
-    _put(db, tenant, segment, said.added, said.after, first - 1, last)
+    _put(db, tenant, segment, said, first - 1, last)
 
 
-def _put(
-    db: apsw.Connection, tenant: int, segment: int, digests: Sequence[bytes], after: int, before: int | None, page: int
-) -> None:
+def _put(db: apsw.Connection, tenant: int, segment: int, said: Digests, before: int | None, page: int) -> None:
     """Put digests behind the first ones, if these are kept up to the page `before`; None for any. Where something is forgotten
     none are kept."""
+    after, digests = said.after, said.added
     if not after:
         db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
-    else:
+    elif not said.inherits:
         changes = db.total_changes()
         if digests:
             db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, after, before))
@@ -101,16 +101,18 @@ def _put(
         if db.total_changes() == changes:
             return
     end = after + len(digests)
-    made = [(segment, at, tenant, digest, int(at == end), page) for at, digest in enumerate(digests, after + 1)]
-    insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page) VALUES(?, ?, ?, ?, ?, ?)", made)
+    both = enumerate(zip_longest(digests, said.tails), after + 1)
+    new = [(segment, at, tenant, digest, int(at == end), page, tail) for at, (digest, tail) in both]
+    insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page, tail) VALUES(?, ?, ?, ?, ?, ?, ?)", new)
 
 
-def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list[HistoryOwner]:
-    """The sessions that have said this: first those that end with it, then the newest."""
+def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail: bool) -> list[HistoryOwner]:
+    """The sessions that have said this, or these last messages: first those that end with it, then the newest."""
     select = (
         "SELECT name, message, (SELECT max(message) FROM history AS own WHERE own.segment = history.segment) FROM history"
         " JOIN segment ON segment.id = history.segment AND NOT quarantined"
-        " WHERE history.tenant = ? AND digest = ? ORDER BY is_last DESC, history.segment DESC LIMIT ?"
+        f" WHERE history.tenant = ? AND {'tail' if tail else 'digest'} = ?"
+        " ORDER BY is_last DESC, history.segment DESC LIMIT ?"
     )
     return [HistoryOwner(name=name, at=at, count=count) for name, at, count in rows(db, select, tenant, digest, limit)]
 
@@ -118,7 +120,8 @@ def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int) -> list
 def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
     """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
     select = (
-        "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:'))"
+        "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:')"
+        " OR (name > ?2 || '/b' AND name < ?2 || '/b:'))"
         " AND owner = ?3 AND kind = 'session' AND pages > 0 AND NOT quarantined"
         " AND NOT EXISTS(SELECT 1 FROM history WHERE segment = segment.id AND is_last"
         " AND last_page = (SELECT max(page.id) FROM page WHERE page.segment = segment.id))"

@@ -143,7 +143,8 @@ CREATE TABLE checkpoint(
 
 -- What a session has said up to a message, as a digest over that message and all before it: a history that a client sends
 -- again is recognised by it. is_last: whether no later message follows; last_page: the session's last original then. Derived
--- from the pages. The row of a reply has the number of its note, negated, as `message`.
+-- from the pages. The row of a reply has the number of its note, negated, as `message`. tail: a digest over the last messages
+-- alone, or NULL.
 CREATE TABLE history(
     segment INTEGER NOT NULL,
     message INTEGER NOT NULL,
@@ -151,9 +152,11 @@ CREATE TABLE history(
     digest BLOB NOT NULL,
     is_last INTEGER NOT NULL,
     last_page INTEGER NOT NULL,
+    tail BLOB,
     PRIMARY KEY(segment, message)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX history_digest ON history(tenant, digest, is_last, segment);
+CREATE INDEX history_tail ON history(tenant, tail, is_last, segment) WHERE tail IS NOT NULL;
 
 -- The digest of a forgotten text is deleted, and so are the digests after it.
 CREATE TRIGGER page_forgotten AFTER UPDATE OF content ON page WHEN NEW.content IS NULL BEGIN

@@ -109,7 +109,7 @@ def logged_pages(db: apsw.Connection) -> set[int]:
                     return pages  # the frames of an earlier log, which was begun anew
                 pages.add(int.from_bytes(chunk[at : at + 4]))
     except apsw.IOError as error:
-        if error.extendedresult != apsw.SQLITE_IOERR_SHORT_READ:
+        if getattr(error, "extendedresult", None) != apsw.SQLITE_IOERR_SHORT_READ:  # a VFS in Python gives none
             raise
     return pages
 

@@ -24,7 +24,19 @@ from urllib.parse import quote
 import apsw
 import msgspec
 
-from kilburn.backend import Batch, HistoryOwner, Moved, Passage, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
+from kilburn.backend import (
+    Batch,
+    Digests,
+    HistoryOwner,
+    Moved,
+    Passage,
+    Scope,
+    SegmentInfo,
+    SegmentKind,
+    State,
+    Vector,
+    check_name,
+)
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import Chilling, ColdRows
 from kilburn.backends.codec import key_of, sound_passages
@@ -794,15 +806,15 @@ class Sqlite:
         with self._writing("writing"):
             self._vectors.drop(embedder)
 
-    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+    def keep_history(self, segment: int, said: Digests, *, page: int) -> bool:
         """See `Backend`."""
         with self._writing("writing", to=()):
-            return histories.keep(self._db, self._number, segment, digests, after, page)
+            return histories.keep(self._db, self._number, segment, said, page)
 
-    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
+    def said_by(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
         """See `Backend`."""
         with self._reading("reading"):
-            return histories.said_by(self._db, self._number, digest, limit)
+            return histories.said_by(self._db, self._number, digest, limit, tail=tail)
 
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
         """See `Backend`."""
@@ -1025,8 +1037,10 @@ class Sqlite:
         with self._lock, translate_errors(self.path, "closing"):
             try:
                 self._wipe(wait=False)
-                with suppress(apsw.BusyError, OSError):
-                    self._end_log()
+                self._end_log()
+            except (apsw.Error, OSError) as error:
+                # Nothing is lost: the next forget wipes all of the file.
+                log.debug("%s: its log is not emptied: %s", self.path, error)
             finally:
                 self._unwiped, self._commits = False, 0
                 self._db.close(True)

@@ -294,6 +294,8 @@ class Transaction:
             " state_seal = ?, record = ?, seal = ? WHERE segment = ? AND id = ?",
             blank,
         )
+        if batch.inherited:
+            self._db.execute("DELETE FROM history WHERE segment = ?", (self._segment,))
         # The file's trigger takes all that the session has said, and no reply says anything.
         histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)

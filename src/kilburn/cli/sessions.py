@@ -20,6 +20,8 @@ from kilburn.terminal import emit, line, say, tell
 
 sessions = command_group("sessions")
 
+_OPTIONS = {"archive": "--archive-after", "forget": "--forget-after", "branches": "--forget-branches-after"}
+
 
 @sessions.command("expire")
 @stored
@@ -92,6 +94,10 @@ def _say(due: Expired, dry: bool, *, json: bool) -> None:
 def rule(
     archive: Annotated[str | None, Option("--archive-after", metavar="TIME", help="After how long without use: 30d.")] = None,
     forget: Annotated[str | None, Option("--forget-after", metavar="TIME", help="After how long without use: 365d.")] = None,
+    branches: Annotated[
+        str | None,
+        Option("--forget-branches-after", metavar="TIME", help="The same for a gateway's branches that nobody continued: 7d."),
+    ] = None,
     never: Annotated[bool, Option("--never", help="Remove the rule: sessions never end by themselves.")] = False,
     *,
     where: StorePlace,
@@ -103,8 +109,8 @@ def rule(
 
         kilburn sessions rule --forget-after 365d
     """
-    given = {"archive": archive, "forget": forget}
-    after = {name: seconds(text, f"--{name}-after") for name, text in given.items() if text is not None}
+    given = {"archive": archive, "forget": forget, "branches": branches}
+    after = {name: seconds(text, _OPTIONS[name]) for name, text in given.items() if text is not None}
     if never and after:
         raise SpecError("--never with a time", advice="give one of them")
     if not never and not after:
@@ -120,7 +126,7 @@ def rule(
         emit(msgspec.to_builtins(kept or TimeToLive()))
         return
     said = kept or TimeToLive()
-    for what, length in (("archived", said.archive), ("forgotten", said.forget)):
+    for what, length in (("archived", said.archive), ("forgotten", said.forget), ("lone branches forgotten", said.branches)):
         tell(f"{what}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
 
 

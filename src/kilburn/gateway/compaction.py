@@ -12,6 +12,7 @@ do not share by chance, and only these count:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -61,9 +62,10 @@ def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[b
 
 
 def is_own(messages: Iterable[Message]) -> bool:
-    """Whether an assistant says so much in these messages that it is no chance."""
+    """Return whether an assistant says so much in these messages that it is no chance. No more are read than needed."""
     parts = (part for message in messages if message.role is Role.ASSISTANT for part in message.parts)
-    return sum(len(part.text) for part in parts if part.kind in (Kind.TEXT, Kind.CALL)) >= OWN
+    sizes = accumulate(len(part.text) for part in parts if part.kind in (Kind.TEXT, Kind.CALL))
+    return any(size >= OWN for size in sizes)
 
 
 def quotes(reply: str, text: str) -> list[str]:

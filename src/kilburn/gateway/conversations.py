@@ -13,7 +13,6 @@ import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.compaction import PLACES, is_own
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
 from kilburn.kernel.admission import attachments_above
@@ -23,7 +22,7 @@ from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, address_of
 from kilburn.terminal import line
-from kilburn.wire.digests import HIDDEN, canonical, visible
+from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 
 OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 """The name of a session that its client gave none."""
@@ -31,9 +30,6 @@ OF_WORDS = re.compile("chat-[0-9a-f]{16}")
 BESIDE = 8
 """System prompts and lists of tools whose cost is remembered, for each session."""
 
-
-MIN_OVERLAP = 4
-"""Messages that a history which begins later than its session must have in common with it."""
 
 Reader = Callable[[int, int], list[Message]]
 
@@ -68,10 +64,12 @@ class Conversation:
         """For each digest, one that says all that came before it too, and whose it is."""
         self.kept = 0
         """How many of these the store has, as far as is known here."""
-        self.aliases: dict[int, bytes] = {}
-        """By the place of a digest, the digest of the same message without what the client had added to it."""
-        self.newest: tuple[int, Message] | None = None
-        """The last message that a client sent, and its place: it is the one that a client shortens next."""
+        self.seen = [*self.digests]
+        """The digests of the client's last history and of what followed: the client may have left out what the session has."""
+        self.before = b""
+        """What the chain of such a history has before the newest messages."""
+        self.newest: dict[int, Message] = {}
+        """The last messages that a client sent, by their places: these are the ones that a client shortens next."""
         self.verbatim = True
         self.unsigned = False
         """Whether reasoning that the client sends is left out, because the upstream refused it."""
@@ -111,9 +109,15 @@ class Conversation:
         self.last = ""
         """The last reply, by which the client's own compaction is recognised."""
 
-    def begin(self, asked: bytes) -> None:
-        """A request goes on with it."""
+    def begin(self, asked: bytes, seen: Sequence[bytes] | None = None) -> None:
+        """Note that a request goes on with it.
+
+        Args:
+            asked: what the chain of the history ends with.
+            seen: what the history has of the session; None for all messages as the session has them.
+        """
         self.busy, self.asked, self.taken = True, asked, threading.Event()
+        self.verbatim, self.seen = seen is None, [*(self.digests if seen is None else seen)]
 
     def again(self, turn: int, count: int) -> Conversation:
         """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
@@ -126,7 +130,7 @@ class Conversation:
         twin.held = 0
         twin.kept = min(self.kept, count)
         twin.repeated = True
-        twin.begin(twin.chain[-1])
+        twin.begin(twin.chain[-1], None if self.verbatim else twin.digests)
         return twin
 
     @property
@@ -156,54 +160,58 @@ class Conversation:
         pages = _live(self.session)
         return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
 
-    def overlap(self, digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], read: Reader) -> int:
-        """Return how many digests of a history the session ends with, 0 for none. A client may have left out the oldest messages,
-        and of a user's message what it had added to it, such as retrieved passages.
+    def has(self, digests: Sequence[bytes], at: int, read: Reader) -> int | None:
+        """Return how many of the session's first `at` messages are not in a history that has the others; None if it is another
+        one. A client may have left out the oldest messages, and what it had added to a user's message or beside it, such as
+        retrieved passages.
 
         Args:
-            digests: of the history; `places` says where each is.
-            read: the messages of some of them, by the first and the one behind the last.
+            digests: of the history, which ends with the assistant's message; `read` gives the messages of some of them, by the
+                first and the one behind the last.
         """
-        if not self.digests or self.gaps:
-            return 0
-        for last in reversed(places.get(self.digests[-1], ())[-PLACES:]):
-            count, skipped = last + 1, len(self.digests) - last - 1
-            # A few words may end many sessions, and a history that says nothing new may be a compaction of the client's own.
-            if skipped > 0 and (count < MIN_OVERLAP or count == len(digests) or not is_own(read(0, count))):
-                continue
-            if skipped >= 0 and self._ends_with(digests[:count], skipped, read):
-                return count
-        return 0
+        said = dict(self.newest)
+        end, before = len(digests), self.seen[: len(self.seen) - len(self.digests) + at]
+        while end and at:
+            if digests[end - 1] != self.digests[at - 1]:
+                return None
+            first, start = _start_of_turn(digests, end - 1), _start_of_turn(self.digests, at - 1)
+            if not self._has_turn(said, range(start, at - 1), digests, range(first, end - 1), read):
+                return None
+            before = before[: len(before) - (at - start)]
+            end, at = first, start
+            if before[len(before) - end :] == digests[:end] and len(before) >= end:
+                # The client had left out the same before.
+                at, end = len(before) - end, 0
+        return None if end else at
 
-    def was_asked(self, digests: Sequence[bytes], read: Reader) -> bool:
-        """Return whether the session ended with this history before the assistant's last message: the request is made again."""
-        skipped = len(self.digests) - 1 - len(digests)
-        if skipped < 0 or self.gaps or digests[-1:] != self.digests[-2:-1]:
-            return False
-        turn = turn_before_reply(self.session)
-        if len(canonical(copy_of(self.session, turn))) != len(self.digests) - 1:
-            return False
-        few = skipped and (len(digests) < MIN_OVERLAP or not is_own(read(0, len(digests))))
-        return not few and self._ends_with(digests, skipped, read)
+    def _has_turn(self, said: dict[int, Message], places: range, digests: Sequence[bytes], others: range, read: Reader) -> bool:
+        """Return whether what a history has between two messages of the assistant is what the session has there, but for what
+        was added.
 
-    def _ends_with(self, digests: Sequence[bytes], skipped: int, read: Reader) -> bool:
-        differing = [
-            at for at, each in enumerate(digests) if each not in (self.digests[skipped + at], self.aliases.get(skipped + at))
-        ]
-        if not differing:
+        Args:
+            said: messages of the session that are read already; it grows.
+        """
+        if self.digests[places.start : places.stop] == digests[others.start : others.stop] or (not others and not others.start):
             return True
-        if 2 * len(differing) > len(digests) + 1:
-            return False
-        said: Mapping[int, Message] = dict([self.newest] if self.newest else ())
-        if not said.keys() >= {skipped + at for at in differing}:
-            said = dict(enumerate(visible(self.session.originals())))
-        for at in differing:
-            [message, *more] = read(at, at + 1)
-            # Something may have been forgotten meanwhile.
-            if more or skipped + at not in said or not _is_part_of(message, said[skipped + at]):
+        if not said.keys() >= {*places}:
+            said.update(enumerate(visible(self.session.originals("forgotten"))))
+        added = list(places)
+        for other in reversed(others):
+            messages = read(other, other + 1)
+            while added:
+                place = added.pop()
+                if self.digests[place] == digests[other] or place in self.gaps:
+                    break
+                # Something may have been forgotten meanwhile.
+                if len(messages) != 1 or place not in said:
+                    return False
+                if _is_part_of(messages[0], said[place]):
+                    break
+                if said[place].role is Role.TOOL:
+                    return False
+            else:
                 return False
-        self.aliases |= {skipped + at: digests[at] for at in differing}
-        return True
+        return bool(others) and all(place in said and said[place].role is not Role.TOOL for place in added)
 
     @property
     def whole(self) -> bool:
@@ -249,9 +257,9 @@ class Conversation:
         """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
         there = digests[: len(self.digests)]
         if self.gaps and _agree(self.digests, self.gaps, there):
-            self.digests, self.chain = list(there), list(chained(there, self.seed))
+            self.digests, self.seen, self.chain = list(there), list(there), list(chained(there, self.seed))
 
-    def kept_with(self, digests: list[bytes]) -> Digests | None:
+    def kept_with(self, digests: Sequence[bytes]) -> Digests | None:
         """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
         something was forgotten, or the client sees a reply as one message with what it began itself."""
         if self.gaps or self.prefilled:
@@ -259,7 +267,8 @@ class Conversation:
         chain = [*self.chain, *self.chained(digests)]
         # What the assistant says in a row is one message: a further round may change what the one before it said.
         after = self.kept if self.words == digests[: len(self.words)] else 0
-        return Digests(after, tuple(chain[after:]))
+        ends = tuple(tails([*self.digests, *digests], self.root, self.user, after))
+        return Digests(after, tuple(chain[after:]), ends, inherits=after > 0 and not self.number)
 
     def note_kept(self, said: Digests | None) -> None:
         """The store was given this with an append."""
@@ -270,18 +279,29 @@ class Conversation:
         """Add what was appended."""
         self.chain += self.chained(digests)
         self.digests += digests
+        self.seen += digests
 
     def chained(self, digests: Iterable[bytes]) -> list[bytes]:
         """What these add to its chain."""
         return [*chained(digests, self.chain[-1] if self.chain else self.seed)]
 
 
+def _start_of_turn(digests: Sequence[bytes], end: int) -> int:
+    """Return where what is said between two messages of the assistant starts, if it ends here."""
+    while end and not is_spoken(digests[end - 1]):
+        end -= 1
+    return end
+
+
 def _is_part_of(message: Message, longer: Message) -> bool:
-    """Return whether a user's message has the words of another one, without what was added to them."""
+    """Return whether a user's message has the words of another one, without what was added to them. Spaces and line breaks do not
+    count: templates set them anew."""
     if message.role is not Role.USER or longer.role is not Role.USER or any(part.kind is not Kind.TEXT for part in message.parts):
         return False
-    words = "\n".join(part.text for part in message.parts).strip()
-    return bool(words) and words in "\n".join(part.text for part in longer.parts if part.kind is Kind.TEXT)
+    words, others = (
+        " ".join(" ".join(part.text for part in each.parts if part.kind is Kind.TEXT).split()) for each in (message, longer)
+    )
+    return bool(words) and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", others) is not None
 
 
 class Memo:
@@ -290,11 +310,19 @@ class Memo:
     Args:
         of: who asked.
         asked: the request.
+        newest: its new messages, as JSON. The next history may have less of them if this one has less than the session.
+        seen: digests of the history before these.
     """
 
-    def __init__(self, conversation: Conversation, of: Asker, asked: Asked) -> None:
+    def __init__(self, conversation: Conversation, of: Asker, asked: Asked, newest: Sequence[bytes], seen: int) -> None:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
-        self.history, self.lead = asked.history, asked.lead
+        self.history, self.lead, self.chain = asked.history, asked.lead, b""
+        if not conversation.verbatim:
+            end = len(self.history)
+            for raw in reversed(newest):
+                end = self.history.rfind(raw, 0, end)
+            self.history = self.history[:end].rstrip().removesuffix(b",")
+            self.digests, self.chain = seen, conversation.before
         self.prefix = b""
 
 
@@ -343,11 +371,6 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         )
 
 
-def is_beginning(digests: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    """Return whether one of two histories is the beginning of the other."""
-    return all(one == other for one, other in zip(digests, others, strict=False))
-
-
 def is_linkable(root: str, other: str) -> bool:
     """Whether two sessions of one user may be linked, by their roots. A session that the client named has a past of its own,
     which no other session shares."""
@@ -359,6 +382,19 @@ def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
     for digest in digests:
         start = hashlib.blake2b(start + digest, digest_size=16).digest()
         yield start
+
+
+def tails(digests: Sequence[bytes], root: str, user: str, after: int = 0) -> Iterator[bytes | None]:
+    """Yield, for each digest behind the first ones that is of the assistant, a digest of that message and of the assistant's last
+    one before it; None for the others. It finds sessions of a user that may be linked to one of this root."""
+    seed = seed_of("" if OF_WORDS.fullmatch(root) else root, user)
+    last = next(filter(is_spoken, reversed(digests[:after])), b"")
+    for digest in digests[after:]:
+        if is_spoken(digest):
+            yield hashlib.blake2b(seed + last + digest, digest_size=16).digest()
+            last = digest
+        else:
+            yield None
 
 
 def seed_of(root: str, user: str) -> bytes:
@@ -407,12 +443,12 @@ def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[byte
     )
 
 
-def beginning_of(session: Session, count: int) -> list[Message]:
-    """The first messages of a session, with hidden ones, of which the client sees so many."""
+def turn_after(session: Session, count: int) -> int:
+    """Return the number of the last of a session's first messages, with hidden ones, of which the client sees so many."""
     messages = session.originals()
     numbers = range(len(messages) + 1)
-    end = bisect_right(numbers, count, key=lambda end: len(canonical(messages[:end]))) - 1
-    return copy_of(session, end and _numbers(session)[end - 1])
+    end = bisect_right(numbers, count, key=lambda end: sum(1 for _ in visible(messages[:end]))) - 1
+    return end and _numbers(session)[end - 1]
 
 
 def copy_of(session: Session, turn: int) -> list[Message]:

@@ -30,7 +30,7 @@ SHORT = 1 << 12
 """Bytes of a body that is looked into to see whether it has a history."""
 
 MAX_PARTS = 100
-"""Parts of a message above which neighbouring plain texts are joined."""
+"""Parts of a message above which neighbouring texts with the same other fields are joined."""
 
 ROUNDS_FIELD = "kilburn_rounds"
 """A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
@@ -178,8 +178,8 @@ class Form(ABC):
         asked.messages = listed(asked.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
-        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring plain texts
-        are one part: each part becomes a page.
+        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring texts with
+        the same other fields are one part: each part becomes a page.
 
         Raises:
             InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
@@ -433,14 +433,14 @@ def hidden(message: Message) -> Message:
 
 
 def join_texts(message: Message) -> Message:
-    """Return a message with its neighbouring plain texts joined if it has more than `MAX_PARTS` parts. It says the same by its
-    digest."""
+    """Return a message with its neighbouring texts joined, if it has more than `MAX_PARTS` parts and these texts have the same
+    other fields. It says the same by its digest."""
     if len(message.parts) <= MAX_PARTS:
         return message
     parts: list[Part] = []
-    for is_plain, run in groupby(message.parts, lambda part: part.kind is Kind.TEXT and part.extra is None):
-        members = list(run)
-        parts += [Part(kind=Kind.TEXT, text="".join([part.text for part in members]))] if is_plain else members
+    for (kind, extra), run in groupby(message.parts, lambda part: (part.kind, part.extra)):
+        texts = list(run)
+        parts += [Part(kind=kind, text="".join([part.text for part in texts]), extra=extra)] if kind is Kind.TEXT else texts
     return msgspec.structs.replace(message, parts=tuple(parts))
 
 

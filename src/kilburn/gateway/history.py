@@ -12,12 +12,12 @@ import hashlib
 import logging
 import threading
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import compress
+from itertools import compress, takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -40,18 +40,18 @@ from kilburn.gateway.conversations import (
     Asker,
     Conversation,
     Memo,
-    beginning_of,
     brought_over,
     chained,
     check_attachments,
     copy_of,
-    is_beginning,
     is_linkable,
     last_reply,
     renamed,
     said_after,
     seed_of,
     shared,
+    tails,
+    turn_after,
     turn_before_reply,
 )
 from kilburn.gateway.form import Asked, Form, listed
@@ -59,7 +59,7 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, key_of
-from kilburn.kernel.branches import origin_in
+from kilburn.kernel.branches import BRANCH, origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store, session_of
@@ -67,7 +67,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
 from kilburn.wire.compaction import is_compaction
-from kilburn.wire.digests import HIDDEN, canonical
+from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -103,8 +103,14 @@ LONGEST_NAME = 200
 PAUSES = (0.005, 0.02, 0.08, 0.3, 1.0)
 """Seconds between tries to note where a reply is, while others hold the store."""
 
-NEW = 2
-"""Messages at the end of a history that its session may not have; if it has none of those before, the history may differ."""
+SHARED = 8
+"""Messages that a branch has in common with its session at least, if it has them by reference. Fewer are copied."""
+
+DEPTH = 8
+"""Branches of branches that have messages by reference; a deeper one has copies."""
+
+MIN_OVERLAP = 4
+"""Messages that a history which begins later than its session must have in common with it."""
 
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
@@ -314,15 +320,15 @@ class Histories:
                 prepare(conversation)
                 check_attachments(conversation.session, fresh, asked.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
-                if fresh:
-                    self._append(form, asked, conversation, fresh, len(raws), conversation.kept_with(digests))
-                    conversation.extend(digests)
-                    conversation.newest = (len(conversation.digests) - 1, fresh[-1])
+                seen = len(conversation.seen)
+                for some, words in _apart(fresh, digests, conversation.turn):
+                    self._append(form, asked, conversation, some, len(raws), conversation.kept_with(words))
+                    conversation.newest = dict(enumerate(visible(some), len(conversation.digests)))
+                    conversation.extend(words)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
-                conversation.memo = (
-                    None if asked.after or not conversation.verbatim else Memo(conversation, (form.name, name, user), asked)
-                )
+                recognised = not asked.after and (conversation.verbatim or conversation.before)
+                conversation.memo = Memo(conversation, (form.name, name, user), asked, raws, seen) if recognised else None
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
@@ -386,7 +392,7 @@ class Histories:
         conversation.busy = False
         with suppress(KilburnError):
             conversation.session.refresh()
-            if not conversation.session.window.last:
+            if not conversation.number or not conversation.session.window.last:
                 self.lose(conversation)
                 self.store.release(conversation.name)
                 if conversation.number:
@@ -426,15 +432,52 @@ class Histories:
             rest = history[len(best.prefix) :].lstrip()
             conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
             digests, ends = self.digests(form, raws, asked.read)
+            asked.lead = best.lead
+            if best.chain:
+                return self._resumed(best, form, raws, digests, ends)
             since = conversation.digests[best.digests :]
             if len(digests) < len(since) or digests[: len(since)] != since:
                 return None
             *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
             conversation.begin(end)
-            conversation.verbatim = True
             self._sessions.move_to_end(conversation.name)
-            asked.lead = best.lead
             return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
+
+    def _resumed(
+        self, memo: Memo, form: Form, raws: list[bytes], digests: list[bytes], ends: list[int]
+    ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
+        """The same for a history that leaves out what it had added to a user's message, and begins with the bytes before that.
+
+        Args:
+            raws, digests, ends: the messages behind these bytes, as `digests` gives them.
+        """
+        known, before = memo.conversation, memo.digests
+        history = [*known.seen[:before], *digests]
+        end = next((at for at in range(len(history), before, -1) if is_spoken(history[at - 1])), 0)
+
+        def read(start: int, stop: int) -> list[Message]:
+            first = ends[start - before - 1] if start > before else 0
+            return [message for raw in raws[first : ends[stop - before - 1]] for message in form.read(raw)]
+
+        if not end or known.gaps or known.has(history[:end], len(known.digests), read) != 0:
+            return None
+        if self._ending(history, end, known.root, known.user) != {known.name: len(known.chain)}:
+            return None
+        known.before, *_ = reversed([*chained(digests[: end - before], memo.chain)])
+        *_, asked = known.before, *chained(history[end:], known.before)
+        known.begin(asked, history[:end])
+        self._sessions.move_to_end(known.name)
+        return known, raws[ends[end - before - 1] :], history[end:]
+
+    def _ending(self, digests: Sequence[bytes], end: int, root: str, user: str) -> dict[str, int] | None:
+        """Return the sessions that may have the first digests of a history, so many, at their end, with the number of their own.
+        What else they have is the rest, or the rest and its answer. None if there may be more."""
+        rest = len(digests) - end
+        *_, tail = tails(digests[:end], root, user, max(0, end - 1))
+        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        if len(owners) == FORKS:
+            return None
+        return {each.name: each.count for each in owners if each.count - each.at in (0, rest, rest + 1)}
 
     def _remember(self, conversation: Conversation) -> None:
         """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
@@ -530,80 +573,101 @@ class Histories:
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
-        family = request.root, request.user
-        busy = [each for each in self._sessions.values() if each.busy and (each.root, each.user) == family]
+        busy = [each for each in self._sessions.values() if each.busy and each.user == request.user]
         others = self._unkept(request)
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
-        for at in range(len(chain), 0, -1):
-            if not alike and len(chain) > 1 and at == max(1, len(chain) - NEW):
-                # No session in the store has this history without its newest messages.
-                continued = self._continued(request)
-                if continued is not None:
-                    return continued
+        for at in range(len(chain), max(request.answered, 1) - 1, -1):
             said = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or said
-            ending = (each for each in others if len(each.chain) == at and each.chain[-1] == chain[at - 1])
-            having = [*ending, *self._having(request, said, at)]
-            for found in having:
-                # Since the store was asked, another gateway may have gone on with it.
-                if not found.busy and len(found.chain) == at:
-                    # The store has said so, or has just been given them.
-                    found.kept = at
-                    found.begin(chain[-1])
-                    found.verbatim = True
-                    self._sessions.move_to_end(found.name)
-                    return found, at
+            having = [*self._having(request, said, at)]
+            if (found := self._free_of([*others, *having], chain, at)) is not None:
+                return found, at
             if at == len(chain):
                 whole = {each.name for each in said}
                 for conversation in (*busy, *others, *having, *self._having(request, said, at + 1)):
                     if conversation.busy and conversation.asked == chain[-1] and not conversation.taken.is_set():
                         return conversation
-                    if (turn := _asked_before(conversation, chain)) is not None:
-                        return conversation.again(turn, at), at
+                    if (asked := _asked_before(conversation, chain)) is not None:
+                        return conversation.again(*asked), at
+        if not alike and (continued := self._continued(request)) is not None:
+            return continued
+        if not alike and (longest := self._longest(chain[: request.answered - 1])):
+            alike = self.store.backend.said_by(chain[longest - 1], FORKS)
+            having = [*others, *self._having(request, alike, longest)]
+            for at in sorted({len(each.chain) for each in having if longest <= len(each.chain) < request.answered}, reverse=True):
+                if (found := self._free_of(having, chain, at)) is not None:
+                    return found, at
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
 
+    def _free_of(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
+        """Begin with the first of some sessions that ends with the first digests of a chain, so many; None if there is none."""
+        for each in conversations:
+            # Since the store was asked, another gateway may have gone on with it.
+            if not each.busy and len(each.chain) == at and each.chain[-1] == chain[at - 1]:
+                # The store has said so, or has just been given them.
+                each.kept = at
+                each.begin(chain[-1])
+                self._sessions.move_to_end(each.name)
+                return each
+        return None
+
+    def _longest(self, chain: Sequence[bytes]) -> int:
+        """Return how many digests of a chain a session in the store has at most. One that has a digest has those before it."""
+        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.said_by(digest, 1))
+
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
-        beginning, or leaves out what it had added to a message. It is the one that has most of the history. None if there is
-        none, or more than one that has as much; if the request must not be linked by what it says, or if a session has exactly
-        its beginning."""
-        if not request.link or request.before is not None:
+        beginning, or leaves out what it had added to a user's message. None if there is none, or if there are several: two
+        conversations that began with the same words differ in what the client left out."""
+        end, digests = request.answered, request.digests
+        if not request.link or request.before is not None or not end:
             return None
-        linkable = self._linkable(request)
-        if any(is_beginning(known.digests, request.digests) for known in linkable if known.digests):
+        rest = digests[end:]
+        counts = self._ending(digests, end, request.root, request.user)
+        if counts is None:
             return None
-        matches: list[tuple[int, Conversation, bool]] = []
-        for known in linkable:
-            if known.was_asked(request.digests, request.read):
-                matches.append((len(request.digests) - 1, known, True))
-            elif count := known.overlap(request.digests, request.places, request.read):
-                matches.append((count, known, False))
-        best = max((count for count, _, _ in matches), default=0)
-        nearest = [match[1:] for match in matches if match[0] == best]
-        if len(nearest) != 1:
-            # Two conversations that began with the same words differ in what the client left out.
+        # The store has no digests of a session of which something was forgotten.
+        held = [each for each in self._sessions.values() if digests[end - 1] in each.digests[-len(rest) - 2 :]]
+        matches: list[tuple[bool, Conversation, int]] = []
+        for name, count in ({each.name: 0 for each in held if is_linkable(each.root, request.root)} | counts).items():
+            known = self._current(name, request)
+            if known is None or known.busy:
+                continue
+            if len(known.chain) == count:
+                known.kept = count
+            for at in {len(known.digests) - more for more in (0, len(rest), len(rest) + 1)}:
+                there = known.digests[at:] if at > 0 else [b""]
+                if there == rest[: len(there)] or (there[:-1] == rest and is_spoken(there[-1])):
+                    skipped = known.has(digests[:end], at, request.read)
+                    # What was forgotten may have been anything.
+                    sure = skipped == 0 and not known.gaps
+                    if sure or (skipped is not None and end >= MIN_OVERLAP and is_own(request.spoken(end))):
+                        matches.append((bool(skipped), known, at))
+        best = [match for match in matches if not match[0]] or matches
+        if len(best) != 1:
             return None
-        [(known, again)] = nearest
-        if again:
-            twin = known.again(turn_before_reply(known.session), len(known.digests) - 1)
+        [(_, known, at)] = best
+        if len(known.digests) - at > len(rest):
+            turn = turn_before_reply(known.session)
+            twin = known.again(turn, len(known.digests) - 1)
             twin.verbatim = False
-            return twin, len(request.digests)
-        # Another gateway may have gone on with it.
-        info = self._stored(known.name)
-        if info is not None and not known.session.knows(info):
+            return twin, len(digests)
+        count = end + len(known.digests) - at
+        known.begin(request.chain[-1], digests[:count])
+        known.before = request.chain[count - 1]
+        self._sessions.move_to_end(known.name)
+        return known, count
+
+    def _current(self, name: str, request: _Request) -> Conversation | None:
+        """Return a session as the store has it by now, if the request's user may have it linked; None where it is damaged."""
+        known, info = self._sessions.get(name), self._stored(name)
+        if known is not None and not known.busy and (info is None or not known.session.knows(info)):
+            # Another gateway has gone on with it.
             self._put_away(known)
-            self._read(known.name, known.root, known.user)
-        conversation = self._sessions.get(known.name)
-        count = conversation.overlap(request.digests, request.places, request.read) if conversation is not None else 0
-        if conversation is None or not count:
-            return None
-        conversation.begin(request.chain[-1])
-        conversation.verbatim = False
-        self._sessions.move_to_end(conversation.name)
-        return conversation, count
+        return self._conversation(name, request)
 
     def _linkable(self, request: _Request) -> list[Conversation]:
         """Return the sessions in memory that a request may be linked to by what it says, last used first. After a start the
@@ -674,10 +738,10 @@ class Histories:
 
     def _conversation(self, name: str, request: _Request) -> Conversation | None:
         """The session of that name, if it is of the same user and root; None where it is damaged."""
-        if name not in self._sessions and root_of(name) == request.root:
+        if name not in self._sessions and is_linkable(root_of(name), request.root):
             info = self._stored(name)
             if info is not None and info.user == request.user:
-                self._read(name, request.root, request.user)
+                self._read(name, root_of(name), request.user)
         conversation = self._sessions.get(name)
         return conversation if conversation is not None and conversation.user == request.user else None
 
@@ -687,11 +751,13 @@ class Histories:
         backend, session = self.store.backend, conversation.session
         with suppress(StoreError):
             with session.lock:
-                page = session.window.last
-                if session.turn != conversation.turn:
-                    return  # another gateway went on with it
+                window, page = session.window, session.window.last
+                if session.turn != conversation.turn or any(window.at(each) is Place.DROPPED for each in window.gone):
+                    return  # another gateway went on with it, or something was forgotten
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
-                if backend.keep_history(conversation.number, conversation.chain[after:], after=after, page=page):
+                ends = tails(conversation.digests, conversation.root, conversation.user, after)
+                said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
+                if backend.keep_history(conversation.number, said, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -709,19 +775,23 @@ class Histories:
         earlier = () if parent is None or not request.link else parent.linked_to
         if before is not None:
             earlier = (before.number, *before.linked_to)[:LINKED]
+        copied = common
         if request.before is not None:
             # The client has none of it.
             parent, copied = request.before.conversation, len(request.before.digests)
+        if before is None and parent is not None:
+            branch = self._share(request, parent, copied, earlier, whole)
+            if branch is not None:
+                return branch
+        if request.before is not None and parent is not None:
             kept = copy_of(parent.session, request.before.turn)
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-            kept = beginning_of(parent.session, copied) if parent is not None and copied else []
-        name = self._free(root, user)
+            kept = copy_of(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
+        name = self._free(partial(_numbered, root), user)
         # Of two that look for a free name at the same time, both find the same one, and only one begins it; or the second one
         # finds here what the first has taken in.
-        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
-        if not whole.issuperset(each.name for each in said):
-            raise StoreStale("another gateway has taken the same request", advice="read it again")
+        self._check_untaken(request, whole)
         # What is appended first begins it.
         session = self._unbegun(partial(session_of, self.store), name, user)
         conversation = Conversation(session, root, earlier)
@@ -742,6 +812,48 @@ class Histories:
         self._trim()
         return conversation, copied
 
+    def _share(
+        self, request: _Request, parent: Conversation, common: int, earlier: Sequence[int], whole: set[str]
+    ) -> tuple[Conversation, int] | None:
+        """Return a new branch that has what a history has in common with a session by reference, and how much that is; None where
+        a copy takes less, or where something of it is forgotten or taken back.
+
+        Raises:
+            StoreStale: another gateway has taken the same request meanwhile.
+        """
+        session, before = parent.session, request.before
+        # Something is appended in any case.
+        common = min(common, len(request.digests) - 1)
+        if not _has_shares(parent, common):
+            return None
+        self._check_untaken(request, whole)
+        turn = before.turn if before is not None and len(before.digests) == common else turn_after(session, common)
+        branch = Conversation(self._prepare(parent, turn, earlier), parent.root, earlier)
+        if len(branch.digests) != common:
+            # Several messages came at once, and no event is between them.
+            self.store.release(branch.name)
+            return None
+        branch.kept = common
+        self._hold(branch)
+        branch.busy = True
+        self._trim()
+        return branch, common
+
+    def _prepare(self, parent: Conversation, turn: int, earlier: Sequence[int]) -> Session:
+        """Prepare a branch of a session as it was after a turn, under a name that is free."""
+        session = parent.session
+        return session.branches._prepare(self._free(f"{session.name}/{BRANCH}{{}}".format, parent.user), turn, earlier)
+
+    def _check_untaken(self, request: _Request, whole: set[str]) -> None:
+        """Check that no session has said what a history says but those of which this is known.
+
+        Raises:
+            StoreStale: another gateway has taken the same request meanwhile.
+        """
+        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        if not whole.issuperset(each.name for each in said):
+            raise StoreStale("another gateway has taken the same request", advice="read it again")
+
     def _unbegun(self, opened: Callable[[str, str], Session], name: str, user: str) -> Session:
         """The session of a name that was free, opened for a user.
 
@@ -758,20 +870,19 @@ class Histories:
                 raise
         raise StoreStale(f"another gateway has begun session {name!r}", advice="read it again")
 
-    def _free(self, root: str, user: str) -> str:
-        """A name of this root that is free."""
+    def _free(self, name_of: Callable[[int], str], user: str) -> str:
+        """The first name that is free of those with the numbers from 1."""
         free = 1
-        while self._is_taken(root, free, user):
+        while self._is_taken(name_of(free), user):
             free *= 2
         taken = free // 2
         while free - taken > 1:
             middle = (taken + free) // 2
-            free, taken = (free, middle) if self._is_taken(root, middle, user) else (middle, taken)
-        return _numbered(root, free)
+            free, taken = (free, middle) if self._is_taken(name_of(middle), user) else (middle, taken)
+        return name_of(free)
 
-    def _is_taken(self, root: str, number: int, user: str) -> bool:
+    def _is_taken(self, name: str, user: str) -> bool:
         """Whether a name is. A session in which nothing was said yet is for whoever says something first."""
-        name = _numbered(root, number)
         here = self._sessions.get(name)
         if here is not None:
             return here.busy or here.user != user or here.session.window.last > 0
@@ -958,15 +1069,21 @@ class Histories:
         said = brought_over(messages, session, turn)
         [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
         with self._lock:
-            name = self._free(conversation.root, conversation.user)
-            branch = self._unbegun(self.store.session, name, conversation.user)
-            self._begin(branch, session, conversation.linked_to, kept, kept)
+            if shares := _has_shares(conversation, len(conversation.digests)):
+                branch = self._prepare(conversation, turn, conversation.linked_to)
+            else:
+                name = self._free(partial(_numbered, conversation.root), conversation.user)
+                branch = self._unbegun(self.store.session, name, conversation.user)
+                self._begin(branch, session, conversation.linked_to, kept, kept)
             self._drop(old, conversation)
             self._forget(old)
             conversation.session = branch
             self._hold(conversation)
-        conversation.turn, conversation.repeated, conversation.waiting = len(kept), False, waiting
-        conversation.kept, conversation.start = 0, start
+        conversation.repeated, conversation.waiting = False, waiting
+        if shares:
+            conversation.kept = len(conversation.digests)
+        else:
+            conversation.turn, conversation.kept, conversation.start = len(kept), 0, start
         return said, [*pages, *((conversation.number, page) for page in shown.sources)]
 
 
@@ -1003,6 +1120,8 @@ class _Request:
         self._form, self._asked, self._ends, self.before = form, asked, ends, before
         self.user, self.digests, self.root, self.link = user, digests, root, link
         self.chain = list(chained(digests, seed_of(root, user)))
+        self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
+        """How many of them there are up to the last one of the assistant."""
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
@@ -1016,6 +1135,12 @@ class _Request:
         """The messages of some of the digests."""
         raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
         return [message for raw in raws for message in self._form.read(raw)]
+
+    def spoken(self, end: int) -> Iterator[Message]:
+        """Yield the assistant's messages of the first digests, so many, from the last."""
+        for at in reversed(range(end)):
+            if is_spoken(self.digests[at]):
+                yield from self.read(at, at + 1)
 
     @cached_property
     def leads(self) -> dict[bytes, bytes]:
@@ -1035,16 +1160,37 @@ class _Request:
             yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
 
 
-def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> int | None:
-    """How many messages a session had with a request that has this chain: one that it answers now, or that it answered last. None
-    if it had not."""
+def _has_shares(conversation: Conversation, common: int) -> bool:
+    """Return whether a branch can have so many messages of a session by reference, and it is worth it."""
+    session = conversation.session
+    whole = session.number and not conversation.gaps and not session.window.gone
+    return bool(whole) and common >= SHARED and session.name.count(f"/{BRANCH}") < DEPTH
+
+
+def _apart(
+    messages: Sequence[Message], digests: Sequence[bytes], turn: int
+) -> Iterator[tuple[Sequence[Message], Sequence[bytes]]]:
+    """Yield the new messages of a history with their digests. A long history that was said elsewhere comes before its newest
+    messages: branches begin between two appends."""
+    newest = sum(1 for _ in takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages)))
+    said = len(messages) - newest
+    if turn or not newest or said < SHARED:
+        yield from [(messages, digests)] if messages else ()
+        return
+    count = len(digests) - sum(1 for _ in visible(messages[said:]))
+    yield messages[:said], digests[:count]
+    yield messages[said:], digests[count:]
+
+
+def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[int, int] | None:
+    """Return how many messages and digests a session had with a request that has this chain: one that it answers now, or that it
+    answered last. None if it had not."""
     if conversation.busy:
-        count = len(chain)
-        return conversation.start if conversation.asked == chain[-1] == b"".join(conversation.chain[count - 1 : count]) else None
+        return (conversation.start, len(conversation.digests)) if conversation.asked == chain[-1] else None
     if conversation.chain[-2:-1] != chain[-1:]:
         return None
     turn = turn_before_reply(conversation.session)
-    return turn if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
+    return (turn, len(chain)) if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
 
 
 def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:

@@ -172,6 +172,9 @@ class Relay:
             try:
                 self.figures.begin(exchange, conversation)
                 work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
+                if work.known is not None:
+                    # A search takes a while: another program may have forgotten the session meanwhile.
+                    conversation.session.refresh()
                 work.render()
                 return conversation, work
             except StoreStale:

@@ -12,7 +12,6 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
-from kilburn.backend import State
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import KernelError, LawBroken
 from kilburn.event import Act
@@ -21,7 +20,7 @@ from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.move import Move
-from kilburn.page import Page, Place, Span
+from kilburn.page import parse_address
 from kilburn.policy import Cause, Policy, View
 
 log = logging.getLogger("kilburn")
@@ -181,21 +180,17 @@ class Consultation:
         )
 
     def _find(self, find: Find) -> Answer:
-        kernel = self.kernel
-
-        def is_below(page: Page, state: State) -> bool:
-            return state.at in (Place.OUT, Place.STUB, Place.FOLDED)
-
-        if find.words:
-            return self._answer_of(kernel.searching().by_words(find.query, max(0, find.limit), is_below))
-        room = FOUND * max(0, find.limit)
-        best = kernel.searching().ranked(find.query, kernel.clock(), room, wanted=is_below)[: max(0, find.limit)]
-        return self._answer_of([(one.candidate.page, one.candidate.span, one.scored.score) for one in best])
-
-    def _answer_of(self, found: Sequence[tuple[Page, Span, float]]) -> Answer:
-        kernel = self.kernel
-        kernel.contents.fetch(page.digest for page, _, _ in found)
-        hits = tuple(
-            Hit(page=page.id, span=span, text=kernel.text(page.id)[slice(*span)], score=score) for page, span, score in found
+        kernel, limit = self.kernel, max(0, find.limit)
+        searcher = kernel.searching(shown=None if find.shown is None else find.shown.__contains__)
+        tokens = find.tokens or FOUND * limit
+        findings = searcher.findings(
+            find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )
-        return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
+        found = sorted(findings, key=lambda hit: -hit.score)
+        pages = [parse_address(hit.address)[0] for hit in found]
+        hits = [
+            Hit(page=page, span=hit.span, text=hit.text, score=hit.score - hit.why.get("session", 0.0))
+            for page, hit in zip(pages, found, strict=True)
+            if not searcher.is_shown((kernel.lineage.owner(page), page))
+        ]
+        return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=tuple(hits), confidence=findings.confidence)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -20,9 +21,10 @@ from kilburn.backend import Backend, Batch, Moved, SegmentInfo, SegmentKind
 from kilburn.errors import ClockSkew, ClockWarning, KilburnError, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act, Event, clock_of, in_order
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.branches import Fork, above_of, branches_in
+from kilburn.kernel.branches import Fork, above_of, branches_in, origin_in
 from kilburn.kernel.claims import LEASE, JobName, kept, named, renewing, take
 from kilburn.kernel.store import Store
+from kilburn.message import Role
 from kilburn.page import Place
 
 SETTING = "retention"
@@ -59,16 +61,21 @@ class Ending(StrEnum):
 class SessionUse(NamedTuple):
     """What a rule knows of a session: its name, when it or a branch of it was last used, and what holds it.
 
-    `held` says in words why it is left alone; "" where nothing holds it.
+    `held` says in words why it is left alone; "" where nothing holds it. `alone`: it is a branch of a gateway's session with one
+    question and its answer, and nobody has continued it.
     """
 
     name: str
     used: float
     held: str = ""
+    alone: bool = False
 
 
 class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
     """When sessions end: so many seconds after they were last used; None for never.
+
+    Args:
+        branches: when a gateway's branch is forgotten that has one question, and that nobody has continued.
 
     Raises:
         SpecError: no lengths of time, or sessions that are forgotten before they are archived.
@@ -76,20 +83,21 @@ class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
 
     archive: float | None = None
     forget: float | None = None
+    branches: float | None = None
 
     def __post_init__(self) -> None:
         given = [after for after in (self.archive, self.forget) if after is not None]
-        if any(not after >= 0 for after in given) or given != sorted(given):
+        if any(not after >= 0 for after in (*given, self.branches or 0.0)) or given != sorted(given):
             raise SpecError("a time to live that makes no sense", advice="give 0 or more, and forget no earlier than you archive")
 
     def decide(self, use: SessionUse, now: float) -> Ending | None:
         """What is due for a session at this time; None where nothing is, or something holds it."""
-        if use.held or (self.archive is None and self.forget is None):
+        if use.held or self == TimeToLive():
             return None
         age = now - use.used
         if age < -HOUR:
             return Ending.DATE
-        if self.forget is not None and age >= self.forget:
+        if any(after is not None and age >= after for after in (self.forget, self.branches if use.alone else None)):
             return Ending.FORGET
         return Ending.ARCHIVE if self.archive is not None and age >= self.archive else None
 
@@ -282,18 +290,21 @@ def _forget(
 
 
 def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse, Ending]]:
-    """The sessions that are no branches and that are due, oldest first, with their branches, and what a rule may know of each.
-    What is held is among them."""
+    """The sessions that are due, oldest first, with their branches, and what a rule may know of each. What is held is among them.
+    A branch ends with its session, or because nobody has continued it."""
     forks: dict[int, Fork] = {}
     infos = backend.segments()
     names = {info.name for info in infos}
     broken = {job.segment for job in kept(backend) if job.kind == FORGET}
     for info in infos:
         # What begins with "@" is a program's own.
-        if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@") or above_of(info.name) in names:
+        if info.kind is not SegmentKind.SESSION or info.damaged or info.name.startswith("@"):
+            continue
+        old = rule.branches is not None and now - info.used >= rule.branches
+        if above_of(info.name) in names and not (old and _is_alone(backend, info)):
             continue
         # A branch may have been used later, and never makes it due earlier.
-        if info.number not in broken and rule.decide(SessionUse(info.name, info.used), now) is None:
+        if info.number not in broken and rule.decide(SessionUse(info.name, info.used, alone=old), now) is None:
             continue
         try:
             below = branches_in(backend, info, forks)
@@ -311,7 +322,22 @@ def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, For
     used = max(_used(backend, each, now, begun=begun) for each in every)
     # What a branch gave back may be gone by now: then it looks as if it were open.
     going = begun and any(_is_dropped(event) for each in every for event in backend.events(each.number, act=Act.DROP))
-    return SessionUse(info.name, used, _held(backend, info, [] if going else below))
+    alone = not below and (going or _is_alone(backend, info))
+    return SessionUse(info.name, used, _held(backend, info, [] if going else below), alone)
+
+
+def _is_alone(backend: Backend, info: SegmentInfo) -> bool:
+    """Return whether a session is a gateway's branch that has one question and its answer beside what it began with."""
+    try:
+        origin = origin_in(backend.events(info.number))
+        # What a client compacted goes on in the new session.
+        if "continues" not in origin or origin["forked"] in origin["continues"]:
+            return False
+        own = [page.role for page, _ in backend.pages(info.number) if page.id > max(0, origin.get("known", 0))]
+    except StoreCorrupt:
+        return False
+    asked = takewhile(lambda role: role is not Role.ASSISTANT, own)
+    return {*own[sum(1 for _ in asked) :]} <= {Role.ASSISTANT}
 
 
 def _used(backend: Backend, info: SegmentInfo, now: float, *, begun: bool = False) -> float:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -181,11 +181,18 @@ class Kernel:
         """Bytes that it takes in memory, about."""
         return PAGE * self.window.pages.held + self.contents.size
 
-    def searching(self, branches: Sequence[SegmentInfo] = (), *, alone: bool = False) -> Searcher:
+    def searching(
+        self,
+        branches: Sequence[SegmentInfo] = (),
+        *,
+        alone: bool = False,
+        shown: Callable[[int], bool] | None = None,
+    ) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
+            shown: whether a page counts as shown; None for those that stand in the window whole.
         """
         if alone:
             return Searcher(self.backend, self._ranking, self._vectors, branches)
@@ -193,7 +200,8 @@ class Kernel:
         inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=self.lineage.owner)
+        owner = self.lineage.owner
+        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=owner, shown=shown)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
@@ -202,15 +210,22 @@ class Kernel:
         then.contents.share(self.contents)
         return then
 
-    def fork(self, parent: Kernel, fork: Fork) -> None:
-        """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied."""
+    def fork(self, parent: Kernel, fork: Fork, head: int | None = None, **more: Unpack[Data]) -> None:
+        """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied.
+
+        Args:
+            parent: the kernel of the other session, or that session as of an earlier event.
+            head: the parent's last event by now; None for the kernel's.
+            more: what else the ledger says of the fork.
+        """
         if fork.at:
             self.window, self.usage = parent.window.copy(), parent.usage.copy()
             self._descend(parent.lineage.child(self.info.number, fork.known, fork.derived))
             self.contents.share(parent.contents)
         self.budget = self._settled = parent.budget
-        self.pending.above = (parent.info.number, parent.pending.head)
-        self.observe(Act.NOTE, policy="kernel", tokenizer=self.counter.name, **msgspec.structs.asdict(fork))
+        self.pending.above = (parent.info.number, parent.pending.head if head is None else head)
+        data: dict[str, Any] = {"tokenizer": self.counter.name, **msgspec.structs.asdict(fork), **more}
+        self.observe(Act.NOTE, policy="kernel", **data)
 
     def _descend(self, lineage: Lineage) -> None:
         """See the pages of this lineage."""

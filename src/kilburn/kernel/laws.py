@@ -472,7 +472,7 @@ def _originals(window: WindowState, page: int) -> set[int]:
 
 
 def check_bring(window: WindowState, move: Bring) -> LegalMove:
-    """A copy of passages cites originals that are in force, and stands where no call waits for its result."""
+    """Check a copy of passages: it cites originals that are in force, and stands before the prompt's last message."""
     pages = known(window, move.pages)
     for page in pages:
         if page.id < 0:
@@ -483,10 +483,9 @@ def check_bring(window: WindowState, move: Bring) -> LegalMove:
         raise KernelError("a page of which nothing is brought", advice="give its spans, or leave it out")
     if window.awaited():
         raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
-    newest = window.newest()
+    end = window.prompt_end()
     # A rank below that of the originals: before all parts of the message.
-    before = (newest[0], -1) if newest and window.pages[newest[0]].role is Role.USER else None
-    return LegalMove(place=before or (window.last, 1 - window.last_derived))
+    return LegalMove(place=(window.last, 1 - window.last_derived) if end is None else (end, -1))
 
 
 def check_retire(window: WindowState, move: Retire) -> LegalMove:

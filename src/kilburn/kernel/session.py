@@ -103,6 +103,10 @@ class SessionHome(Home, Protocol):
         """A new session, which exists when `write` has written into it; None if the name is taken."""
         ...
 
+    def _prepare(self, name: str, user: str) -> Session:
+        """Return the session of that name; a new one exists when something was appended to it."""
+        ...
+
     def release(self, name: str) -> None:
         """Keep a session in memory no longer."""
         ...
@@ -1137,6 +1141,31 @@ class Branches:
         """The session of that name, or None."""
         home = self._session._home
         return home.session(name) if home.backend.segment(name, time=0.0, create=False) is not None else None
+
+    def _prepare(self, name: str, turn: int, continues: Sequence[int] = ()) -> Session:
+        """Prepare a branch that goes on from what this session was after a turn. It is in the store once something was appended,
+        and has nothing to return.
+
+        Args:
+            name: of the branch, which nobody has yet.
+            continues: numbers of the sessions that both go on from; the ledger keeps them.
+
+        Raises:
+            StoreError: nothing was forked.
+        """
+        session = self._session
+        with session.lock:
+            at = session._last_of(turn)
+            then = session._kernel.as_of(at)
+            window = then.window
+            child = session._home._prepare(name, session.user)
+            if child.number:
+                raise session._kernel.overtaken()
+            if child.counter is not session.counter:
+                child._set_counter(session.counter)
+            fork = Fork(forked=session.number, inherit=Inherit.HISTORY, at=at, known=window.last, derived=window.last_derived)
+            child._kernel.fork(then, fork, session.head, branch="goes on", continues=list(continues))
+            return child
 
     def _begin(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Session:
         """Begin a branch; see `Session.fork`."""

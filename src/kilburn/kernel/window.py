@@ -315,6 +315,24 @@ class WindowState:
             first -= 1
         return range(first, self.last + 1)
 
+    def prompt_end(self) -> int | None:
+        """Return the first page of the prompt's last message, or None if the prompt has no message.
+
+        Results follow their calls in every provider's form, and reasoning its calls: so behind results, or if the assistant spoke
+        last, it is the first page of the assistant's last messages in a row.
+        """
+        end: Page | None = None
+        for key in reversed(self._order):
+            page = self.pages[key[2]]
+            if end is None:
+                if page.message and not (page.role is Role.TOOL and page.answers):
+                    end = page
+            elif page.message and page.role is end.role and (page.role is Role.ASSISTANT or page.message == end.message):
+                end = page
+            else:
+                break
+        return None if end is None else end.order[0]
+
     def copies(self) -> frozenset[int]:
         """The copies beside their sources that are in the prompt (see `Bring`): excerpts that stand for nothing."""
         return frozenset(

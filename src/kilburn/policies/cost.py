@@ -5,7 +5,7 @@ prefilled again anyway. The passages that are worth their tokens stay, as an exc
 before it is read from the cache. The prices decide how much stays: a token is written to the cache once, is read with each
 prompt, and makes the next edit come sooner. They also decide whether the earlier excerpts are remade: whichever plan makes the
 prompts until the next edit cheaper. If the provider's cache has expired, an edit costs nothing, and comes sooner. What is asked
-is brought to the end, where it makes nothing void. It needs no model. This policy is ours; the figures are in
+is brought before the last message, where it makes nothing void. It needs no model. This policy is ours; the figures are in
 docs/mechanisms/cost.md.
 """
 

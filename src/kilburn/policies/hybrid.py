@@ -4,8 +4,8 @@ When the window is full, everything older than the latest message becomes an exc
 address of its page. They are chosen by their likeness to the latest words and the request, by their nearness in time, and by
 what they show that is not shown yet. The next excerpt is put after it, so the beginning of the prompt stays as it is. When the
 excerpts take half of the window, they are remade as one, from the originals, so nothing drifts. Pages of which nothing is kept
-leave, and have a handle. What a question needs beside that, or the agent's latest words, is brought to the end. It needs no
-model. This policy is ours; the figures are in docs/explanation/policies.md.
+leave, and have a handle. What a question needs beside that, or the agent's latest words, is brought to before the last message.
+It needs no model. This policy is ours; the figures are in docs/explanation/policies.md.
 
 It is the plan of `cost` without a bar: what is kept has no price, and the room is filled.
 """

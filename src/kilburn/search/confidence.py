@@ -43,7 +43,10 @@ BESIDE = 4
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 """A word; of scripts without blanks, a sign."""
 
-_NAME = re.compile(r"[^\W\d_][^\W_]*(?P<own>['’]s?)?(?![\w'’])")
+_NAME = re.compile(r"(?<![\w/.`])[^\W\d_][^\W_]*(?P<own>['’]s?)?(?![\w'’])")
+_CODE = re.compile(r"[a-z][A-Z]")
+"""In a name of a program, such as `RecursionError`, which is a word like any other."""
+
 _BEGINS = re.compile(r"(?:\A|[.!?:\n])[\s\"'(]*\Z")
 _NO_NAME = re.compile(r"I\Z|\w+day\Z|(?:Jan|Febr)uary\Z|March\Z|April\Z|May\Z|June\Z|July\Z|August\Z|\w+ember\Z|October\Z")
 
@@ -112,7 +115,7 @@ def _about(query: str) -> list[frozenset[str]]:
     somebody of a family. In languages that are not known here other words have capitals: of those, nobody."""
     if not is_english(query):
         return []
-    found = [match for match in _NAME.finditer(query) if match[0][0].isupper()]
+    found = [match for match in _NAME.finditer(query) if match[0][0].isupper() and not _CODE.search(match[0])]
     if len(found) * 2 > len(_NAME.findall(query)) > 3:
         found = []  # a heading
     names = [

@@ -112,6 +112,7 @@ class Searcher:
         windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
+        shown: whether a page of such a window counts as shown; None for those that stand in it whole.
         infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
@@ -125,6 +126,7 @@ class Searcher:
         *,
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
+        shown: Callable[[int], bool] | None = None,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
@@ -134,7 +136,7 @@ class Searcher:
         else:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows, self._owner = windows or {}, owner
+        self._windows, self._owner, self._shown = windows or {}, owner, shown
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -212,25 +214,8 @@ class Searcher:
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[one.index], one) for one in scored]
         if unseen:
-            best.sort(key=lambda one: self._is_shown(one.key))
+            best.sort(key=lambda one: self.is_shown(one.key))
         return best if beside or len(matching) == len(seen) else [one for one in best if one.key in matching]
-
-    def by_words(self, query: str, limit: int, wanted: Callable[[Page, State], bool]) -> list[tuple[Page, Span, float]]:
-        """Passages of pages in open windows whose words match, best first, as the index ranks them.
-
-        Args:
-            wanted: leaves out other pages.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        if not query.strip() or limit < 1 or not self._infos:
-            return []
-        hits = self._backend.search(query, segments=self._numbers, limit=2 * limit)
-        self._read([key for key in map(hit_key, hits) if key[0] in self._windows])
-        rows = ((hit, self._rows.get(hit_key(hit))) for hit in hits)
-        found = [(row[0], hit.span, hit.score) for hit, row in rows if row is not None and wanted(*row)]
-        return found[:limit]
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
@@ -239,7 +224,7 @@ class Searcher:
         while True:
             found = self._backend.search(text, segments=self._numbers, limit=limit)
             hits = [hit for hit in found if hit.segment in self._infos and self._is_there(hit_key(hit))]
-            wanted = sum(not self._is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
+            wanted = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
             if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
                 return hits
             limit *= 8
@@ -249,9 +234,12 @@ class Searcher:
         window = self._windows.get(key[0])
         return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
 
-    def _is_shown(self, key: Key) -> bool:
+    def is_shown(self, key: Key) -> bool:
+        """Whether a window shows a page."""
         window = self._windows.get(key[0])
-        return window is not None and window.at(key[1]) is Place.IN
+        if window is None:
+            return False
+        return window.at(key[1]) is Place.IN if self._shown is None else self._shown(key[1])
 
     def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
@@ -374,13 +362,14 @@ class Searcher:
         limit: int | None,
         at: float | None,
         abstain: bool,
+        unseen: bool = False,
     ) -> Findings:
         """What matches, within `tokens`; see `Store.search`.
 
         Raises:
             StoreError: see `ranked`.
         """
-        ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, apart=not abstain)
+        ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
         known = {(self._infos[one.key[0]].name, one.candidate.page.address): one for one in ranked}
         of = [known.get((hit.session, hit.address)) for hit in best]
         cosines = [None if one is None else one.candidate.meaning for one in of]
@@ -443,7 +432,7 @@ class Searcher:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         told: set[tuple[int, str]] = set()
-        left, batch = tokens, READ if limit is None else min(READ, max(FEW, limit))
+        left, batch = tokens, READ if limit is None else min(READ, limit)
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
         # Passages that fit in between are hard to find: each time more of them are read.
@@ -628,9 +617,9 @@ class Searcher:
         return str(page.role)
 
 
-READ, FEW, GROWTH, MOST_READ = 40, 10, 4, 200_000
-"""Texts that are read first, at most and at least; how many times more each time after that; and the tokens of the pages that are
-read at a time, but for the last of them."""
+READ, GROWTH, MOST_READ = 40, 4, 200_000
+"""Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
+time, but for the last of them."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""

@@ -1,60 +1,51 @@
 """What was just asked needs of what the window does not show: passages to bring, or none.
 
-A passage is worth the share of the asked words that it has, each by how rare it is among the candidates; a word that the
-window shows somewhere counts less. So a question about nothing old brings nothing. Nothing is brought twice: a line that is
-shown counts nothing, and a word that a better passage has counts less. The index finds the candidates, so this takes as long
-in a session of a million pages as in a short one.
+The search of the session finds and ranks them, and says whether any is likely to be an answer; here it is decided what the
+search is asked for, how much of what it found fits, and when a copy leaves again. Nothing is brought twice: a passage that the
+window shows already is left out.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
-from itertools import accumulate, chain, islice, pairwise, takewhile
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from functools import partial
+from itertools import dropwhile, islice, pairwise, takewhile
 
-from kilburn.effect import Answer, Effect, Find
+from kilburn.effect import Answer, Effect, Find, Hit
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import ANSWERS, flow_of, said_of, shown_texts
-from kilburn.selection.passages import lines_of, runs_of, words_of
-from kilburn.selection.selection import HEADING, MARK, TALK, PagePassage, candidates_of, joined, new_share
+from kilburn.selection.excerpts import flow_of, said_of, shown_texts
+from kilburn.selection.passages import lines_of, words_of
+from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
 
-HITS = 24
-"""Passages that the index is asked for."""
+HITS = 100
+"""Passages that the search is asked for, at most."""
 
-YOUNG = 8000
-"""Tokens of leaving pages, newest first, whose passages are candidates too: the index may not have them yet."""
-
-GRAIN = 300
-"""Characters of a passage at most."""
-
-ASKED, HALF = 1000, 0.5
+QUERY, HALF = 1000, 0.5
 """Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
 words before a short one."""
 
-LEAST, MUCH = 0.28, 1.5
-"""Worth of the best passage, at least, if anything is brought: a share of what was said, or so many words that no other
-passage has, if that is less. In a small window, which shows less, down to seven tenths of it."""
+BRIEF, SHORT = 12, 80
+"""Words of a message that is taken as a question without its mark; of one that a person typed, at most."""
 
-MANY = 150
-"""Passages of which the candidates are taken to be the best, for how rare a word is."""
+ASKED = 0.35
+"""Share of the best score that a passage needs where somebody asks."""
 
-REST = 0.3
-"""Worth of each further passage, at least, as a share of that."""
+UNASKED, SURE, FEW = 0.8, 0.8, 3
+"""The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
-KNOWN = 0.4
-"""What a word counts that the window shows somewhere; TOLD: that a chosen passage has, once for each."""
-TOLD = 0.4
+WHOLE, GRAIN, MATCH = 800, 300, 0.5
+"""Characters of a page that is brought whole; of a passage of a longer one, at most; share of what the
+asked words of the best one beside it are worth that it needs, each word by how few passages have it."""
 
-OFTEN = 0.6
-"""BM25's k: how much more a word counts that a passage has often."""
+NEW = 0.5
+"""Share of a passage that the window must not show yet."""
 
 LATELY = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
@@ -62,19 +53,14 @@ LATELY = 12
 STILL = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
-# It begins where such characters begin: a run of thousands without a slash (base64, Chinese) would be read from each of them.
-_PATH = re.compile(r"(?<![\w.@-])[\w.@-]*+(?:/[\w.@-]++)++")
+MARKS = ("?", "？", "؟")
+"""A question ends with one of these."""
 
-Terms = Mapping[frozenset[str], float]
-"""What is asked about, each with its weight: a word, or all words of a path, which counts by the rarest that a passage has. Else
-whoever only names a file would outrank what stands in it."""
+_CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
+_DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
+"""A name of a program, and a line that defines one."""
 
-
-class _Wanted(NamedTuple):
-    """A passage that has asked words, and what each of these counts in it, by its place in the terms."""
-
-    one: PagePassage
-    told: Mapping[int, float]
+_ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
 def copies_of(view: View) -> list[Page]:
@@ -96,15 +82,21 @@ def unshown(wanted: Sequence[PagePassage], copies: Sequence[Page]) -> list[PageP
 
 def fitting(view: View, wanted: Sequence[PagePassage], room: int) -> list[PagePassage]:
     """The first of these passages, within `room` tokens as one copy."""
-    costs = accumulate(_costs(wanted, view.count(MARK), view.count), initial=view.count(HEADING))
-    return [one for one, cost in zip(wanted, islice(costs, 1, None), strict=True) if cost <= room]
-
-
-def _costs(wanted: Iterable[PagePassage], mark: int, count: Callable[[str], int]) -> Iterator[int]:
+    room -= view.count(HEADING)
+    fit: list[PagePassage] = []
     pages: set[int] = set()
     for one in wanted:
-        yield count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark + 4)
+        room -= _cost(view, one, pages)
+        if room < 0:
+            break
         pages.add(one.page)
+        fit.append(one)
+    return fit
+
+
+def _cost(view: View, one: PagePassage, pages: Set[int]) -> int:
+    """Tokens of a passage in a copy of these pages."""
+    return view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else view.count(MARK) + 4)
 
 
 def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
@@ -122,148 +114,124 @@ def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
 def leaves(view: View, copy: Page, wanted: Sequence[PagePassage], prices: Prices) -> bool:
     """Whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in front,
     when the window is full."""
-    if _overlap(copy.parts, wanted) >= STILL:
+    overlap = _overlap(copy.parts, wanted)
+    if overlap >= STILL or (overlap and not is_typed(view)):
         return False
-    new = set(view.wanted)
     behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    # No prompt had the newest message yet, nor what the assistant said before it.
+    read = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
-    return pays(copy.tokens, sum([page.tokens for page in behind if page.id not in new]), prompts, prices)
+    return pays(copy.tokens, sum([page.tokens for page in read]), prompts, prices)
 
 
 def passages_asked(
     view: View, room: int, *, staying: Sequence[Page] | None = None, kept: Parts = ()
 ) -> Generator[Effect, Answer, list[PagePassage]]:
-    """The passages that are worth most for what was just asked, or for what the agent is working on; none if none is worth
-    enough. What copies show may be among them.
+    """The passages that the search finds for what was just asked, or for what the agent is working on, best first; none where
+    it finds no likely answer. What copies show may be among them.
 
     Args:
         room: tokens that they may take as one copy.
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
-    if any(page.role is Role.ASSISTANT for page in view.latest()) and not _goes_on(view):
-        # The next prompt comes after somebody else's words.
+    query, asked = query_of(view)
+    room -= view.count(HEADING)
+    words = words_of(query).keys() - STOP
+    if not words or (not asked and len(words) < FEW) or room <= 2 * view.handle:
         return []
-    said = [(text, weight) for text, weight in said_of(view) if weight >= HALF]
-    terms = terms_of(said)
-    if not terms or room <= 2 * view.handle:
+    stays = view.pages if staying is None else staying
+    shown = frozenset([page.id for page in stays if page.id > 0])
+    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown)
+    if not answer.hits or (not asked and answer.confidence < SURE):
         return []
-    answer = yield Find(query="\n".join([text[-ASKED:] for text, _ in said]), limit=HITS, words=True)
-    spans: list[tuple[int, Span | None]] = [(hit.page, hit.span) for hit in answer.hits]
-    if staying is not None:
-        stays = {page.id for page in staying}
-        left = YOUNG
-        for page in reversed(view.pages):
-            if page.id > 0 and page.id not in stays and left > 0:
-                left -= page.tokens
-                spans.append((page.id, None))
-    found: dict[tuple[int, int], PagePassage] = {}
-    for number, span in spans:
-        page = view.page(number)
-        if page.kind is Kind.FOLD or page.is_atomic:
-            continue
-        # Where the request alone is left, the agent has said nothing since, and is at work on an answer.
-        talk = ANSWERS if len(said) == 1 and said[0][0] is view.task else TALK
-        for one in candidates_of(view.text(number), number, page.message, str(page.role), GRAIN, span, talk=talk):
-            found[number, one.passage.start] = one
-    newest = reversed(view.pages if staying is None else staying)
-    shown = shown_texts(view, (page for page in newest if page.id not in view.copies))
-    shown += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
-    candidates = [found[key] for key in sorted(found)]
-    least = LEAST * min(1.0, 0.7 + view.budget.capacity / 27_000)
-    return chosen_of(candidates, shown, terms, least, room - view.count(HEADING), view.count(MARK), view.count)
-
-
-def terms_of(said: Iterable[tuple[str, float]]) -> Terms:
-    """What some texts with weights are about; the commonest words are left out."""
-    found: dict[frozenset[str], float] = {}
-    for text, weight in said:
-        text = text[-4000:]
-        paths = [frozenset(word for word in words_of(path) if len(word) > 1) for path in _PATH.findall(text)]
-        words = (frozenset((word,)) for word in words_of(_PATH.sub(" ", text)) if word not in STOP and len(word) > 1)
-        for term in (*paths, *words):
-            if term:
-                found[term] = max(found.get(term, 0.0), weight)
-    return found
-
-
-def chosen_of(
-    candidates: Sequence[PagePassage],
-    shown: Sequence[str],
-    terms: Terms,
-    least: float,
-    room: int,
-    mark: int,
-    count: Callable[[str], int],
-) -> list[PagePassage]:
-    """The passages that are worth most together, within `room` tokens; none if the best is worth less than `least`."""
-    told, whole = _told(candidates, terms, set[str]().union(*map(runs_of, shown)))
-    if not whole:
-        return []
-    least = min(least, MUCH * math.log(1 + MANY) / whole)
-    usable = [_Wanted(one, its) for one, its in zip(candidates, told, strict=True) if math.fsum(its.values()) >= REST * least]
-    lines: set[str] = set().union(*map(lines_of, shown)) if usable else set()
-    chosen: list[PagePassage] = []
+    texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
+    texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
+    lines: set[str] = set().union(*map(lines_of, texts))
+    least = answer.hits[0].score * (ASKED if asked else UNASKED)
+    hits = takewhile(lambda hit: hit.score >= least, answer.hits)
+    copies = copies_of(view)
+    wanted: list[PagePassage] = []
     pages: set[int] = set()
-    counts = [1.0] * len(terms)
-    while usable:
-        values = [_value(one, counts, lines) for one in usable]
-        best = max(range(len(usable)), key=lambda at: (values[at], at))
-        if values[best] < (REST * least if chosen else least):
-            break
-        one, its = usable.pop(best)
-        cost = count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else mark + 4)
-        if cost > room:
+    for one in _passages(view, hits, query, words, 2 * room if asked else WHOLE):
+        if not asked and view.page(one.page).role is Role.ASSISTANT and not any(_has(page.parts, one) for page in copies):
+            # An agent can say again what it said.
             continue
-        room -= cost
-        chosen.append(one)
-        pages.add(one.page)
-        lines.update(one.passage.lines)
-        for at in its:
-            counts[at] *= TOLD
-    return chosen
+        cost = _cost(view, one, pages)
+        if cost <= room and new_share(one.passage, lines) >= NEW:
+            room -= cost
+            pages.add(one.page)
+            lines.update(one.passage.lines)
+            wanted.append(one)
+    return wanted
+
+
+def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str], most: int) -> Iterator[PagePassage]:
+    """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
+    found: list[Sequence[PagePassage]] = []
+    names = words & {name.lower() for name in _CODE.findall(query)}
+    for hit in hits:
+        page = view.page(hit.page)
+        if page.kind is not Kind.FOLD and not page.is_atomic:
+            text = view.text(page.id)
+            grain = len(text) if len(text) <= (most if page.kind is Kind.TEXT else WHOLE) else GRAIN
+            cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
+            spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
+            found += [cut(span) for span in spans]
+    times = Counter(word for passages in found for one in passages for word in words & one.passage.words.keys())
+    for passages in found:
+        worth = [sum([1 / times[word] for word in words & one.passage.words.keys()]) for one in passages]
+        least = MATCH * max(worth, default=0.0)
+        yield from (one for one, value in zip(passages, worth, strict=True) if value >= least)
+
+
+def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
+    """The lines of a text that define one of these names."""
+    for match in _DEFINES.finditer(text) if names else ():
+        if match[1].lower() in names:
+            yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
+
+
+def query_of(view: View) -> tuple[str, bool]:
+    """What is searched for, and whether the user just asked it."""
+    if is_typed(view):
+        text = view.task[-QUERY:]
+        questions = questions_of(text)
+        return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
+    return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
+
+
+def is_typed(view: View) -> bool:
+    """Whether the newest message is one that a person typed: not what a tool returned under the user's name."""
+    return any(page.id == view.task_page for page in view.latest()) and (is_chat(view) or _asks(view.task))
+
+
+def is_chat(view: View) -> bool:
+    """Whether people talk: the user's latest message is short or a question, and no agent works on it now."""
+    short = len(view.task.split()) <= SHORT or _asks(view.task)
+    return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
+
+
+def questions_of(text: str) -> list[str]:
+    """The sentences of a text that end with a question mark."""
+    return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
+
+
+def _asks(text: str) -> bool:
+    return text.rstrip().endswith(MARKS)
+
+
+def is_due(view: View) -> bool:
+    """Whether a prompt follows the newest message: behind the assistant's words only if the agent lately went on after such."""
+    by_assistant = any(page.role is Role.ASSISTANT for page in view.latest())
+    by_user = any(page.role is Role.USER for page in view.latest())
+    return _goes_on(view) if by_assistant else not (by_user and _goes_on(view)) or is_typed(view)
 
 
 def _goes_on(view: View) -> bool:
     """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
     said = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
     return any(one.role is other.role is Role.ASSISTANT and one.message != other.message for one, other in pairwise(said))
-
-
-def _told(candidates: Sequence[PagePassage], terms: Terms, shown: Set[str]) -> tuple[list[dict[int, float]], float]:
-    """What each term counts in each passage that has it, by its place, as a share of what all terms count; and that."""
-    places: dict[str, list[int]] = {}
-    for at, term in enumerate(terms):
-        for word in term:
-            places.setdefault(word, []).append(at)
-    words = places.keys()
-    having = [words & one.passage.words.keys() for one in candidates]
-    times = Counter(chain.from_iterable(having))
-    many = max(MANY, len(candidates))
-    joined_runs = "\n".join(shown)
-    rarity = {
-        word: math.log(1 + (many - times[word] + 0.5) / (times[word] + 0.5))
-        * (KNOWN if word in shown or word in joined_runs else 1.0)
-        for word in words
-    }
-    weights = list(terms.values())
-    whole = math.fsum([weight * max([rarity[word] for word in term]) for term, weight in terms.items()])
-    told: list[dict[int, float]] = []
-    for one, there in zip(candidates, having, strict=True):
-        its: dict[int, float] = {}
-        share = min(1.0, one.weight) * (1 + OFTEN) / (whole or 1.0)
-        for word in there:
-            known = one.passage.words[word]
-            counts = rarity[word] * known / (known + OFTEN) * share
-            for at in places[word]:
-                its[at] = max(its.get(at, 0.0), weights[at] * counts)
-        told.append(its)
-    return told, whole
-
-
-def _value(wanted: _Wanted, counts: Sequence[float], lines: Set[str]) -> float:
-    worth = math.fsum([amount * counts[at] for at, amount in wanted.told.items()])
-    return worth * new_share(wanted.one.passage, lines)
 
 
 def _has(parts: Parts, one: PagePassage) -> bool:

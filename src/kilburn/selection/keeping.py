@@ -3,7 +3,7 @@
 When the window is full, what is older than a tail is replaced by an excerpt, which is put after the excerpts that are there:
 all before it keeps its bytes, and is read from the provider's cache. When the excerpts take too much of the window, they are
 remade as one. Each edit frees more than it must, so edits are seldom. What a question needs beside, or the agent's latest words,
-is brought behind all that (see `bringing`).
+is brought to before the last message (see `bringing`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copies_of, copy_moves, fitting, leaves, passages_asked, unshown
+from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, is_due, leaves, passages_asked, unshown
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
-    is_asked,
     old_pages,
     parts_of,
     shorten_latest,
@@ -36,6 +35,10 @@ window of 4,000 tokens, which holds the last outputs."""
 
 MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
+
+
+LEAST, SHARE, MOST = 200, 0.16, 4000
+"""Tokens of a copy at most: so many, this share of the window more, and in no window more than so many."""
 
 
 FILL, SMALL = 0.68, 4000
@@ -58,7 +61,7 @@ class WindowShape:
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
-        copy: of a copy at most.
+        copy: of a copy at most; while people talk, other pages leave so much free.
         floor: that the window holds after an edit, at least, as far as there is text for it.
     """
 
@@ -116,8 +119,8 @@ class _Edit(NamedTuple):
 
 
 def copy_of(capacity: int) -> int:
-    """Tokens of a copy in a window of that capacity at most: two fifths of a small one, and a twentieth of a large one."""
-    return min(2 * capacity // 5, max(800, capacity // 20))
+    """Tokens of a copy in a window of that capacity, at most."""
+    return min(MOST, LEAST + int(SHARE * capacity))
 
 
 def middleness(capacity: int) -> float:
@@ -144,22 +147,26 @@ def keep(
         economy: decides how much of these leaving pages an edit keeps, and whether it remakes the excerpts; None for the shares
             of `shape`.
     """
+    copies = copies_of(view)
     free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
-    if view.use <= shape.capacity and not free_edit:
-        if view.cause is not Cause.ADMIT:
+    copied = sum([page.tokens for page in copies])
+    free = shape.capacity - view.use + copied
+    if free >= (shape.copy if is_chat(view) else copied) and not free_edit:
+        if view.cause is not Cause.ADMIT or not is_due(view):
             return []
-        wanted = yield from passages_asked(view, shape.copy)
-        leaving = [page for page in copies_of(view) if leaves(view, page, wanted, prices)]
-        wanted = unshown(wanted, [page for page in copies_of(view) if page not in leaving])
-        room = shape.capacity - view.use + sum([page.tokens for page in leaving])
-        fit = fitting(view, wanted, room)
-        if len(fit) == len(wanted) or not is_asked(view):
-            return copy_moves(leaving, fit)
+        wanted = yield from passages_asked(view, min(shape.copy, free))
+        leaving = [page for page in copies if leaves(view, page, wanted, prices)]
+        missing = unshown(wanted, [page for page in copies if page not in leaving])
+        fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
+        if len(fit) < len(missing):
+            # The copies that would stay leave no room for it.
+            leaving, fit = copies, fitting(view, wanted, free)
+        return copy_moves(leaving, fit)
     edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
-    wanted = yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)
-    return [*edit.moves, *copy_moves(copies_of(view), wanted)]
+    wanted = (yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)) if is_due(view) else []
+    return [*edit.moves, *copy_moves(copies, wanted)]
 
 
 def _is_cold(view: View, prices: Prices) -> bool:
@@ -183,7 +190,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     excerpts, young = split_excerpts(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    spare = max(shape.spare, shape.copy) if is_asked(view) else shape.spare
+    spare = shape.spare + shape.copy if is_chat(view) else shape.spare
     room = capacity - stays - spare - 2 * view.handle
     if economy is not None:
         return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)

@@ -417,17 +417,38 @@ def check_histories(backend: Backend) -> None:
     assert set(backend.unkept("talk", "", 9)) == {"talk", "talk~2"}
     assert len(backend.unkept("talk", "", 1)) == 1
     assert backend.unkept("talk", "somebody", 9) == []
-    assert not backend.keep_history(one, [b"a"], after=0, page=1), "another page is its last one"
-    assert backend.keep_history(one, [b"a", b"b"], after=0, page=2)
-    assert backend.keep_history(fork, [b"a", b"b", b"c"], after=0, page=2)
+    assert not backend.keep_history(one, Digests(0, (b"a",)), page=1), "another page is its last one"
+    assert backend.keep_history(
+        one,
+        Digests(
+            0,
+            (
+                b"a",
+                b"b",
+            ),
+        ),
+        page=2,
+    )
+    assert backend.keep_history(
+        fork,
+        Digests(
+            0,
+            (
+                b"a",
+                b"b",
+                b"c",
+            ),
+        ),
+        page=2,
+    )
     assert backend.unkept("talk", "", 9) == []
     assert backend.said_by(b"none", 9) == []
     assert backend.said_by(b"b", 9) == [HistoryOwner(name="talk", at=2, count=2), HistoryOwner(name="talk~2", at=2, count=3)]
     assert backend.said_by(b"a", 1) == [HistoryOwner(name="talk~2", at=1, count=3)]
     backend.commit(one, batch_of(1, {3: "third"}))
     assert backend.unkept("talk", "", 9) == ["talk"]
-    assert not backend.keep_history(one, [b"d"], after=1, page=3), "two are kept"
-    assert backend.keep_history(one, [b"d"], after=2, page=3)
+    assert not backend.keep_history(one, Digests(1, (b"d",)), page=3), "two are kept"
+    assert backend.keep_history(one, Digests(2, (b"d",)), page=3)
     assert backend.said_by(b"d", 9) == [HistoryOwner(name="talk", at=3, count=3)]
     backend.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
     assert backend.said_by(b"e", 9) == [HistoryOwner(name="talk", at=4, count=4)]
@@ -439,15 +460,29 @@ def check_histories(backend: Backend) -> None:
     backend.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
     assert backend.said_by(b"g", 9) == [HistoryOwner(name="talk", at=2, count=2)]
     assert backend.said_by(b"d", 9) == [], "all are kept anew"
+    assert backend.keep_history(one, Digests(2, (b"x", b"y"), (None, b"tail")), page=8)
+    assert backend.keep_history(one, Digests(4, (b"z",), (b"tail",)), page=8)
+    assert [(owner.at, owner.count) for owner in backend.said_by(b"tail", 9, tail=True)] == [(5, 5), (4, 5)]
+    assert (backend.said_by(b"tail", 9), backend.said_by(b"y", 9, tail=True)) == ([], [])
+    assert backend.keep_history(one, Digests(0, (b"a", b"g")), page=8)
+    assert backend.said_by(b"tail", 9, tail=True) == []
     raises(StoreStale, lambda: backend.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
     assert backend.said_by(b"h", 9) == []
     assert backend.unkept("talk", "", 9) == []
     backend.commit(one, Batch(head=7, erase=[3]))
     assert (backend.said_by(b"g", 9), backend.said_by(b"b", 9)) == ([], [HistoryOwner(name="talk~2", at=2, count=3)])
-    assert not backend.keep_history(one, [b"a"], after=0, page=8), "something of it is forgotten"
+    assert not backend.keep_history(one, Digests(0, (b"a",)), page=8), "something of it is forgotten"
     backend.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
     assert backend.said_by(b"i", 9) == [], "something of it is forgotten"
     assert backend.unkept("talk", "", 9) == ["talk"]
+    branch = start(backend, "talk/b1")
+    said = Digests(2, (b"q",), inherits=True)
+    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), said=said))
+    assert backend.said_by(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
+    inherited = [page for page, _ in backend.pages(fork)][:1]
+    backend.commit(branch, Batch(head=1, inherited=inherited))
+    assert backend.said_by(b"q", 9) == [], "something that it inherited is forgotten"
+    assert set(backend.unkept("talk", "", 9)) == {"talk", "talk/b1"}
 
 
 def check_replies(backend: Backend) -> None:
@@ -461,8 +496,18 @@ def check_replies(backend: Backend) -> None:
     assert [owner.at for owner in backend.said_by(other.encode(), 9)] == [-3]
     assert (backend.said_by(b"short", 9), backend.said_by(b"none", 9)) == ([], [])
     assert backend.unkept("chain", "", 9) == ["chain"], "where a reply is says nothing"
-    assert backend.keep_history(one, [b"a"], after=0, page=2)
-    assert backend.keep_history(one, [b"a", b"b"], after=0, page=2)
+    assert backend.keep_history(one, Digests(0, (b"a",)), page=2)
+    assert backend.keep_history(
+        one,
+        Digests(
+            0,
+            (
+                b"a",
+                b"b",
+            ),
+        ),
+        page=2,
+    )
     assert [owner.at for owner in backend.said_by(key.encode(), 9)] == [-2]
     (found,) = [event for event in backend.events(one, 1, Act.NOTE) if event.number == 2]
     assert found.data == noted[0]

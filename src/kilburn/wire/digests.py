@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {"citations": {"enabled": False}, "detail": "auto"}
 
 
 def digest(message: Message) -> bytes:
-    """What a message says, in 16 bytes."""
+    """Return what a message says, in 16 bytes. The last bit says whether the assistant says it."""
     told = [message.role, "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()]
     for part in message.parts:
         if part.kind is Kind.CALL and not _is_hidden(part):
@@ -47,7 +47,14 @@ def digest(message: Message) -> bytes:
         data = text.encode("utf-8", "surrogatepass")
         made.update(len(data).to_bytes(8, "big"))
         made.update(data)
-    return made.digest()
+    result = bytearray(made.digest())
+    result[-1] = result[-1] & 0xFE | (message.role is Role.ASSISTANT)
+    return bytes(result)
+
+
+def is_spoken(digest: bytes) -> bool:
+    """Return whether the message with a digest is the assistant's."""
+    return bool(digest[-1] & 1)
 
 
 def canonical(messages: Iterable[Message]) -> list[bytes]:

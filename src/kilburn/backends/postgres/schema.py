@@ -203,9 +203,11 @@ CREATE TABLE kilburn.history(
     digest bytea NOT NULL,
     is_last boolean NOT NULL,
     last_page bigint NOT NULL,
+    tail bytea,
     PRIMARY KEY(tenant, segment, message)
 );
 CREATE INDEX history_digest ON kilburn.history(tenant, digest, is_last, segment);
+CREATE INDEX history_tail ON kilburn.history(tenant, tail, is_last, segment) WHERE tail IS NOT NULL;
 
 -- vectors: the number of vectors that an embedder ever had. The number of a vector is never given again.
 CREATE TABLE kilburn.embedder(

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from kilburn.backend import (
     Batch,
+    Digests,
     HistoryOwner,
     Moved,
     Passage,
@@ -713,7 +714,7 @@ class Postgres:
         name = embedder.encode("utf-8", "surrogatepass")
         self._db.write("writing", lambda statements: statements.send(delete, self._number, name))
 
-    def keep_history(self, segment: int, digests: Sequence[bytes], *, after: int, page: int) -> bool:
+    def keep_history(self, segment: int, said: Digests, *, page: int) -> bool:
         """See `Backend`."""
         self._check_writes()
         fits = (
@@ -727,21 +728,22 @@ class Postgres:
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
             there = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, after, *own, after)
+            answer = statements.send(fits, page, *own, *own, said.after, *own, said.after)
             if there.fetchone() is None or answer.fetchone() is None:
                 return False
-            writing.put_history(statements, *own, digests, after, page)
-            return len(digests) + after > 0
+            writing.put_history(statements, *own, said, page)
+            return len(said.added) + said.after > 0
 
         return self._db.write("writing", do)
 
-    def said_by(self, digest: bytes, limit: int) -> list[HistoryOwner]:
+    def said_by(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
         """See `Backend`."""
         select = (
             "SELECT name, message, (SELECT max(message) FROM kilburn.history AS own"
             " WHERE own.tenant = history.tenant AND own.segment = history.segment)"
             " FROM kilburn.history JOIN kilburn.segment ON segment.tenant = history.tenant AND segment.id = history.segment"
-            " WHERE history.tenant = %s AND digest = %s ORDER BY is_last DESC, history.segment DESC LIMIT %s"
+            f" WHERE history.tenant = %s AND {'tail' if tail else 'digest'} = %s"
+            " ORDER BY is_last DESC, history.segment DESC LIMIT %s"
         )
         return [
             HistoryOwner(name=name.decode(), at=message, count=count)
@@ -751,13 +753,14 @@ class Postgres:
     def unkept(self, root: str, user: str, limit: int) -> list[str]:
         """See `Backend`."""
         select = (
-            "SELECT name FROM kilburn.segment WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s))"
+            "SELECT name FROM kilburn.segment"
+            " WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s) OR (name > %s AND name < %s))"
             " AND owner = %s AND kind = 'session' AND pages > 0"
             " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = segment.tenant AND history.segment = segment.id"
             " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
             " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
         )
-        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", user)]
+        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
         found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
         return [name for name in found if root_of(name) == root]
 

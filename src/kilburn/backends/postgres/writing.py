@@ -253,7 +253,7 @@ class Writing:
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
         if batch.said is not None and self._new() and keeps_said:
-            put_history(self._statements, *self._own, batch.said.added, batch.said.after, max(self._new()))
+            put_history(self._statements, *self._own, batch.said, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
         passages = [entry for some in entries.values() for entry in some]
@@ -300,7 +300,7 @@ class Writing:
     def _ask_said(self, said: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
-        if not new or (not said.after and min(new) == 1):
+        if not new or said.inherits or (not said.after and min(new) == 1):
             return None
         if said.after:
             kept = (
@@ -477,6 +477,7 @@ class Writing:
                 *(list(column) for column in zip(*blank, strict=True)),
                 *self._own,
             )
+        if blank or batch.inherited:
             # A digest of a forgotten text does not stay, and neither do those that come after it. A reply's key says nothing.
             send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *self._own)
         remove_unused(self._statements, self._tenant, sorted(contents))
@@ -543,11 +544,13 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
     return [SEALS.whole_event(segment, *row) for row in found]
 
 
-def put_history(statements: Statements, tenant: int, segment: int, digests: Sequence[bytes], after: int, page: int) -> None:
+def put_history(statements: Statements, tenant: int, segment: int, said: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own = tenant, segment
+    own, after, digests = (tenant, segment), said.after, said.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
+    elif said.inherits:
+        pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
         statements.send(update, page, *own, after)
@@ -558,9 +561,10 @@ def put_history(statements: Statements, tenant: int, segment: int, digests: Sequ
     if digests:
         places = list(range(after + 1, after + len(digests) + 1))
         statements.send(
-            "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page)"
-            " SELECT %s, %s, message, digest, message = %s, %s FROM unnest(%s::bigint[], %s::bytea[]) AS new(message, digest)",
-            *(*own, places[-1], page, places, list(digests)),
+            "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page, tail)"
+            " SELECT %s, %s, message, digest, message = %s, %s, tail"
+            " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(message, digest, tail)",
+            *(*own, places[-1], page, places, list(digests), list(said.tails)),
         )
 
 
