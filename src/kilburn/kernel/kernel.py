@@ -415,7 +415,7 @@ class Kernel:
         Raises:
             WireError, KernelError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
-        said = max(self.clock(), self.pending.last_time) if time is None else float(time)
+        said = max(self.clock(), self.pending.latest) if time is None else float(time)
         if not 0.0 <= said <= LAST_TIME:
             raise KernelError(f"messages of the time {said}", advice="give seconds since 1970, before the year 10000")
         cites = [message.cites for message in messages if message.cites]
@@ -668,7 +668,7 @@ class Kernel:
         single = isinstance(move, Fold) and len(move.pages) == 1
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if single else ""
         page, text, kept = derived_page(
-            move, change, self.window, self.counter, max(self.clock(), self.pending.last_time), self.text, extra
+            move, change, self.window, self.counter, max(self.clock(), self.pending.latest), self.text, extra
         )
         if page.kind is Kind.EXCERPT:
             pieces = pieces_of(page, text, lambda source: self.window.pages[source].digest, self.text)
@@ -849,7 +849,8 @@ class Kernel:
                     self._cited(key for page in pending.new for key in page.cites)
                 raise
             pending.head += len(pending.events)
-            pending.latest = pending.last_time
+            if pending.events:
+                pending.latest = pending.events[-1].time
             pending.used = None if pending.used is None else pending.latest
             if not due:
                 for event in pending.events:
@@ -899,7 +900,7 @@ class Kernel:
             self.contents.keep(digest, text)
         pending = self.pending
         event = Event(
-            number=0,
+            number=pending.head + len(pending.events) + 1,
             act=act,
             time=self.clock(),
             turn=max(self.window.turn, new[-1].message) if new else self.window.turn,
@@ -909,7 +910,9 @@ class Kernel:
             why=why,
             data=data,
         )
-        (event,) = in_order([writable(event)], pending.head + len(pending.events), pending.last_time)
+        event, latest = writable(event), pending.events[-1].time if pending.events else pending.latest
+        if event.time < latest:
+            (event,) = in_order([event], event.number - 1, latest)
         self.pending.new += new
         self.window.enact(event, {page.id: page for page in new})
         if act is Act.CACHE:

@@ -66,11 +66,6 @@ class Pending:
         """Number of the next event."""
         return self.head + len(self.events) + 1
 
-    @property
-    def last_time(self) -> float:
-        """The time of the last event, in seconds since the epoch."""
-        return self.events[-1].time if self.events else self.latest
-
     def follows(self, info: SegmentInfo) -> bool:
         """Whether it is what comes next in the session that the store has. A store that was killed may have lost the last events,
         and have got as many others since."""
@@ -83,7 +78,7 @@ class Pending:
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events, with the next numbers, and at times that do not run backwards."""
-        self.events += in_order(events, self.next - 1, self.last_time)
+        self.events += in_order(events, self.next - 1, self.events[-1].time if self.events else self.latest)
 
     def continue_from(self, info: SegmentInfo) -> None:
         """Continue the ledger after its last event instead: others have written no more than observations, or there are only
