@@ -233,6 +233,10 @@ class StoreUnavailable(StoreError):
     whether it was done: who opens the session again sees it."""
 
 
+class ClockSkew(StoreError):
+    """The clocks of this machine and of the database differ too much for a rule to decide what is over; nothing was changed."""
+
+
 class StoreVersion(StoreError):
     """The store was written by a newer Kilburn or a development version, or SQLite or PostgreSQL is too old."""
 
@@ -425,6 +429,10 @@ class MissingExtra(KilburnError):
 
 class HitRateWarning(UserWarning):
     """The window misses too much of what the agent asks for (see `Stats`)."""
+
+
+class ClockWarning(UserWarning):
+    """The clocks of this machine and of the database differ by more than a minute."""
 
 
 class DamageWarning(UserWarning):

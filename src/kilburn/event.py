@@ -7,7 +7,8 @@ not search the log for its words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -86,6 +87,9 @@ class Data(TypedDict, total=False):
     standing: Sequence[Sequence[int]]
     """What the user said that is to stay, where that changes: the pages, each with the ends of its sentences; see
     `kilburn.kernel.standing`."""
+
+    clock: float
+    """What the writer's clock showed, where it was behind the event before: times within one ledger never run backwards."""
 
     # Prompts and what they cost
     missed: Sequence[int]
@@ -201,7 +205,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         number: position in the session's ledger, from 1, without holes.
         act: what happened.
-        time: seconds since the epoch.
+        time: seconds since the epoch, and not before the event before it; see `Data.clock`.
         turn: number of the last admitted message when it happened.
         pages: ids of the pages it happened to.
         boundary: "window" unless another level's boundary.
@@ -226,6 +230,30 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         data: Data = {}
     else:  # a decoder of `Data` would leave out the keys of others
         data: dict[str, Any] = {}
+
+
+def in_order(events: Iterable[Event], head: int, latest: float) -> list[Event]:
+    """Return the events as they follow event `head`, which is of the time `latest`: numbered, and none before the one before it.
+    An event whose clock was behind comes at the next moment that can be told apart, and has the clock in its data."""
+    ordered = list[Event]()
+    for number, event in enumerate(events, head + 1):
+        time, data = event.time, event.data
+        if time < latest:
+            time, data = ledger_time(time, latest), {**data, "clock": clock_of(event)}
+        ordered.append(msgspec.structs.replace(event, number=number, time=time, data=data))
+        latest = time
+    return ordered
+
+
+def ledger_time(clock: float, latest: float) -> float:
+    """Return the time of what happens now in a ledger whose last event is of the time `latest`."""
+    return clock if clock >= latest else math.nextafter(latest, math.inf)
+
+
+def clock_of(event: Event) -> float:
+    """Return what the clock of an event's writer showed."""
+    clock = event.data.get("clock")
+    return clock if isinstance(clock, float) else event.time
 
 
 def encodable(text: str) -> str:

@@ -391,6 +391,83 @@ def test_what_two_move_at_once_and_one_cannot_write_is_deleted(tmp_path: Path, h
         assert backend.findings() == backend.scrub() == []
 
 
+class Killed(BaseException):
+    """Nothing that comes after this happens."""
+
+
+def test_what_a_mover_writes_that_was_given_up_and_is_killed_then_is_deleted(tmp_path: Path, held: Held) -> None:
+    folder = tmp_path / "cold"
+    with held.filled(folder) as backend, held.open() as other:
+        steps: list[str] = []
+
+        def change(do: Any, *, wait: bool = True) -> Any:
+            if steps:
+                raise Killed
+            made = backend._change_cold(do, wait=wait)
+            steps.append("announced")
+            other.commit(1, Batch(head=1, unindex=[2]))
+            with other.erasing():
+                other.commit(1, Batch(head=1, erase=[2]))
+            return made
+
+        chilling = Chilling("a", backend._read_cold, change, backend.sync, lambda: False)
+        with pytest.raises(Killed):
+            chilling.chill(DIGESTS.values())
+        assert len(objects(folder)) == 6
+        assert any("may be writing" in place for place in other._chilling.unreached())
+        # Whoever forgets next, moves next, or opens the store.
+        other._chilling.sweep()
+        assert objects(folder) == []
+        assert other.chill(DIGESTS.values()).texts == 5
+        assert other.findings() == other.scrub() == []
+        assert all(len(path.read_bytes()) > 0 for path in objects(folder))
+
+
+FORKED = """
+import os, sys
+from kilburn.opening import open_backend
+with open_backend(sys.argv[1]) as backend:
+    assert backend.texts([sys.argv[2]])
+    child = os.fork()
+    if not child:
+        os._exit(0 if backend.texts([sys.argv[2]]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_child_of_a_fork_reads_what_is_cold(tmp_path: Path) -> None:
+    with filled(tmp_path / "a.db", tmp_path / "cold") as backend:
+        assert backend.chill(DIGESTS.values()).texts == 6
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "a.db"), DIGESTS[1]]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
+FORKED_BUCKET = """
+import os
+from kilburn.backends.cold import ColdPlace, ColdSite
+from kilburn.errors import StoreError
+
+place = ColdPlace(ColdSite(url="memory:///", folder="a"))
+name = place.put(b"text", digest=b"")
+assert place.get(name, b"") == b"text"
+child = os.fork()
+if not child:
+    for held in (place, ColdPlace(ColdSite(url="memory:///", folder="a"))):
+        try:
+            held.get(name, b"")
+        except StoreError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_child_of_a_fork_is_told_that_it_cannot_use_an_object_store() -> None:
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED_BUCKET], timeout=60, check=False).returncode == 0
+
+
 def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> None:
     folder = tmp_path / "cold"
     with filled(tmp_path / "a.db", folder) as backend:

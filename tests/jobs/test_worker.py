@@ -417,3 +417,15 @@ def test_a_damaged_ledger_holds_up_no_other(tmp_path: Path) -> None:
     assert {one.session for one in did if one.kind == "learn" and not one.error} == {"new"}
     with Sqlite(place) as backend:
         assert sorted(info.name for info in backend.segments() if info.kind is SegmentKind.SESSION) == ["bad", "new"]
+
+
+def test_an_idle_worker_only_asks_whether_something_was_written(tmp_path: Path) -> None:
+    place = str(tmp_path / "a.db")
+    with Worker(place) as worker, kilburn.open(place, tokenizer="chars/4", embedder=None) as store:
+        assert worker.has_changed()
+        assert not worker.has_changed()
+        store.session("s").append({"role": "user", "content": "one"})
+        assert worker.has_changed()
+        assert not worker.has_changed()
+        store.forget(session="s")
+        assert worker.has_changed()

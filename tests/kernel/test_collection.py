@@ -799,3 +799,46 @@ def test_what_is_listed_is_what_a_search_finds(
         clock.now = written + behind
         listed = {page.address for page, _ in memory.pages(asked)}
         assert {found.address for found in store.search("lighthouse lit", 5000, where="facts", user="ana", at=asked)} == listed
+
+
+@given(st.lists(st.integers(-200, 200), min_size=1, max_size=12))
+def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: list[int]) -> None:
+    clocks = [FakeClock(), FakeClock(1_700_000_000.5)]
+    backend = MemoryBackend()
+    stores = [Store(backend, Budget(1000), "fifo", tokenizer="chars/4", clock=clock) for clock in clocks]
+    cities = [stores[0].memory("ana").add("Ana lives in city 0")]
+    for number, step in enumerate(steps, 1):
+        # No two readings are the same.
+        clocks[number % 2].now += step + number / 1000
+        memory = stores[number % 2].memory("ana")
+        memory.recall(cities[-1])
+        old = Retire((memory.resolve(cities[-1])[0],), refers=0)
+        cities += memory.apply(Add(text=f"Ana lives in city {number}"), old)
+    events = list(stores[0].memory("ana").events())
+    times = [event.time for event in events]
+    assert times == sorted(times)
+    rows = dict(enumerate(memory.pages(history=True)))
+    begun = [page.time for page, _ in rows.values()]
+    # At each moment there was one city; each was in force at some time.
+    for at in (*begun, *(time - 1e-3 for time in begun[1:]), *(time + 110 for time in begun)):
+        assert len(list(memory.pages(at))) == (1 if at >= begun[0] else 0)
+    for number, at in enumerate(begun):
+        assert [memory.text(page.id) for page, _ in memory.pages(at)] == [f"Ana lives in city {number}"]
+    assert [memory.text(page.id) for page, _ in memory.pages()] == [f"Ana lives in city {len(steps)}"]
+
+
+def test_an_event_of_a_clock_that_is_behind_says_what_the_clock_showed() -> None:
+    clock = FakeClock(tick=0.0)
+    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4", clock=clock) as store:
+        session, memory = store.session("s"), store.memory("ana")
+        session.append(TOLD)
+        memory.add("one")
+        latest = clock.now
+        clock.now -= 150
+        session.append(TOLD)
+        memory.add("two")
+        for segment in (session, memory):
+            event = list(segment.events())[-1]
+            assert latest < event.time < latest + 1
+            assert event.data["clock"] == clock.now
+        assert session.window.pages[2].time == latest

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clocked import Clocked
 from effort import rounds
 from kernel.talk import user
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.errors import Forgotten, SpecError, StoreCorrupt, StoreError
+from kilburn.errors import ClockSkew, ClockWarning, Forgotten, SpecError, StoreCorrupt, StoreError
 from kilburn.kernel.ending import (
     MOST_RECEIPTS,
     Coolness,
@@ -47,9 +48,9 @@ def long(words: str) -> str:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     pytest.importorskip("obstore")
-    backend = Sqlite(tmp_path / "a.db")
+    backend = Clocked(tmp_path / "a.db")
     backend.keep_setting("cold", msgspec.json.encode(new_place(str(tmp_path / "cold"))).decode())
-    with Store(backend, Budget(100_000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as made:
+    with Store(backend, Budget(100_000), "hybrid", tokenizer="chars/4", clock=backend.clock) as made:
         yield made
 
 
@@ -141,7 +142,7 @@ def test_what_holds_a_session_is_said(store: Store) -> None:
     assert store.sessions() == []
 
 
-class Interrupted(Sqlite):
+class Interrupted(Clocked):
     """A store where something else happens after the first session is gone."""
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +164,7 @@ class Interrupted(Sqlite):
 
 def test_who_comes_back_while_others_are_forgotten_is_not_forgotten(tmp_path: Path) -> None:
     backend = Interrupted(tmp_path / "b.db")
-    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=backend.clock) as store:
         for name in ("first", "back", "pinned", "gone", "last"):
             store.session(name).append({"role": "system", "content": "Be kind."}, user(f"said in {name}"))
         later(store, 100)
@@ -180,7 +181,7 @@ def test_who_comes_back_while_others_are_forgotten_is_not_forgotten(tmp_path: Pa
             assert other.session("back").recall("p2") == "said in back"
 
 
-class Stepping(Sqlite):
+class Stepping(Clocked):
     """A store where something else happens before one of the calls to it."""
 
     def __init__(self, path: Path) -> None:
@@ -199,8 +200,8 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
     came = {"kept": 0, "too late": 0}
     for step in range(1, 1000, rounds(3, 1)):
         path = tmp_path / f"{step}.db"
-        backend, clock = Stepping(path), FakeClock()
-        with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=clock) as store:
+        backend = Stepping(path)
+        with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=backend.clock) as store:
             session = store.session("work")
             session.append(user("said before"))
             branch = session.fork("a branch")
@@ -210,7 +211,9 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
             later(store, 100)
             begun: list[bool] = []
 
-            def come_back(path: Path = path, clock: FakeClock = clock, begun: list[bool] = begun, step: int = step) -> None:
+            def come_back(
+                path: Path = path, clock: Callable[[], float] = backend.clock, begun: list[bool] = begun, step: int = step
+            ) -> None:
                 with Store(Sqlite(path), Budget(1000), "hybrid", tokenizer="chars/4", clock=clock) as other:
                     names = {info.name: info for info in other.sessions()}
                     name = ("work", "work/b1")[step % 2]
@@ -266,7 +269,7 @@ def test_the_receipts_of_a_rule_are_kept_without_a_name(store: Store) -> None:
 
 def test_a_receipt_of_what_a_kill_broke_off_says_that_it_was_begun(tmp_path: Path) -> None:
     backend = Interrupted(tmp_path / "b.db")
-    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=backend.clock) as store:
         number = store.session("work").number
         store.session("work").append(user("one"))
         later(store, 100)
@@ -312,7 +315,8 @@ def test_a_branch_in_use_keeps_its_session(store: Store) -> None:
 
 
 def test_without_a_cold_place_nothing_is_archived(tmp_path: Path) -> None:
-    with Store(Sqlite(tmp_path / "b.db"), Budget(1000), "hybrid", tokenizer="chars/4", clock=FakeClock()) as store:
+    backend = Clocked(tmp_path / "b.db")
+    with Store(backend, Budget(1000), "hybrid", tokenizer="chars/4", clock=backend.clock) as store:
         store.session("old").append(user("one"))
         later(store, 100)
         with pytest.raises(SpecError, match="no cold place"):
@@ -350,3 +354,47 @@ def test_texts_go_by_age_and_use(store: Store) -> None:
     assert [session.recall(f"p{number + 1}") for number in range(6)] == [long(f"page {number}") for number in range(6)]
     later(store, 40)
     assert cool(store, rule).texts > 0
+
+
+def test_no_rule_decides_by_a_clock_that_is_an_hour_off(store: Store) -> None:
+    store.session("work").append(user("one"))
+    later(store, 1)
+    database = store.clock
+    store.clock = lambda: database() + 40 * DAY
+    with pytest.raises(ClockSkew, match="differ by 3,45"):
+        expire(store, TimeToLive(forget=30 * DAY))
+    with pytest.raises(ClockSkew):
+        cool(store, Coolness(after=30 * DAY))
+    store.clock = lambda: database() + 90
+    with pytest.warns(ClockWarning, match="more than a minute"):
+        assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ()
+    assert store.session("work").recall("p1") == "one"
+
+
+def test_a_session_written_to_by_a_wrong_clock_ends_when_its_time_is_over(store: Store) -> None:
+    clock, rule = store.clock, TimeToLive(forget=30 * DAY)
+    assert isinstance(clock, FakeClock)
+    for name in ("last", "between"):
+        store.session(name).append(user("one"))
+    clock.now += 70 * 365 * DAY
+    for name in ("last", "between"):
+        store.session(name).append(user("two"))
+    clock.now -= 70 * 365 * DAY
+    store.session("between").append(user("three"))
+    later(store, 29)
+    # Nobody knows when the first was really used: it counts from here.
+    assert expire(store, rule, dry=True).forgotten == expire(store, rule).forgotten == ()
+    later(store, 2)
+    assert expire(store, rule).forgotten == ("between",)
+    later(store, 26)
+    assert expire(store, rule).forgotten == ()
+    later(store, 3)
+    assert expire(store, rule).forgotten == ("last",)
+
+
+def test_a_message_dated_in_the_future_is_no_use_of_its_session(store: Store) -> None:
+    session = store.session("work")
+    session.append(user(long("plain")), time=store.clock() + 70 * 365 * DAY)
+    later(store, 31)
+    assert cool(store, Coolness(after=30 * DAY)).texts == 1
+    assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ("work",)

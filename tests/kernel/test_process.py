@@ -340,3 +340,12 @@ def test_a_call_that_waits_can_be_taken_back() -> None:
         assert [message["content"] for message in session.render()] == ["Read both.", "No, stop."]
         assert session.search("text of a") == []
         check_laws(session)
+
+
+@pytest.mark.parametrize("time", [-1.0, 1e12])
+def test_messages_of_no_time_that_a_calendar_has_are_refused(time: float) -> None:
+    with kilburn.open(":memory:", window=2000, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("s")
+        with pytest.raises(KernelError, match="seconds since 1970"):
+            session.append({"role": "user", "content": "one"}, time=time)
+        assert list(session.pages()) == []

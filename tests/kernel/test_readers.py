@@ -291,3 +291,49 @@ def test_a_session_whose_last_events_were_lost_and_replaced_by_as_many_others_is
         there.append(user("six"))
         assert [message["content"] for message in session.messages()] == ["one", "three", "four", "six"]
         check_laws(session)
+
+
+def test_what_another_writer_only_observed_does_not_disturb_an_append(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as store, opened(tmp_path / "a.db") as other:
+        session = store.session("a")
+        session.append(user("one"), user("two"))
+        session.recall("p1")
+        reader = other.session("a")
+        reader.render()
+        reader.recall("p2")
+        reader.search("two")
+        assert reader.flush()
+        assert session.append(user("three")) == "p3"
+        reader.recall("p1")
+        assert reader.flush()
+        session.recall("p2")
+        session.pin("p2")
+        stats = session.stats()
+        assert (stats["prompts"], stats["hits"], stats["searches"]) == (1, 5, 1)
+        check_laws(session)
+        # What it changed does.
+        reader.render()
+        reader.append(user("four"))
+        with pytest.raises(StoreStale):
+            session.append(user("five"))
+
+
+CHILD = """
+import os, sys
+import kilburn
+
+with kilburn.open(sys.argv[1], window=2000, policy="fifo", tokenizer="chars/4") as store:
+    session = store.session("a")
+    session.append({"role": "user", "content": "one"})
+    child = os.fork()
+    session.render()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert session.append({"role": "user", "content": "two"}) == "p2"
+"""
+
+
+def test_a_child_that_renders_and_exits_leaves_its_parent_as_it_was(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "a.db")], check=True, timeout=60)
+    with opened(tmp_path / "a.db", readonly=True) as store:
+        assert [event.act for event in store.session("a").events()].count(Act.SHIP) == 2

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kilburn
+from kilburn.adapters.memory_tool import run
 from kilburn.backend import Batch, SegmentKind, State
+from kilburn.backends.records import Quotations
 from kilburn.errors import Forgotten, KernelError, LawBroken, NoteConflict, StoreReadOnly, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.notes import Notes
@@ -301,3 +309,39 @@ def test_a_pinned_note_is_not_replaced(notes: Notes) -> None:
         with pytest.raises(LawBroken, match="pinned"):
             change()
     assert says(notes) == {"a": "one"}
+
+
+def entered(work: Callable[[], object]) -> Counter[str]:
+    """How often each function was called, by its name."""
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, called: Any) -> None:
+        if event in ("call", "c_call"):
+            calls[frame.f_code.co_name if event == "call" else called.__name__] += 1
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_of_a_history_grows_with_its_versions_and_not_with_their_square(store: Store) -> None:
+    for owner, count in (("short", 40), ("long", 160)):
+        for number in range(count):
+            store.notes(owner).write("plan", f"version {number}")
+    for verb in (Notes.history, Notes.diff, Notes.forget):
+        short, long = (entered(lambda verb=verb, owner=owner: verb(store.notes(owner), "plan")) for owner in ("short", "long"))
+        assert long.total() < 6 * short.total()
+
+
+def test_a_listing_reads_the_texts_at_once(notes: Notes) -> None:
+    for number in range(30):
+        notes.write(f"folder/{number}", "text")
+    assert entered(lambda: run(notes, {"command": "view", "path": "/memories"}))["text"] == 0
+
+
+@given(st.sets(st.text("abc", min_size=6, max_size=8), max_size=5), st.text("abc", max_size=40))
+def test_quotations_are_found_as_by_looking_for_each(words: set[str], text: str) -> None:
+    assert Quotations(words).are_in(text) == any(word in text for word in words)

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn
+from clocked import Clocked
+from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.store import Store
 from kilburn.memory.retention import Quota, sweep, within, worth
@@ -34,8 +36,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    with kilburn.open(str(tmp_path / "agent.db"), tokenizer="chars/4") as opened:
-        opened.clock = clock
+    with Store(Clocked(tmp_path / "agent.db", clock), Budget(8000), "hybrid", tokenizer="chars/4", clock=clock) as opened:
         yield opened
 
 

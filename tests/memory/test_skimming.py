@@ -31,11 +31,15 @@ WORDS = [f"{one}{two}{three}k" for one in "bdfgk" for two in "aeiou" for three i
 
 
 class Counting(Sqlite):
-    """Counts the pages that are read and verified."""
+    """Counts the pages that are read and verified, and how often texts are read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.pages = 0
+        self.pages = self.text_reads = 0
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        self.text_reads += 1
+        return super().texts(digests)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         wanted = list(keys)
@@ -173,3 +177,14 @@ def test_a_doubter_whose_text_is_damaged_does_not_stop_the_search(doubting: Path
     with store, pytest.warns(DamageWarning, match="p2"):
         hits = store.search("walrus Porto", where="facts", user="ana")
     assert [(hit.text, bool(hit.doubted)) for hit in hits] == [("The walrus lives in Porto.", True)]
+
+
+def test_the_last_tokens_of_a_budget_take_few_reads_of_texts() -> None:
+    backend, store = opened()
+    store.memory("ana").apply(*(Add(text=f"lamp {number} " + "x y z " * 20) for number in range(400)))
+    backend.text_reads = 0
+    hits = store.search("lamp", 3990, None)
+    # 40 texts, then 160, then the rest.
+    assert 3900 < sum(hit.tokens for hit in hits) < 3990
+    assert backend.text_reads <= 4
+    store.close()

@@ -383,3 +383,11 @@ def test_what_a_tool_said_is_in_no_workflow(store: Store, flows: Workflows) -> N
     work(store.session("a", user="ana"), "Sort a.txt.", ("ls", said), ("ord a.txt", f"{said}\n1. shell {{}}"))
     flows.learn(store.session("a"), judge=done)
     assert "Eve" not in flows.list()[0].note.text
+
+
+@pytest.mark.parametrize("begins", [[], ["system"], ["system", "assistant"]])
+def test_a_session_in_which_nobody_asked_has_no_episode(store: Store, begins: list[str]) -> None:
+    session = store.session("s")
+    for role in begins:
+        session.append({"role": role, "content": "Hello."})
+    assert episodes(session) == []

@@ -194,8 +194,10 @@ class MemoryFiles:
         # A name is a text of its writer's, too.
         self.tainted = self.tainted or any(note.trust < Trust.AGENT for note in found)
         sizes: dict[str, int] = {}
+        texts = self.notes.texts(found)
         for note in found:
-            size, parts = len(note.text.encode("utf-8")), note.name.removeprefix(f"{folder}/" if folder else "").split("/")
+            size = len(texts[note.digest].encode("utf-8"))
+            parts = note.name.removeprefix(f"{folder}/" if folder else "").split("/")
             for depth in range(1, min(LEVELS, len(parts)) + 1):
                 inner = "/".join(parts[:depth]) + ("/" if depth < len(parts) else "")
                 sizes[inner] = sizes.get(inner, 0) + size

@@ -9,6 +9,7 @@ while no transaction is open.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -28,6 +29,9 @@ SETTING = "cold"
 
 SMALL = 200
 """Bytes of a row; a smaller one is not worth an object."""
+
+LATE = 3600.0
+"""Seconds for which somebody may still write an object that was given up: it is deleted again and again."""
 
 OBJECTS = 64
 """Texts that are moved at a time."""
@@ -80,7 +84,8 @@ class ColdRows(Protocol):
         ...
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
-        """Say that objects are to be deleted, whatever was said of them before, or all that were announced."""
+        """Say that objects are to be deleted, whatever was said of them before; or all that were announced, and may still be
+        written."""
         ...
 
     def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
@@ -96,8 +101,9 @@ class ColdRows(Protocol):
         """Store texts here again that are still in these objects, which are then to be deleted; returns their bytes."""
         ...
 
-    def strays(self) -> Mapping[str, bool]:
-        """The objects that are no text's, and whether each is to be deleted."""
+    def strays(self) -> Mapping[str, float]:
+        """The objects that are no text's: 0 for one that is announced, and 1 for one that is to be deleted. For one that was
+        given up and may still be written: when that was, in seconds since the epoch."""
         ...
 
     def gone(self, names: Iterable[str]) -> None:
@@ -256,8 +262,12 @@ class Chilling:
 
     def unreached(self) -> tuple[str, ...]:
         """What of erased texts may still be in the cold place, as far as it is known."""
-        late = sum(self._read(lambda rows: rows.strays()).values())
-        found = [f"{late} objects in the cold place that could not be deleted yet: a later writer does it"] if late else []
+        strays = list(self._read(lambda rows: rows.strays()).values())
+        found = []
+        if late := strays.count(1):
+            found.append(f"{late} objects in the cold place that could not be deleted yet: a later writer does it")
+        if coming := sum(since > 1 for since in strays):
+            found.append(f"{coming} objects that a program may be writing to the cold place: it deletes them, or a later writer")
         try:
             place = self._read(lambda rows: rows.place())
         except KilburnError as error:
@@ -286,7 +296,7 @@ class Chilling:
                 self._held(place, each)
             except StoreCorrupt as error:
                 found.append((error.what, False))
-        late = [name for name, going in strays.items() if going]
+        late = [name for name, since in strays.items() if since == 1]
         found += [(f"the object {name} is to be deleted, and may still be there", True) for name in late]
         for name in sorted(there - strays.keys() - {each.name for each in lying}):
             if repair:
@@ -306,7 +316,7 @@ class Chilling:
         if self._put_off():
             return
         try:
-            going = [name for name, going in self._read(lambda rows: rows.strays()).items() if going]
+            going = {name: since for name, since in self._read(lambda rows: rows.strays()).items() if since}
             place = self._read(lambda rows: rows.place()) if going else None
             if place is None:
                 return
@@ -314,7 +324,8 @@ class Chilling:
             self._sync()
             for name in going:
                 place.delete(name)
-            self._change(lambda rows: rows.gone(going), wait=False)
+            if over := [name for name, since in going.items() if since < time.time() - LATE]:
+                self._change(lambda rows: rows.gone(over), wait=False)
         except KilburnError as error:
             log.warning("%s: objects in the cold place may still have to be deleted: %s", self._path, error)
 

@@ -115,29 +115,122 @@ RETRIES, LONG = 4, 15
 """How often an object store is asked again that does not answer, or is too busy, and the seconds after which it is not."""
 
 
+class _Folder:
+    """Objects as the files of a folder."""
+
+    errors = OSError
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def open(self, folder: str) -> None:
+        # Nobody but its owner may read there, whatever the umask is.
+        os.makedirs(self._root / folder, mode=0o700, exist_ok=True)
+
+    def put(self, path: str, body: bytes) -> None:
+        whole = self._root / path
+        whole.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = whole.with_name(f"{whole.name}#")
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(whole)
+        for each in (whole.parent, whole.parent.parent, whole.parent.parent.parent):
+            directory = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def get(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def delete(self, path: str) -> None:
+        whole = self._root / path
+        # A writer that was killed leaves a part.
+        whole.with_name(f"{whole.name}#").unlink(missing_ok=True)
+        whole.unlink()
+
+    def paths(self, folder: str) -> Iterator[str]:
+        for parent, _, names in os.walk(self._root / folder, onerror=_raised):
+            for name in names:
+                yield (Path(parent) / name).relative_to(self._root).as_posix()
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+class _Bucket:
+    """Objects in an object store. The library's threads are those of the process that used it first: a child of a fork has none
+    of them, and cannot use it.
+
+    Raises:
+        MissingExtra: the library is not installed.
+    """
+
+    process: int | None = None
+
+    def __init__(self, url: str) -> None:
+        try:
+            import obstore
+            from obstore import exceptions
+        except ModuleNotFoundError as error:
+            raise MissingExtra("obstore", "cold") from error
+        self._library, self._url = obstore, url
+        self.errors: type[Exception] = exceptions.BaseError
+
+    def open(self, folder: str) -> None:
+        from obstore.store import from_url
+
+        retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=LONG)}
+        self._store: Any = from_url(self._url, retry_config=retry, client_options={"timeout": timedelta(seconds=LONG)})
+
+    @property
+    def _objects(self) -> Any:
+        """The open store.
+
+        Raises:
+            OSError: it would wait for ever.
+        """
+        _Bucket.process = _Bucket.process or os.getpid()
+        if _Bucket.process != os.getpid():
+            raise OSError('this process was forked from one that used the place: start it anew instead ("spawn")')
+        return self._store
+
+    def put(self, path: str, body: bytes) -> str | None:
+        version: str | None = self._library.put(self._objects, path, body, mode="create")["version"]
+        return version
+
+    def get(self, path: str) -> bytes:
+        return bytes(self._library.get(self._objects, path).bytes())
+
+    def delete(self, path: str) -> None:
+        self._library.delete(self._objects, path)
+
+    def paths(self, folder: str) -> Iterator[str]:
+        for some in self._library.list(self._objects, prefix=f"{folder}/"):
+            yield from (str(each["path"]) for each in some)
+
+
 class ColdPlace:
     """Reads, writes and deletes the objects of one tenant.
 
     Raises:
-        MissingExtra: obstore is not installed. StoreError: no such kind of place, or it cannot be opened.
+        MissingExtra: obstore is not installed, and it is no folder. StoreError: no such kind of place, or it cannot be opened.
     """
 
     def __init__(self, place: ColdSite) -> None:
-        try:
-            from obstore.store import LocalStore, from_url
-        except ModuleNotFoundError as error:
-            raise MissingExtra("obstore", "cold") from error
         self.place = place
-        # A folder's own path; None for an object store.
-        self._local = Path(unquote(place.url.removeprefix("file://"))) if place.url.startswith("file://") else None
-        with self._told("opening it"):
-            if self._local is not None:
-                self._objects: Any = LocalStore(self._local, mkdir=True)
-            else:
-                self._objects = from_url(
-                    place.url, retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=LONG)}
-                )
         self._known: Any = None
+        self._objects: _Folder | _Bucket
+        if place.url.startswith("file://"):
+            self._objects = _Folder(Path(unquote(place.url.removeprefix("file://"))))
+        else:
+            self._objects = _Bucket(place.url)
+        with self._told("opening it"):
+            self._objects.open(place.folder)
 
     def _cipher(self) -> Any:
         """What encrypts; None where nothing is encrypted. To delete an object nobody needs the key.
@@ -166,11 +259,9 @@ class ColdPlace:
         Raises:
             StoreError: it cannot be reached, or it refuses. FileNotFoundError: there is no such object.
         """
-        from obstore import exceptions
-
         try:
             yield
-        except (exceptions.BaseError, OSError, ValueError) as error:
+        except (self._objects.errors, OSError, ValueError) as error:
             if of_one and isinstance(error, FileNotFoundError):
                 raise
             why = str(error).partition("\n")[0]
@@ -219,23 +310,8 @@ class ColdPlace:
         Raises:
             StoreError.
         """
-        import obstore
-
         with self._told("writing"):
-            if self._local is not None:
-                # Nobody but its owner may read there, whatever the umask is.
-                os.makedirs(self._local / self.place.folder, mode=0o700, exist_ok=True)
-            put = obstore.put(self._objects, self._path(name), body, mode="create" if self._local is None else "overwrite")
-            if self._local is not None:
-                # The library leaves it to the system when a file is on the disk.
-                whole = self._local / self._path(name)
-                for each in (whole, whole.parent, whole.parent.parent, whole.parent.parent.parent):
-                    file = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        os.fsync(file)
-                    finally:
-                        os.close(file)
-        return put["version"]
+            return self._objects.put(self._path(name), body)
 
     def get(self, name: str, digest: bytes) -> bytes:
         """What an object holds: one read.
@@ -243,12 +319,10 @@ class ColdPlace:
         Raises:
             StoreCorrupt: it is missing, or not what was written. StoreError: the place cannot be reached.
         """
-        import obstore
-
         advice = "put the object back from a backup of the cold place; `kilburn cold scrub` lists all that are wrong"
         try:
             with self._told("reading", of_one=True):
-                body = bytes(obstore.get(self._objects, self._path(name)).bytes())
+                body = self._objects.get(self._path(name))
         except FileNotFoundError as error:
             raise StoreCorrupt(f"the cold object {self._path(name)} is not in {self.place.url}", advice=advice) from error
         if hashlib.sha256(body).hexdigest() != name.partition("-")[0] or not body.startswith(MARK):
@@ -274,11 +348,9 @@ class ColdPlace:
         Raises:
             StoreError: it may still be there.
         """
-        import obstore
-
         try:
             with self._told("deleting", of_one=True):
-                obstore.delete(self._objects, self._path(name))
+                self._objects.delete(self._path(name))
         except FileNotFoundError:
             pass
 
@@ -288,11 +360,7 @@ class ColdPlace:
         Raises:
             StoreError.
         """
-        import obstore
-
         with self._told("listing"):
-            for some in obstore.list(self._objects, prefix=f"{self.place.folder}/"):
-                for each in some:
-                    path = str(each["path"])
-                    name = path.rpartition("/")[2]
-                    yield name if path == self._path(name) else path.removeprefix(f"{self.place.folder}/")
+            for path in self._objects.paths(self.place.folder):
+                name = path.rpartition("/")[2]
+                yield name if path == self._path(name) else path.removeprefix(f"{self.place.folder}/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, 
 from kilburn.backends.codec import COLD, PLAIN, ZSTD
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.records import seal_of
-from kilburn.backends.transaction import FLAG
+from kilburn.backends.transaction import FLAG, GIVE_UP
 from kilburn.errors import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ColdTable:
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
         if names is None:
-            self._db.execute("UPDATE cold_object SET deleting = 1 WHERE tenant = ?", (self._tenant,))
+            self._db.execute(GIVE_UP, (time.time(), self._tenant))
             return
         give_up = "INSERT INTO cold_object(tenant, name, deleting) VALUES(?, ?, 1) ON CONFLICT DO UPDATE SET deleting = 1"
         self._db.executemany(give_up, [(self._tenant, name.encode()) for name in names])
@@ -100,10 +101,10 @@ class ColdTable:
                 taken.append(data)
         return taken
 
-    def strays(self) -> dict[str, bool]:
+    def strays(self) -> dict[str, float]:
         """See `ColdRows`."""
         found = rows(self._db, "SELECT name, deleting FROM cold_object WHERE tenant = ?", self._tenant)
-        return {name.decode("ascii", "replace"): bool(going) for name, going in found}
+        return {name.decode("ascii", "replace"): since for name, since in found}
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""

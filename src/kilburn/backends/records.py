@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 from typing import Any, cast
@@ -209,10 +209,28 @@ def _as_ids(value: Any) -> Any:
     return list(_checked(value[RUNS])) if RUNS in value else {key: _as_ids(ids) for key, ids in value.items()}
 
 
+SHORTEST = 6
+"""Characters of the shortest word by which a page is known."""
+
+
 def telling_words(page: Page) -> set[str]:
     """Words by which an event's data might quote a page. Very short words are left out, because they would match other
     text too."""
-    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= 6}
+    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= SHORTEST}
+
+
+class Quotations:
+    """Finds telling words in texts, in a time that does not grow with their number."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._words: dict[str, list[str]] = {}
+        for word in words:
+            self._words.setdefault(word[:SHORTEST], []).append(word)
+
+    def are_in(self, text: str) -> bool:
+        """Return whether a text contains one of the words."""
+        beginnings = ((at, text[at : at + SHORTEST]) for at in range(len(text) - SHORTEST + 1))
+        return any(text.startswith(word, at) for at, letters in beginnings for word in self._words.get(letters, ()))
 
 
 def concerns(event: Event, pages: AbstractSet[int]) -> bool:
@@ -221,7 +239,7 @@ def concerns(event: Event, pages: AbstractSet[int]) -> bool:
     return not pages.isdisjoint(event.pages) or (isinstance(by, int) and by in pages)
 
 
-def scrub(event: Event, words: set[str]) -> Event:
+def scrub(event: Event, words: Quotations) -> Event:
     """The event without its reason, and without values in its data that contain one of these words. The keys are
     Kilburn's own and stay. So does the reason of a person who forgets, unless it contains one of the words."""
     why = _blank(event.why, words) if event.act is Act.DROP else ""
@@ -231,9 +249,9 @@ def scrub(event: Event, words: set[str]) -> Event:
     return msgspec.structs.replace(event, why=why, data=data)
 
 
-def _blank(value: object, words: set[str]) -> object:
+def _blank(value: object, words: Quotations) -> object:
     if isinstance(value, str):
-        return "" if any(word in value for word in words) else value
+        return "" if words.are_in(value) else value
     if isinstance(value, dict):
         return {key: _blank(item, words) for key, item in value.items()}
     if isinstance(value, list | tuple):

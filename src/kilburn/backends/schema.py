@@ -197,11 +197,12 @@ CREATE TABLE setting(
     PRIMARY KEY(tenant, name)
 ) STRICT, WITHOUT ROWID;
 
--- Objects in a cold place that hold no text of a row: an object that is being written, or one that must be deleted (deleting).
+-- Objects in a cold place that hold no text of a row: an object that is being written (0), one that must be
+-- deleted (1), or one that was given up while somebody may be writing it (when, in seconds since the epoch).
 CREATE TABLE cold_object(
     tenant INTEGER NOT NULL,
     name BLOB NOT NULL,
-    deleting INTEGER NOT NULL,
+    deleting REAL NOT NULL,
     PRIMARY KEY(tenant, name)
 ) STRICT, WITHOUT ROWID;
 

@@ -5,6 +5,7 @@ Nothing is caught here: any error rolls the whole batch back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
 from kilburn.backends.contenttable import ContentTable, Packed, packed_texts, remove_unused, searchable_of
-from kilburn.backends.records import Memo, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
@@ -24,6 +25,9 @@ from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Place, searchable, tombstone_of
+
+GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
+"""Whoever is writing these objects to the cold place finds out."""
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
 """Says that erased bytes may still lie in the file or its write-ahead log."""
@@ -296,16 +300,16 @@ class Transaction:
         histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
-        blanked = []
+        blanked, quotations = [], Quotations(words)
         for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, mentions.nodes_of(erased))):
             if concerns(event, erased):
-                *_, body, seal = sealed_event(self._segment, scrub(event, words))
+                *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((body, seal, self._segment, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
         # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE segment = ?", (self._segment,))
         # So may an object that is just being written to the cold place: whoever writes it finds this out.
-        self._db.execute("UPDATE cold_object SET deleting = 1 WHERE tenant = ?", (self._tenant,))
+        self._db.execute(GIVE_UP, (time.time(), self._tenant))
         self._db.execute(FLAG)
 
 

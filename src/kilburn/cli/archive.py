@@ -394,7 +394,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
         for entry in saved.entries:
             clock.now = now if entry.time is None else entry.time
             try:
-                first, _ = kernel.take_in(entry.messages)
+                first, _ = kernel.take_in(entry.messages, entry.time)
             except KilburnError as error:
                 error.add_note(f"in {entry.where}")
                 raise

@@ -131,9 +131,10 @@ def _work(where: str, whose: Sequence[str], ways: Ways, *, once: bool, poll: flo
         with Worker(where, whose, ways, told=told, stopped=over.is_set) as works:
             if not once and not json:
                 say(line(f"working for {', '.join(whose)}: {', '.join(ways.kinds)}; SIGTERM ends it after the step in hand"))
-            pause = SOON
+            pause, done = SOON, 0
             while not over.is_set():
-                done = works.once()
+                changed = once or bool(done) or works.has_changed()
+                done = works.once() if changed else 0
                 if once and not done:
                     break
                 pause = min(SOON, poll) if done else min(2 * pause, poll)

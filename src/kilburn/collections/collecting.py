@@ -16,7 +16,7 @@ from kilburn.backend import Batch, SegmentInfo, SegmentKind, State
 from kilburn.budget import Counter
 from kilburn.collections.names import LARGEST_NOTE, check_one_of_each, checked_name
 from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
-from kilburn.event import Act, Data, Event, writable
+from kilburn.event import Act, Data, Event, in_order, ledger_time, writable
 from kilburn.kernel.admission import line_of
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Restore, Retire
@@ -156,6 +156,7 @@ class Collecting:
         info: the collection.
         last: ids of its last original and its last derived page; the second is 0 or negative.
         rows: every page that the changes name, as it is now; those that do not exist are missing.
+        clock: what the writer's clock shows.
         policy: whose changes they are; "user" for a person's.
         tainted: whether the policy had read untrusted text before.
         named: of notes, the pages that are in force, by their names; None for any other collection.
@@ -167,14 +168,15 @@ class Collecting:
         last: tuple[int, int],
         rows: Rows,
         counter: Counter,
-        now: float,
+        clock: float,
         *,
         policy: str = "user",
         cause: str = "user",
         tainted: bool = False,
         named: Mapping[str, int] | None = None,
     ) -> None:
-        self.info, self.last, self.rows, self.counter, self.now = info, last, rows, counter, now
+        self.info, self.last, self.rows, self.counter, self.clock = info, last, rows, counter, clock
+        self.now = ledger_time(clock, info.used)
         self.policy, self.cause, self.tainted, self.named = policy, cause, tainted, named
         self.added: list[int] = []
         self.pages: dict[int, Page] = {}
@@ -216,10 +218,9 @@ class Collecting:
 
     def batch(self, head: int, observed: Sequence[Event] = ()) -> Batch:
         """The transaction after event `head`; what was observed before comes first."""
-        events = [msgspec.structs.replace(event, number=at) for at, event in enumerate([*observed, *self.events], head + 1)]
         return Batch(
             head=head,
-            events=events,
+            events=in_order([*observed, *self.events], head, self.info.used),
             pages=list(self.pages.values()),
             texts=self.texts,
             states=self.states,
@@ -396,7 +397,7 @@ class Collecting:
         self._record(act, pages, why, **data)
 
     def _record(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
-        event = Event(number=0, act=act, time=self.now, pages=tuple(pages), boundary="database", data=data)
+        event = Event(number=0, act=act, time=self.clock, pages=tuple(pages), boundary="database", data=data)
         self.events.append(writable(msgspec.structs.replace(event, policy=self.policy, cause=self.cause, why=why)))
 
     def _each(self, pages: Sequence[int]) -> Sequence[int]:

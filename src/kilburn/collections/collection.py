@@ -23,7 +23,7 @@ from kilburn.collections.collecting import Change, Collecting, as_changes, held_
 from kilburn.collections.names import NoteNames
 from kilburn.collections.versions import Version, Versions
 from kilburn.errors import Forgotten, KernelError, KilburnError, StoreCorrupt, StoreStale, UnknownAddress
-from kilburn.event import STATE, Act, Data, Event, writable
+from kilburn.event import STATE, Act, Data, Event, in_order, writable
 from kilburn.forgetting.closure import Home, forget
 from kilburn.kernel.pending import GATHERED, Pending
 from kilburn.kernel.segment import ALONE, FREE, Segment
@@ -84,7 +84,7 @@ class Collection(Segment):
         self._info, self.clock = info, clock
         # Its originals, of so many pages in all, as last counted.
         self._originals = self._counted = 0
-        self._pending = Pending(info.head)
+        self._pending = Pending(info.head, info.used)
         self._names = NoteNames()
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Collection(Segment):
             if found.pages != self._counted:
                 self._originals = self._count(found.pages)
                 self._counted = found.pages
-            self._pending.continue_from(found.head)
+            self._pending.continue_from(found)
             return found.head != head
 
     def _count(self, pages: int) -> int:
@@ -212,9 +212,9 @@ class Collection(Segment):
     ) -> Collecting:
         """The transaction of these changes, checked against what is there now."""
         rows = self.backend.read(keys_of(wanted, self.number))
-        now, named = self.clock(), self.named()
+        clock, named = self.clock(), self.named()
         made = Collecting(
-            self.info, self._last, rows, self.counter, now, policy=policy, cause=cause, tainted=tainted, named=named
+            self.info, self._last, rows, self.counter, clock, policy=policy, cause=cause, tainted=tainted, named=named
         )
         made.carry(wanted)
         return made
@@ -258,7 +258,7 @@ class Collection(Segment):
 
     def _write(self, batch: Batch) -> None:
         self.backend.commit(self.number, batch)
-        self._pending = Pending(self._pending.head + len(batch.events))
+        self._pending = Pending(self._pending.head + len(batch.events), batch.events[-1].time)
 
     def accept(self, address: str, why: str = "") -> list[str]:
         """Put proposed pages in force, as a person: with what they are to supersede, and with the entities that they need.
@@ -303,7 +303,7 @@ class Collection(Segment):
         def undone() -> Collecting:
             versions = Versions(self.backend.events(self.number))
             numbers = self.resolve(address)
-            kept = self.backend.read((self.number, page) for number in numbers for page in versions.of(number))
+            kept = self.backend.read((self.number, page) for page in versions.of(*numbers))
             rows = {page: row for (_, page), row in kept.items() if row[1].at is not Place.DROPPED}
             return self._carried(versions.undo(numbers, rows, why), cause="undo")
 
@@ -324,7 +324,7 @@ class Collection(Segment):
         """
         numbers = self.resolve(address)
         versions = Versions(self.backend.events(self.number))
-        chain = {page for number in numbers for page in versions.of(number)}
+        chain = versions.of(*numbers)
         rows = self.backend.read((self.number, page) for page in chain)
         told: dict[int, list[Event]] = {page: [] for page in chain}
         for event in self.backend.events(self.number):
@@ -385,7 +385,7 @@ class Collection(Segment):
                         gone = self._with_made_from(pages)
                         if gone:
                             event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
-                            events = [*self._pending.events, msgspec.structs.replace(event, number=self._pending.next)]
+                            events = in_order([*self._pending.events, event], self._pending.head, self.info.used)
                             states = dict.fromkeys(gone, State(Place.DROPPED))
                             self._write(Batch(head=self._pending.head, events=events, states=states, erase=gone))
                     break

@@ -51,9 +51,9 @@ class Versions:
                 self._heir[page] = by
                 self._olds.setdefault(by, []).append(page)
 
-    def of(self, page: int) -> set[int]:
-        """All versions of what a page says, itself included."""
-        found, fresh = {page}, [page]
+    def of(self, *pages: int) -> set[int]:
+        """All versions of what pages say, themselves included."""
+        found, fresh = set(pages), list(pages)
         while fresh:
             one = fresh.pop()
             near = {*self._olds.get(one, ()), self._heir.get(one, one)} - found

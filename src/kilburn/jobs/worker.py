@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -28,7 +28,7 @@ from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
 from kilburn.kernel.drive import run
-from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
+from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of, rule_time
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -45,6 +45,9 @@ WIDE = 1 << 40
 
 BATCH, BATCHES = 32, 8
 """Passages that are embedded at once, and how often before other work is looked for."""
+
+LOOK = 60.0
+"""Seconds after which a worker looks for what is due although nothing was written."""
 
 UPKEEP = 600.0
 """Seconds between two looks at whether erased bytes lie about, or texts are to go to the cold place: each costs something."""
@@ -189,11 +192,17 @@ class Worker:
         """Whether it should put down what it does."""
         return self._stopped() or ending()
 
+    def has_changed(self) -> bool:
+        """Return whether something was written since the last call, or a while is over: times change what is due, too. The store
+        is asked once for each tenant."""
+        changed = [office.has_changed() for office in self._offices]
+        return any(changed)
+
     def once(self) -> int:
         """Look once for what is to be done, and do it; returns how much was done or tried."""
         count = 0
         for office in self._offices:
-            for kind in self.ways.kinds:
+            for kind in self.ways.kinds if office.is_whole() else ():
                 if self.is_over():
                     return count
                 try:
@@ -237,6 +246,9 @@ class _Office:
             self._policies = [(spec, resolve("memory", spec)) for spec in self._ways.learn or ("plain",)]
             self._answer = answering(self._store, self._ways.model, worker.is_over)
             self._opened = opened.pop_all()
+        # The last events of all segments, and when they were looked at in full.
+        self._heads: list[tuple[int, int]] | None = None
+        self._looked = 0.0
         # How far a session's ledger was when nothing was left to learn from it.
         self._learned: dict[int, int] = {}
         self._tended: dict[JobKind, float] = {}
@@ -255,10 +267,24 @@ class _Office:
     def _needs_vectors(self) -> bool:
         return JobKind.EMBED in self._ways.kinds or bool(self._ways.learn)
 
+    def has_changed(self) -> bool:
+        """See `Worker`. An error is what the work itself will say."""
+        now, heads = time.monotonic(), None
+        with suppress(KilburnError):
+            heads = [(info.number, info.head) for info in self._backend.segments()]
+        if heads is not None and heads == self._heads and now - self._looked < LOOK:
+            return False
+        self._heads, self._looked = heads, now
+        return True
+
+    def is_whole(self) -> bool:
+        """Return whether nobody copies into this store: half of one is not worked at. An error is what the work will say."""
+        with suppress(KilburnError):
+            return self._backend.settings().get(COPYING) is None
+        return True
+
     def work(self, kind: JobKind) -> int:
         """Do what is to be done of a kind; returns how many jobs were done or tried."""
-        if self._backend.settings().get(COPYING) is not None:
-            return 0  # half a store; whoever copies goes on
         return {
             JobKind.ERASE: self._erase,
             JobKind.EXPIRE: self._expire,
@@ -327,11 +353,12 @@ class _Office:
 
     def _expire(self) -> int:
         rule = rule_of(self._backend)
-        found = due(self._backend, rule, self._store.clock()) if rule is not None else {}
+        found = due(self._backend, rule, rule_time(self._store)) if rule is not None else {}
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
         # What was archived is due as long as it is there, and every page is looked at for it.
-        begun = found.get(Ending.FORGET, set()) - resting or (found.get(Ending.ARCHIVE) and self._is_time(JobKind.EXPIRE))
+        begun = bool(found.get(Ending.FORGET, set()) - resting or found.get(Ending.DATE))
+        begun = begun or (bool(found.get(Ending.ARCHIVE)) and self._is_time(JobKind.EXPIRE))
         if rule is None or not begun:
             settle(self._backend, awake)
             return 0
@@ -416,7 +443,7 @@ class _Office:
         resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(again)
         rule = rule_of(self._backend)
         # What is learned from what is to be forgotten would go with it.
-        going = set[int]() if rule is None else due(self._backend, rule, self._store.clock())[Ending.FORGET]
+        going = set[int]() if rule is None else due(self._backend, rule, self._backend.now())[Ending.FORGET]
         for info in self._reading.sessions():
             if self._worker.is_over():
                 break

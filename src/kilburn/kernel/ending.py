@@ -8,6 +8,7 @@ or that has an open branch, is left alone, and so are its branches.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
@@ -17,8 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.backend import Backend, Batch, Moved, SegmentInfo, SegmentKind
-from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
-from kilburn.event import Act, Event
+from kilburn.errors import ClockSkew, ClockWarning, KilburnError, SpecError, StoreCorrupt, StoreStale
+from kilburn.event import Act, Event, clock_of, in_order
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.branches import Fork, above_of, branches_in, origin_in
 from kilburn.kernel.claims import LEASE, JobName, kept, named, renewing, take
@@ -38,6 +39,12 @@ FORGET = "forget"
 WHY = "its time to live is over"
 """What the ledger says of what is forgotten by a rule."""
 
+MISDATED = "its last use was dated in the future; rules count from here"
+"""What the ledger says of a session to which a wrong clock has written last."""
+
+MINUTE, HOUR = 60.0, 3600.0
+"""Differences between two clocks: of more than the first there is a warning, and by more than the second no rule decides."""
+
 READ = (Act.FAULT, Act.SEARCH)
 """Events that say that somebody read a page."""
 
@@ -47,6 +54,8 @@ class Ending(StrEnum):
 
     ARCHIVE = "archive"
     FORGET = "forget"
+    DATE = "date"
+    """Its last use is dated in the future: it counts as used now."""
 
 
 class SessionUse(NamedTuple):
@@ -83,9 +92,11 @@ class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, use: SessionUse, now: float) -> Ending | None:
         """What is due for a session at this time; None where nothing is, or something holds it."""
-        if use.held:
+        if use.held or self == TimeToLive():
             return None
         age = now - use.used
+        if age < -HOUR:
+            return Ending.DATE
         if any(after is not None and age >= after for after in (self.forget, self.branches if use.alone else None)):
             return Ending.FORGET
         return Ending.ARCHIVE if self.archive is not None and age >= self.archive else None
@@ -157,6 +168,23 @@ def keep_rule(backend: Backend, rule: TimeToLive | None) -> None:
     backend.keep_setting(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
 
 
+def rule_time(store: Store) -> float:
+    """Return the time by which rules decide, in seconds since the epoch: that of the store's clock, which is the database's where
+    there is one. A store in a file has the clock of its machine, which nothing but the events of the file can check.
+
+    Raises:
+        ClockSkew: this program's clock differs by more than an hour.
+    """
+    now = store.backend.now()
+    difference = abs(store.clock() - now)
+    if difference > HOUR:
+        what = f"the clocks of this machine and of the database differ by {difference:,.0f} seconds"
+        raise ClockSkew(what, advice="set the clock that is wrong; until then no rule archives or forgets anything")
+    if difference > MINUTE:
+        warnings.warn("the clocks of this machine and of the database differ by more than a minute", ClockWarning, stacklevel=2)
+    return now
+
+
 def expire(
     store: Store,
     rule: TimeToLive,
@@ -179,9 +207,10 @@ def expire(
         lease: seconds for which a claim holds.
 
     Raises:
-        SpecError: sessions are to be archived, and the tenant has no cold place. StoreError: trying again goes on.
+        SpecError: sessions are to be archived, and the tenant has no cold place. ClockSkew: nobody knows what is due.
+        StoreError: trying again goes on.
     """
-    now, backend = store.clock(), store.backend
+    now, backend = rule_time(store), store.backend
     due: dict[Ending, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Ending}
     left = []
     for info, below, use, stage in _due(backend, rule, now):
@@ -190,6 +219,11 @@ def expire(
         else:
             due[stage].append((info, below))
     receipts, forgotten = [], []
+    for info, below in due[Ending.DATE] if not dry else ():
+        for each in (info, *below):
+            if _used(backend, each, now) - now > HOUR:
+                with suppress(StoreStale):
+                    _note(backend, each, now, MISDATED)
     for info, _ in due[Ending.FORGET]:
         if stopped():
             break
@@ -274,7 +308,7 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
             continue
         try:
             below = branches_in(backend, info, forks)
-            use = _use(backend, info, below, begun=info.number in broken)
+            use = _use(backend, info, below, now, begun=info.number in broken)
         except StoreCorrupt:
             # It ends when somebody has looked at it, and holds up no other.
             below, use = [], SessionUse(info.name, info.used, "it is damaged: see `kilburn fsck`")
@@ -283,9 +317,9 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
             yield info, [each for each, _ in below], use, stage
 
 
-def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]], *, begun: bool) -> SessionUse:
+def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]], now: float, *, begun: bool) -> SessionUse:
     every = [info, *(each for each, _ in below)]
-    used = max(_used(backend, each) if begun else each.used for each in every)
+    used = max(_used(backend, each, now, begun=begun) for each in every)
     # What a branch gave back may be gone by now: then it looks as if it were open.
     going = begun and any(_is_dropped(event) for each in every for event in backend.events(each.number, act=Act.DROP))
     alone = not below and (going or _is_alone(backend, info))
@@ -306,13 +340,33 @@ def _is_alone(backend: Backend, info: SegmentInfo) -> bool:
     return {*own[sum(1 for _ in asked) :]} <= {Role.ASSISTANT}
 
 
-def _used(backend: Backend, info: SegmentInfo) -> float:
-    """When a session was last used, where a rule has begun to forget it: what that wrote is no use of it."""
-    return max((event.time for event in backend.events(info.number) if not _is_ours(event)), default=info.created)
+def _used(backend: Backend, info: SegmentInfo, now: float, *, begun: bool = False) -> float:
+    """When a session was last used. A wrong clock may have dated events in the future: the last event's own clock then counts.
+
+    Args:
+        begun: whether a rule has begun to forget it: what that wrote is no use of it.
+    """
+    if not begun and info.used - now <= HOUR:
+        return info.used
+    last = info.created
+    for event in backend.events(info.number, 0 if begun else max(0, info.head - 1)):
+        if not (begun and _is_ours(event)):
+            last = clock_of(event)
+    return last
 
 
 def _is_ours(event: Event) -> bool:
-    return _is_dropped(event) or (event.act is not Act.ADMIT and event.policy == "kernel")
+    return _is_dropped(event) or (event.act is not Act.ADMIT and event.policy == "kernel" and event.why != MISDATED)
+
+
+def _note(backend: Backend, info: SegmentInfo, now: float, why: str) -> None:
+    """Write a note behind the last event of a segment.
+
+    Raises:
+        StoreStale: it is not the last any more.
+    """
+    event = Event(number=0, act=Act.NOTE, time=now, policy="kernel", why=why)
+    backend.commit(info.number, Batch(head=info.head, events=in_order([event], info.head, info.used)))
 
 
 def _is_dropped(event: Event) -> bool:
@@ -326,12 +380,11 @@ def _begin(backend: Backend, info: SegmentInfo, rule: TimeToLive, now: float, *,
     if found is None or found.number != info.number or found.damaged:
         return False
     below = branches_in(backend, found, {})
-    if rule.decide(_use(backend, found, below, begun=begun), now) is not Ending.FORGET:
+    if rule.decide(_use(backend, found, below, now, begun=begun), now) is not Ending.FORGET:
         return False
     try:
         for each in (found, *(one for one, _ in below)):
-            event = Event(number=each.head + 1, act=Act.NOTE, time=now, policy="kernel", why=WHY)
-            backend.commit(each.number, Batch(head=each.head, events=[event]))
+            _note(backend, each, now, WHY)
     except StoreStale:
         return False
     return [one.number for one, _ in branches_in(backend, found, {})] == [one.number for one, _ in below]
@@ -420,9 +473,9 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
         dry: only say how many there are; their bytes are then not known.
 
     Raises:
-        SpecError: the tenant has no cold place. StoreError: what has moved stays moved.
+        SpecError: the tenant has no cold place. ClockSkew. StoreError: what has moved stays moved.
     """
-    now, backend = store.clock(), store.backend
+    now, backend = rule_time(store), store.backend
     there = backend.cold()
     chosen = [digest for digest in rule.choose(_texts(backend, rule, now), now) if digest not in there]
     return Moved(texts=len(chosen)) if dry else backend.chill(chosen)
@@ -441,11 +494,13 @@ def _texts_of(backend: Backend, rule: Coolness, now: float, info: SegmentInfo) -
     read: dict[int, float] = {}
     for act in READ if info.kind is SegmentKind.SESSION else ():
         for event in backend.events(info.number, act=act):
-            read.update(dict.fromkeys(event.pages, event.time))
+            read.update(dict.fromkeys(event.pages, clock_of(event)))
     small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
-    in_use = now - info.used < rule.after
+    last = _used(backend, info, now)
+    in_use = now - last < rule.after
     for page, state in backend.pages(info.number):
         held = small or (in_use and (state.at is Place.IN or state.pinned))
-        used = max(page.time, read.get(page.id, 0.0))
+        # A caller may date what it appends in the future.
+        used = max(min(page.time, last), read.get(page.id, 0.0))
         for digest in filter(None, (page.digest, page.extra)):
             yield TextUse(digest, used, page.tokens, held)

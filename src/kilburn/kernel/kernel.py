@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Unpack
 
 import msgspec
@@ -31,7 +31,7 @@ from kilburn.errors import (
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import STATE, Act, Data, Event, writable
+from kilburn.event import STATE, Act, Data, Event, in_order, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
 from kilburn.kernel.checkpoint import checkpoint_of
@@ -82,6 +82,12 @@ that what checkpoints cost does not grow with the session."""
 
 SHORT, BRANCHED = 64, 256
 """The same when the session is released, or a branch begins from it; then too, in a long session, this share of its pages."""
+
+LAST_TIME = 253_402_300_799.0
+"""The end of the year 9999: no calendar of Python's goes on."""
+
+HARMLESS = frozenset({Act.FAULT, Act.SEARCH, Act.SHIP})
+"""What another writer may write between two transactions: it does not disturb the second."""
 
 NAMED = 5
 """Pages that an error names."""
@@ -166,7 +172,7 @@ class Kernel:
             raise
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
         self.lineage, self._work = rebuilt.lineage, rebuilt.work
-        self.pending = Pending(rebuilt.head, info.used if info.number and info.head == rebuilt.head else None)
+        self.pending = Pending(rebuilt.head, info.used, info.used if info.number and info.head == rebuilt.head else None)
         # A branch may look into this cache.
         self.contents.clear()
 
@@ -251,13 +257,13 @@ class Kernel:
         return True
 
     def check_current(self) -> None:
-        """Check that no other writer has changed this session since it was read.
+        """Check that no other writer has changed this session since it was read; what they only observed is taken over.
 
         Raises:
             StoreStale: one has; reading something here, or reopening the session, shows the changes.
         """
         found = self._found()
-        if found is None or not self.pending.follows(found):
+        if found is None or not (self.pending.follows(found) or self._pass_observations()):
             raise self.overtaken()
 
     def _found(self) -> SegmentInfo | None:
@@ -266,6 +272,22 @@ class Kernel:
             return self.info
         found = self.backend.segment(self.info.name, time=0.0, create=False)
         return found if found is not None and found.number == self.info.number else None
+
+    def _pass_observations(self) -> bool:
+        """Continue after what other writers wrote since, if that is only what they observed; return whether it is."""
+        found, pending = self._found(), self.pending
+        if found is None or found.head <= pending.head or not self.info.number:
+            return False
+        events = list(islice(self.backend.events(self.info.number, pending.head), found.head - pending.head))
+        own = {page for event in pending.events for page in event.pages}
+        # Who used a page last must be the same in a replay.
+        if not all(event.act in HARMLESS and (event.act is not Act.FAULT or own.isdisjoint(event.pages)) for event in events):
+            return False
+        for event in events:
+            self.ledger.count(event)
+            self.usage.learn(event)
+        pending.continue_from(found)
+        return True
 
     def overtaken(self) -> StoreStale:
         """The error that says so. Whoever has this session has to open it again."""
@@ -391,9 +413,11 @@ class Kernel:
             time: when they were said, in seconds since the epoch; None for now.
 
         Raises:
-            WireError, LawBroken, PinsExceedWindow: nothing was admitted.
+            WireError, KernelError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
-        said = self.clock() if time is None else float(time)
+        said = max(self.clock(), self.pending.latest) if time is None else float(time)
+        if not 0.0 <= said <= LAST_TIME:
+            raise KernelError(f"messages of the time {said}", advice="give seconds since 1970, before the year 10000")
         cites = [message.cites for message in messages if message.cites]
         cited = self._cited(chain.from_iterable(cites)) if cites else {}
         pages, texts = pages_of(messages, self.window, self.counter, said, cited)
@@ -643,7 +667,9 @@ class Kernel:
         """The page that a checked move makes, and the texts of its digests."""
         single = isinstance(move, Fold) and len(move.pages) == 1
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if single else ""
-        page, text, kept = derived_page(move, change, self.window, self.counter, self.clock(), self.text, extra)
+        page, text, kept = derived_page(
+            move, change, self.window, self.counter, max(self.clock(), self.pending.latest), self.text, extra
+        )
         if page.kind is Kind.EXCERPT:
             pieces = pieces_of(page, text, lambda source: self.window.pages[source].digest, self.text)
             self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
@@ -813,6 +839,9 @@ class Kernel:
                     pending.used = self.info.used
                     self._descend(self.lineage._replace(segment=self.info.number))
             except StoreStale:
+                if self._pass_observations():
+                    self.flush(wait=wait, closing=closing)
+                    return
                 # Without another writer here, a page elsewhere has come in the way, or gone.
                 found = self._found() if self.info.number else None
                 self.stale = self.stale or found is None or not pending.follows(found)
@@ -820,8 +849,9 @@ class Kernel:
                     self._cited(key for page in pending.new for key in page.cites)
                 raise
             pending.head += len(pending.events)
-            if pending.used is not None:
-                pending.used = float(max([pending.used, *(event.time for event in pending.events)]))
+            if pending.events:
+                pending.latest = pending.events[-1].time
+            pending.used = None if pending.used is None else pending.latest
             if not due:
                 for event in pending.events:
                     ledger.count(event)
@@ -868,19 +898,21 @@ class Kernel:
         for digest, text in (texts or {}).items():
             self.pending.texts[digest] = text
             self.contents.keep(digest, text)
-        event = writable(
-            Event(
-                number=self.pending.next,
-                act=act,
-                time=self.clock(),
-                turn=max(self.window.turn, new[-1].message) if new else self.window.turn,
-                pages=tuple(pages),
-                policy=policy,
-                cause=cause,
-                why=why,
-                data=data,
-            )
+        pending = self.pending
+        event = Event(
+            number=pending.head + len(pending.events) + 1,
+            act=act,
+            time=self.clock(),
+            turn=max(self.window.turn, new[-1].message) if new else self.window.turn,
+            pages=tuple(pages),
+            policy=policy,
+            cause=cause,
+            why=why,
+            data=data,
         )
+        event, latest = writable(event), pending.events[-1].time if pending.events else pending.latest
+        if event.time < latest:
+            (event,) = in_order([event], event.number - 1, latest)
         self.pending.new += new
         self.window.enact(event, {page.id: page for page in new})
         if act is Act.CACHE:

@@ -11,7 +11,7 @@ import msgspec
 from kilburn.backend import Backend
 from kilburn.budget import Counter
 from kilburn.effect import Outcome
-from kilburn.event import Act, Event
+from kilburn.event import Act, Event, clock_of
 from kilburn.model import is_count
 from kilburn.page import Page, Place
 from kilburn.policy import Use
@@ -250,7 +250,7 @@ class Usage:
             on_rollback: gets what undoes it, of an event that moves pages; None where nothing is undone.
         """
         if event.act is Act.ADMIT:
-            self.pages.update({page: Use(0, event.turn, event.time) for page in event.pages})
+            self.pages.update({page: Use(0, event.turn, clock_of(event)) for page in event.pages})
         elif event.act is Act.FAULT:
             self._use(event.pages, event)
         elif event.act in MOVED and "to" in event.data:
@@ -268,7 +268,7 @@ class Usage:
     def _use(self, pages: Iterable[int], event: Event, more: int = 1) -> None:
         """Count pages as used by an event; those with the same use share one entry."""
         counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
-        entries = {count: Use(count + more, event.turn, event.time) for count in set(counts.values())}
+        entries = {count: Use(count + more, event.turn, clock_of(event)) for count in set(counts.values())}
         self.pages.update({page: entries[count] for page, count in counts.items()})
 
     def _move(self, event: Event, to: Mapping[str, Sequence[int]]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.backend import Batch, Digests, Pieces, SegmentInfo, State
 from kilburn.budget import Budget
-from kilburn.event import STATE, Act, Event
+from kilburn.event import STATE, Act, Event, in_order
 from kilburn.message import Kind, Role
 from kilburn.page import Page, searchable_words
 
@@ -36,11 +36,16 @@ START = Savepoint(0, 0, 0)
 
 
 class Pending:
-    """A transaction that is being prepared. `head` is the last event that is written, and `used` is when the session was used
-    last then, as the store has it; None if that is not known."""
+    """A transaction that is being prepared.
 
-    def __init__(self, head: int = 0, used: float | None = None) -> None:
-        self.head, self.used = head, used
+    Args:
+        head: the last event that is written.
+        latest: no event is before this time, in seconds since the epoch: when the segment was used last, by its row.
+        used: the same, where the row is known to be that of `head`; None if not.
+    """
+
+    def __init__(self, head: int = 0, latest: float = 0.0, used: float | None = None) -> None:
+        self.head, self.latest, self.used = head, latest, used
         self.clear()
 
     def clear(self) -> None:
@@ -72,14 +77,17 @@ class Pending:
         return any(event.act in STATE for event in self.events)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append events, with the next numbers."""
-        for event in events:
-            self.events.append(msgspec.structs.replace(event, number=self.next))
+        """Append events, with the next numbers, and at times that do not run backwards."""
+        self.events += in_order(events, self.next - 1, self.events[-1].time if self.events else self.latest)
 
-    def continue_from(self, head: int) -> None:
-        """Continue the ledger after this event instead: another writer went on, and there are only observations here."""
-        if head != self.head:
-            self.head, waiting, self.events = head, self.events, []
+    def continue_from(self, info: SegmentInfo) -> None:
+        """Continue the ledger after its last event instead: others have written no more than observations, or there are only
+        observations here."""
+        self.latest = info.used
+        if self.used is not None:
+            self.used = info.used
+        if info.head != self.head:
+            self.head, waiting, self.events = info.head, self.events, []
             self.add(waiting)
 
     def halve(self) -> tuple[int, list[Event]]:

@@ -95,7 +95,7 @@ def episodes(session: Session, after: int = 0) -> list[Episode]:
             if groups:
                 groups[-1].append(page)
         found = []
-        for group, then in zip(groups, [*groups[1:], []], strict=True):
+        for group, then in zip(groups, [*groups, []][1:], strict=True):
             ended = bool(then) or (group[-1].role is Role.ASSISTANT and group[-1].kind is not Kind.CALL)
             if ended and (then or group)[-1].id > after and gone.isdisjoint(page.id for page in group):
                 spoken = [page for page in then if page.message == then[0].message and page.id not in gone and _asks(page)]

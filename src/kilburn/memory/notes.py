@@ -269,7 +269,7 @@ class Notes:
         rows = {page.id: (page, state) for page, state in collection.pages(history=True)}
         versions = Versions(collection.backend.events(collection.number))
         own = {page for page, (found, _) in rows.items() if found.name == name}
-        chain = {page for one in own for page in versions.of(one)} & rows.keys()
+        chain = versions.of(*own) & rows.keys()
         if not chain:
             raise self._unknown(name)
         order = {page: at for at, page in enumerate(self._written())}

@@ -17,6 +17,7 @@ from kilburn.backend import SegmentKind, State
 from kilburn.collections.collection import Collection
 from kilburn.errors import QuotaExceeded, SpecError
 from kilburn.forgetting.erasure import Erasure
+from kilburn.kernel.ending import rule_time
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.store import Store
 from kilburn.message import Kind
@@ -112,11 +113,11 @@ def sweep(
         dry: only say what would go.
 
     Raises:
-        SpecError: a negative length of time. StoreError: trying again goes on.
+        SpecError: a negative length of time. ClockSkew: nobody knows what is over. StoreError: trying again goes on.
     """
     if not min(retention, history or 0.0) >= 0:
         raise SpecError("a retention that is no length of time", advice="give seconds, 0 or more")
-    now = store.clock()
+    now = rule_time(store)
     roots: dict[int, list[int]] = {}
     kept: dict[str, tuple[str, ...]] = {}
     for memory in store.collections():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby, islice
 
 import msgspec
@@ -430,17 +430,17 @@ class Searcher:
         rivals = contested((one.candidate.segment, one.candidate.page.claim) for one in ranked)
         against = {one.key: [ranked[other] for other in others] for one, others in zip(ranked, rivals, strict=True) if others}
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
-        hits: list[Found] = []
-        shown: list[Ranked] = []
+        chosen: list[tuple[Ranked, Span, str, int]] = []
         told: set[tuple[int, str]] = set()
-        left = tokens
+        left, batch = tokens, READ if limit is None else min(READ, limit)
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
-        while left > 0 and (some := list(islice(rest, READ if limit is None else min(READ, max(0, limit - len(hits)))))):
+        # Passages that fit in between are hard to find: each time more of them are read.
+        while left > 0 and (limit is None or len(chosen) < limit) and (some := list(_some(rest, batch))):
+            batch *= GROWTH
             if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
                 return None
             texts = self._texts([one for one, _ in some])
-            chosen: list[tuple[Ranked, Span, str, int]] = []
             for one, span in some:
                 whole = texts.get(one.candidate.page.digest)
                 if whole is None or span[1] > len(whole):
@@ -450,13 +450,13 @@ class Searcher:
                 if cost > left:
                     continue
                 same = (one.candidate.segment if apart else 0, _same(text))
-                if same not in told:
+                if same not in told and (limit is None or len(chosen) < limit):
                     told.add(same)
                     left -= cost
                     chosen.append((one, span, text, cost))
-            self._read_calls(one for one, *_ in chosen)
-            hits += [self._hit(one, span, text, cost, now, against.get(one.key, ())) for one, span, text, cost in chosen]
-            shown += [one for one, *_ in chosen]
+        shown = [one for one, *_ in chosen]
+        self._read_calls(shown)
+        hits = [self._hit(one, span, text, cost, now, against.get(one.key, ())) for one, span, text, cost in chosen]
         return self._doubted(hits, shown, counter, left, now, limit, at)
 
     def _doubted(
@@ -617,11 +617,22 @@ class Searcher:
         return str(page.role)
 
 
-READ = 40
-"""Texts that are read at a time."""
+READ, GROWTH, MOST_READ = 40, 4, 200_000
+"""Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
+time, but for the last of them."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
+
+
+def _some(passages: Iterator[tuple[Ranked, Span]], most: int) -> Iterator[tuple[Ranked, Span]]:
+    """Yield the passages that are read next."""
+    size = 0
+    for passage in islice(passages, most):
+        yield passage
+        size += passage[0].candidate.page.tokens
+        if size >= MOST_READ:
+            return
 
 
 def hit_key(hit: Passage) -> Key:

@@ -53,8 +53,9 @@ QUERIES = 64
 """Vectors of queries that are remembered: one search asks for the same one several times."""
 GRACE = 30.0
 """Seconds that a program goes on before the thread begins, unless it searches."""
-PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds between two looks for what waits; after failures they double, up to the second."""
+PAUSE, IDLE_PAUSE, LONGEST_PAUSE = 1.0, 20.0, 60.0
+"""Seconds between two looks for what waits. They double while nothing waits, up to the second, and after failures, up to the
+third; a search wakes a thread that found nothing."""
 PATIENCE, GLANCE = 5.0, 0.05
 """Seconds for which the thread waits for others before each batch, and between two looks whether they are done."""
 QUIET = 0.02
@@ -333,9 +334,11 @@ class Vectors:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
-        tended = False
+        tended, longest = False, IDLE_PAUSE
         self._wanted.wait(grace)
         while not self._stop.is_set() and not ending():
+            self._wanted.clear()
+            made = 0
             try:
                 self._read()
                 if self._turn():
@@ -345,13 +348,15 @@ class Vectors:
                     if (made or not tended) and isinstance(self.backend, Nearby):
                         tended = True
                         self._tend(self.backend)
-                self.trouble, pause = "", first
+                self.trouble, longest = "", IDLE_PAUSE
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
                     # Its words may quote what was said.
                     log.error("embedding in the background failed: %s", type(error).__name__)
-                self.trouble, pause = str(error) or type(error).__name__, min(2 * pause, LONGEST_PAUSE)
-            self._stop.wait(pause)
+                self.trouble, longest = str(error) or type(error).__name__, LONGEST_PAUSE
+            pause = first if made else min(2 * pause, longest)
+            if not self._stop.wait(first):
+                (self._stop if self.trouble else self._wanted).wait(pause - first)
 
     def _tend(self, backend: Nearby) -> None:
         try:

@@ -62,20 +62,21 @@ class PostgresColdRows:
     def announce(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
         insert = (
-            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, false FROM unnest(%s::bytea[]) AS new(name)"
+            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, 0 FROM unnest(%s::bytea[]) AS new(name)"
         )
         self._statements.send(insert, self._tenant, _stored(names))
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
         if names is None:
+            now = "extract(epoch FROM clock_timestamp())"
             self._statements.send(
-                "UPDATE kilburn.cold_object SET deleting = true WHERE tenant = %s AND NOT deleting", self._tenant
+                f"UPDATE kilburn.cold_object SET deleting = {now} WHERE tenant = %s AND deleting = 0", self._tenant
             )
             return
         insert = (
-            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, true FROM unnest(%s::bytea[]) AS new(name)"
-            " ON CONFLICT(tenant, name) DO UPDATE SET deleting = true"
+            "INSERT INTO kilburn.cold_object(tenant, name, deleting) SELECT %s, name, 1 FROM unnest(%s::bytea[]) AS new(name)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET deleting = 1"
         )
         self._statements.send(insert, self._tenant, sorted(_stored(names)))
 
@@ -94,7 +95,7 @@ class PostgresColdRows:
         # In the order of who forgets: the texts first, then their objects.
         lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR NO KEY UPDATE"
         self._statements.send(lock, self._tenant, [each.key for each in coming])
-        take = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND NOT deleting RETURNING name"
+        take = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND deleting = 0 RETURNING name"
         ours = {name for (name,) in self._statements.rows(take, self._tenant, _stored(each.name for each in coming))}
         written = [each for each in coming if each.name.encode() in ours]
         if not written:
@@ -140,7 +141,7 @@ class PostgresColdRows:
         )
         return [data for (data,) in self._statements.rows(update, *columns, self._tenant)]
 
-    def strays(self) -> dict[str, bool]:
+    def strays(self) -> dict[str, float]:
         """See `ColdRows`."""
         found = self._statements.rows(
             "SELECT name, deleting FROM kilburn.cold_object WHERE tenant = %s ORDER BY name", self._tenant
@@ -149,7 +150,7 @@ class PostgresColdRows:
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
-        delete = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND deleting"
+        delete = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND deleting > 0"
         self._statements.send(delete, self._tenant, _stored(names))
 
 

@@ -92,18 +92,19 @@ CREATE TABLE kilburn.content(
 );
 CREATE INDEX content_cold ON kilburn.content(tenant, digest) WHERE codec = 3;
 
--- Objects in a cold place that hold no text's only copy: one that is being written, or one that is to be deleted (deleting).
+-- Objects in a cold place that hold no text's only copy: one that is being written (0), one that is to be deleted (1), or one
+-- that was given up while somebody may be writing it (when, in seconds since the epoch).
 CREATE TABLE kilburn.cold_object(
     tenant bigint NOT NULL,
     name bytea NOT NULL,
-    deleting boolean NOT NULL,
+    deleting double precision NOT NULL,
     PRIMARY KEY(tenant, name)
 );
 -- The object of a text that is removed, or is brought back from the cold place, is to be deleted.
 CREATE FUNCTION kilburn.release_object() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO kilburn.cold_object(tenant, name, deleting) VALUES(OLD.tenant, OLD.data, true)
-        ON CONFLICT(tenant, name) DO UPDATE SET deleting = true;
+    INSERT INTO kilburn.cold_object(tenant, name, deleting) VALUES(OLD.tenant, OLD.data, 1)
+        ON CONFLICT(tenant, name) DO UPDATE SET deleting = 1;
     RETURN NULL;
 END $$;
 CREATE TRIGGER content_deleted AFTER DELETE ON kilburn.content FOR EACH ROW WHEN (OLD.codec = 3)

@@ -18,7 +18,7 @@ from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
-from kilburn.backends.records import Memo, concerns, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.records import Memo, Quotations, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
@@ -489,10 +489,10 @@ class Writing:
     def _blank_events(self, erased: set[int], words: set[str], stored: SegmentRow) -> None:
         numbers = events_of(self._statements, *self._own, mentions.nodes_of(erased))
         head = stored.head + len(self._batch.events)
-        blanked = []
+        blanked, quotations = [], Quotations(words)
         for event in read_events(self._statements, self._tenant, stored, [number for number in numbers if number <= head]):
             if concerns(event, erased):
-                *_, body, seal = sealed_event(self._segment, scrub(event, words))
+                *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((event.number, body, seal))
         if blanked:
             self._statements.send(
