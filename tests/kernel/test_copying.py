@@ -5,78 +5,27 @@ The tests that take `target` run with a database of PostgreSQL there, too: see t
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 import kilburn
+import waiting
 from cli.terminal import kilburn as command
-from kernel.copied import fill, look, opened
+from effort import rounds
+from kernel.copied import fill, look, opened, run_copies, writer
 from kernel.talk import user
 from kilburn.backend import Batch
+from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import KilburnError, SpecError, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
-
-KILLED = """
-import os, signal, sys
-from kilburn.backends.sqlite import Sqlite
-from kilburn.kernel.copying import copy
-
-source, target, fresh = sys.argv[1], sys.argv[2], sys.argv[3] == "fresh"
-
-class Killing(Sqlite):
-    left = 0
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def killing(name):
-    def verb(self, *given, **more):
-        writes = more.get("create", True)
-        if writes:
-            self.step()
-        made = getattr(Sqlite, name)(self, *given, **more)
-        if writes:
-            self.step()
-        return made
-    return verb
-
-for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
-    setattr(Killing, name, killing(name))
-
-kills = 0
-while True:
-    if os.fork() == 0:
-        with Sqlite(source, readonly=True) as ours, Killing(target) as theirs:
-            theirs.left = kills + 1 if fresh else 30 + kills % 5
-            copy(ours, theirs, "source")
-        os._exit(0)
-    if os.wait()[1] == 0:
-        print(kills)
-        break
-    kills += 1
-    if fresh:
-        # From the beginning, so that each kill is at another step; what is left must be fit to go on from.
-        if os.fork() == 0:
-            with Sqlite(source, readonly=True) as ours, Sqlite(target) as theirs:
-                copy(ours, theirs, "source")
-                assert not theirs.findings()
-            os._exit(0)
-        assert os.wait()[1] == 0
-        for end in ("", "-wal", "-shm"):
-            if os.path.exists(target + end):
-                os.unlink(target + end)
-"""
-"""Copies, and kills itself before and after each verb that writes."""
 
 
 @pytest.fixture
@@ -147,45 +96,64 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         assert backend.findings() == []
 
 
-@pytest.mark.parametrize("how", ["fresh", "going on"])
-def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
-    fill(tmp_path / "a.db")
-    words = [sys.executable, "-c", KILLED, str(tmp_path / "a.db"), str(tmp_path / "b.db"), how]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=900)
-    assert int(done.stdout) > (50 if how == "fresh" else 2), done.stderr
-    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+def test_killed_anywhere_it_leaves_the_destination_as_it_was(tmp_path: Path, target: str) -> None:
+    check_kills(str(tmp_path / "a.db"), target, rounds(20, 200))
 
 
-def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:
-    fill(tmp_path / "a.db")
+def check_kills(source: str, target: str, kills: int) -> None:
+    """A copy that is killed leaves everything as it was, others can write there, and the next one completes."""
+    fill(source)
+    with opened(target) as store:
+        store.session("mine").append(user("it stays"))
+    steps = int(run_copies(source, target, [0], to="counted")[0])
+    assert steps > 50
+    chance = random.Random(41)
+    for number in range(kills):
+        before = look(target)
+        # The last two are those of `sync`, after the transaction.
+        step = chance.choice((number % (steps - 2), chance.randrange(steps - 2), steps - 3 - number % 9)) + 1
+        assert run_copies(source, target, [step]) == ["killed"]
+        assert look(target) == before
+        with opened(target) as store:
+            store.session("mine").append(user(f"killed {number}"))
+    mine = look(target)["mine"]
+    assert run_copies(source, target, [0]) != ["killed"]
+    assert kilburn.copy(source, target).new == 0
+    copied = look(target)
+    assert copied.pop("mine") == mine
+    assert copied["forgotten"].pop("mine") == []
+    assert copied == look(source)
 
-    class Stopped(RuntimeError):
-        pass
 
-    def stop(done: int, total: int, words: str) -> None:
-        if done > total // 3:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        kilburn.copy(str(tmp_path / "a.db"), target, told=stop)
-    with pytest.raises(StoreError, match="is not complete"):
-        opened(target)
-    opened(target, readonly=True).close()
-    kilburn.copy(str(tmp_path / "a.db"), target)
-    assert look(target) == look(tmp_path / "a.db")
-    opened(target).close()
+def test_a_copy_follows_a_source_that_is_written_to(tmp_path: Path, target: str) -> None:
+    check_live(str(tmp_path / "a.db"), target, rounds(3, 15))
 
 
-def test_half_a_copy_is_not_copied_on(tmp_path: Path, target: str) -> None:
-    fill(tmp_path / "a.db")
-    with Sqlite(tmp_path / "a.db") as backend:
-        backend.keep_setting("copying", "elsewhere")
-    with pytest.raises(StoreError, match="a copy of elsewhere into the source is not complete"):
-        kilburn.copy(str(tmp_path / "a.db"), target)
-    with Sqlite(tmp_path / "a.db") as backend:
-        backend.keep_setting("copying", None)
-    kilburn.copy(str(tmp_path / "a.db"), target)
-    assert look(target) == look(tmp_path / "a.db")
+def check_live(source: str, target: str, copies: int) -> None:
+    """While somebody appends to the source, each copy has a state that it was in; the last one has all."""
+    with opened(source) as store:
+        store.session("work").append(*(user(f"{number} comes first") for number in range(40)))
+    with writer(source):
+        heads = []
+        for _ in range(copies):
+            kilburn.copy(source, target)
+            copied = look(target)
+            heads.append(copied["work"][4])
+            with closing(open_backend(source, readonly=True)) as backend:
+                for number, event in enumerate(copied["work"][7]):
+                    assert event[0] == number + 1
+                assert backend.settings()["copies"]
+            waiting.until(lambda: _head(source) > heads[-1])
+    assert heads == sorted(set(heads))
+    kilburn.copy(source, target)
+    assert look(target) == look(source)
+
+
+def _head(place: str) -> int:
+    with closing(open_backend(place, readonly=True)) as backend:
+        info = backend.segment("work", time=0.0, create=False)
+        assert info is not None
+        return info.head
 
 
 def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.backend import COPYING, SegmentInfo, SegmentKind
+from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask
@@ -257,8 +257,6 @@ class _Office:
 
     def work(self, kind: JobKind) -> int:
         """Do what is to be done of a kind; returns how many jobs were done or tried."""
-        if self._backend.settings().get(COPYING) is not None:
-            return 0  # half a store; whoever copies goes on
         return {
             JobKind.ERASE: self._erase,
             JobKind.EXPIRE: self._expire,
