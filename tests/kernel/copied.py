@@ -26,7 +26,7 @@ EMBEDDER = "hand-made"
 
 COPIES = """
 import os, signal, sys
-from kilburn.backends.places import open_backend
+from kilburn.backends.places import name_of, open_backend
 from kilburn.kernel.copying import copy
 
 source, target, to, *numbers = sys.argv[1:]
@@ -54,7 +54,7 @@ for number in map(int, numbers):
         ours, theirs = open_backend(source, readonly=True), open_backend(target, tenant=to, durable=False)
         for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
             setattr(theirs, name, counted(getattr(theirs, name), number))
-        copy(ours, theirs, source + "#default")
+        copy(ours, theirs, name_of(source) + "#default")
         theirs.close()
         print(done, flush=True)
         os._exit(0)
