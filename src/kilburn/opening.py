@@ -123,8 +123,9 @@ def copy(
     """Copy all of a tenant into another store, and compare both byte for byte: sessions with their branches, memories, documents,
     notes, ledgers with their times, vectors, what is forgotten, pins and settings. Every address stays what it was.
 
-    It is all or nothing: after an error, or a kill, the target is as it was. The source may be written to meanwhile; other writers
-    of the target wait. A later call brings the target up to date, and what is forgotten in the source is forgotten there too.
+    It is all or nothing: after an error, or a kill, the target is as it was. Agents may go on writing to the source, and other
+    writers of the target wait. A later call brings the target up to date, and what is forgotten in the source is forgotten there
+    too.
 
     Args:
         source, target: each the path of a file, or the URL of a PostgreSQL database, as for `open`; the target is made where

@@ -26,6 +26,7 @@ from kilburn.errors import KilburnError, SpecError, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
+from kilburn.page import Place
 
 
 @pytest.fixture
@@ -147,6 +148,86 @@ def check_live(source: str, target: str, copies: int) -> None:
     assert heads == sorted(set(heads))
     kilburn.copy(source, target)
     assert look(target) == look(source)
+
+
+@pytest.mark.parametrize("seed", range(rounds(2, 20)))
+def test_random_copies_of_a_changing_source(tmp_path: Path, target: str, seed: int) -> None:
+    gone = check_random(str(tmp_path / "a.db"), target, seed, rounds(25, 60))
+    for path in tmp_path.glob("b.db*"):
+        assert not [word for word in gone if word.encode() in path.read_bytes()]
+
+
+def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
+    """Change the source, copy, kill copies and write to the target, in a random order. Each copy is the same as the source, and
+    the target's own session is what was written to it. Returns the words that were forgotten in the source."""
+    chance = random.Random(seed)
+    words: list[str] = []
+    mine: list[str] = []
+
+    def word() -> str:
+        words.append(f"canary{len(words):05}x")
+        return words[-1]
+
+    def change() -> None:
+        with opened(source) as store:
+            for _ in range(chance.randrange(1, 5)):
+                name = f"work {chance.randrange(4)}"
+                work = store.session(name, user="ana")
+                numbers = [page.id for page, state in work.pages() if page.id > 0 and state.at is not Place.DROPPED]
+                act = chance.choice(("append", "append", "fork", "cite", "note", "pin", "page", "session", "branch"))
+                if act == "append" or not numbers:
+                    work.append(*(user(f"{word()} " * chance.randrange(1, 40)) for _ in range(chance.randrange(1, 5))))
+                elif act == "fork":
+                    branch = work.fork("look")
+                    branch.append({"role": "assistant", "content": word()})
+                    if chance.random() < 0.5:
+                        branch.exit(f"the branch says {word()}")
+                elif act == "cite":
+                    fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
+                    store.memory("ana").apply(fact, policy="learner")
+                elif act == "note":
+                    store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
+                elif act == "pin":
+                    work.pin(f"p{chance.choice(numbers)}")
+                elif act == "page":
+                    store.forget(session=name, address=f"p{chance.choice(numbers)}")
+                elif act == "session":
+                    store.forget(session=name)
+                elif below := work.branches.below():
+                    store.forget(session=chance.choice(below).name)
+
+    def own() -> None:
+        with opened(target) as store:
+            mine.append(f"mine {len(mine)}")
+            store.session("mine").append(user(mine[-1]))
+
+    def check() -> None:
+        copied = look(target)
+        pages = copied.pop("mine")[6]
+        assert [text for _, _, (text, *_), _ in pages if text] == mine
+        copied["forgotten"].pop("mine")
+        assert copied == look(source)
+
+    change()
+    own()
+    for _ in range(steps):
+        act = chance.choice((change, change, own, "copy", "kill"))
+        if act == "copy":
+            kilburn.copy(source, target)
+            check()
+        elif act == "kill":
+            before = look(target)
+            (status,) = run_copies(source, target, [chance.randrange(1, 60)])
+            # Killed behind the transaction, it is complete.
+            if status != "killed" or look(target) != before:
+                check()
+        elif callable(act):
+            act()
+    change()
+    kilburn.copy(source, target)
+    check()
+    everything = repr(look(source))
+    return {word for word in words if word not in everything}
 
 
 def _head(place: str) -> int:

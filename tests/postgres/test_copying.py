@@ -19,6 +19,7 @@ from kernel.test_copying import (
     check_follows,
     check_kills,
     check_live,
+    check_random,
     forgets_a_page,
     forgets_a_session,
     goes_on,
@@ -85,6 +86,17 @@ def test_killed_anywhere_on_the_way_back(tmp_path: Path, url: str) -> None:
 
 def test_a_copy_follows_a_server_that_is_written_to(tmp_path: Path, url: str) -> None:
     check_live(url, str(tmp_path / "c.db"), 3)
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + rounds(1, 8)))
+def test_random_copies_of_a_changing_source_into_a_server(tmp_path: Path, url: str, server: OwnServer, seed: int) -> None:
+    gone = check_random(str(tmp_path / "a.db"), url, seed, rounds(15, 40))
+    assert not [word for word in gone if files_with(server, word)]
+
+
+@pytest.mark.parametrize("seed", range(200, 200 + rounds(1, 8)))
+def test_random_copies_of_a_changing_server(tmp_path: Path, url: str, seed: int) -> None:
+    check_random(url, str(tmp_path / "c.db"), seed, rounds(15, 40))
 
 
 def test_what_a_killed_copy_wrote_is_gone_from_the_files(tmp_path: Path, url: str, server: OwnServer) -> None:

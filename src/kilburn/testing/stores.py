@@ -875,6 +875,7 @@ def check_copied(backend: Backend) -> None:
     raises(StoreStale, lambda: backend.commit(two, Batch(head=1, erase=[1])))
     backend.commit(two, Batch(head=1, erase=[1], copied=True))
     assert backend.citing(two, [1]) == [(one, 2)]
+    backend.commit(one, Batch(head=1, erase=[2]))
 
 
 def check_snapshot(backend: Backend) -> None:
