@@ -22,7 +22,7 @@ from kernel.talk import user
 from kilburn.backend import Batch
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
-from kilburn.errors import KilburnError, SpecError, StoreError
+from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
@@ -408,6 +408,76 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
         assert backend.findings() == []
+
+
+def test_a_damaged_session_is_copied_once_it_is_whole(tmp_path: Path, target: str) -> None:
+    """Facts, branches and forks name it."""
+    place = tmp_path / "a.db"
+    fill(place)
+    set_created(place, "work", "created + 1")
+    assert [name for name, _ in kilburn.copy(str(place), target).left] == ["work"]
+    with closing(open_backend(target)) as backend:
+        assert "work" not in [info.name for info in backend.segments()]
+    assert kilburn.copy(str(place), target).new == 0
+    set_created(place, "work", "created - 1")
+    assert kilburn.copy(str(place), target).left == ()
+    assert look(target) == look(place)
+    assert kilburn.copy(str(place), target).new == 0
+    with opened(target) as store:
+        store.forget(session="work", address="p3")
+    with opened(place) as store:
+        store.forget(session="work", address="p3")
+    assert look(target)["@memory"][6] == look(place)["@memory"][6]
+
+
+def set_created(place: Path, name: str, value: str) -> None:
+    """Change when a session was begun, behind its seal."""
+    with apsw.Connection(str(place)) as db:
+        db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
+        db.execute(f"UPDATE segment SET created = {value} WHERE name = ?", (name,))
+    db.close()
+
+
+def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> None:
+    """The target's own fact cites a page of the copy that is then forgotten in the source."""
+    place = tmp_path / "a.db"
+    with opened(place) as store:
+        store.session("work").append(user("Ana lives in Porto"), user("in May"))
+    kilburn.copy(str(place), target)
+    with opened(target) as store:
+        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+    with opened(place) as store:
+        store.forget(session="work", address="p1")
+    before = look(target)
+    with pytest.raises(StoreError, match="'@memory/ana' in the destination cites what was forgotten in the source"):
+        kilburn.copy(str(place), target)
+    assert look(target) == before
+    with opened(target) as store:
+        store.forget(user="ana")
+    kilburn.copy(str(place), target)
+    assert look(target)["work"] == look(place)["work"]
+
+
+def test_nobody_sees_a_copy_or_writes_into_it_before_it_is_complete(tmp_path: Path) -> None:
+    place, target = str(tmp_path / "a.db"), str(tmp_path / "b.db")
+    fill(tmp_path / "a.db")
+    steps = []
+    with Sqlite(target, busy_timeout=0.0) as early, opened(target) as store:
+        mine = store.session("mine")
+        mine.append(user("it stays"))
+
+        def told(done: int, total: int, words: str) -> None:
+            steps.append(words)
+            assert [info.name for info in early.segments()] == ["mine"]
+            with pytest.raises(StoreBusy):
+                early.segment("work", time=1.0)
+
+        kilburn.copy(place, target, told=told)
+        assert len(steps) > 10
+        mine.append(user("it goes on"))
+        with pytest.raises(StoreBusy), early.together():
+            kilburn.copy(place, target)
+    assert kilburn.copy(place, target).new == 0
 
 
 def test_a_damaged_text_is_named_and_without_it_the_copy_goes_on(tmp_path: Path) -> None:

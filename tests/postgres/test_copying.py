@@ -91,7 +91,7 @@ def test_a_copy_follows_a_server_that_is_written_to(tmp_path: Path, url: str) ->
 @pytest.mark.parametrize("seed", range(100, 100 + rounds(1, 8)))
 def test_random_copies_of_a_changing_source_into_a_server(tmp_path: Path, url: str, server: OwnServer, seed: int) -> None:
     gone = check_random(str(tmp_path / "a.db"), url, seed, rounds(15, 40))
-    assert not [word for word in gone if files_with(server, word)]
+    assert not [word for word in sorted(gone)[-rounds(3, 8) :] if files_with(server, word)]
 
 
 @pytest.mark.parametrize("seed", range(200, 200 + rounds(1, 8)))
