@@ -131,12 +131,13 @@ def test_a_copy_follows_a_source_that_is_written_to(tmp_path: Path, target: str)
 
 
 def check_live(source: str, target: str, copies: int) -> None:
-    """While somebody appends to the source, each copy has a state that it was in; the last one has all."""
+    """While somebody appends to the source, each copy has a state that it was in, also after a killed one; the last has all."""
     with opened(source) as store:
         store.session("work").append(*(user(f"{number} comes first") for number in range(40)))
     with writer(source):
         heads = []
-        for _ in range(copies):
+        for number in range(copies):
+            assert run_copies(source, target, [5 + number]) == ["killed"]
             kilburn.copy(source, target)
             copied = look(target)
             heads.append(copied["work"][4])
