@@ -67,7 +67,7 @@ for number in map(int, numbers):
 """Copies once for each number, and kills itself before or after the verb that writes with this number; 0 for never."""
 
 WRITER = """
-import itertools, sys
+import itertools, sys, time
 from kernel.copied import opened
 
 with opened(sys.argv[1]) as store:
@@ -75,6 +75,7 @@ with opened(sys.argv[1]) as store:
     for number in itertools.count():
         work.append({"role": "user", "content": f"{number} is new " * 9})
         print(number, flush=True)
+        time.sleep(0.005)  # so that what is compared stays small
 """
 """Appends to a session until it is killed."""
 
