@@ -24,10 +24,6 @@ LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
 
 
-COPYING = "copying"
-"""The setting of a store that a copy is being made into: nobody works with half a store."""
-
-
 def check_name(name: Any, what: str) -> str:
     """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
 
@@ -198,8 +194,9 @@ class Batch(msgspec.Struct, kw_only=True):
         inherited: pages of other segments that are forgotten here: no event of this one may quote them any more.
         said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
             to the last page before them.
-        copied: whether it comes from another store (`kernel.copying`): pages without a digest are forgotten ones, and what pages
-            cite may come later. again: with it, events that take the place of those with their numbers.
+        copied: whether it comes from another store (`kernel.copying`): pages without a digest are forgotten ones, what pages
+            cite may come later, and what is erased may still be cited. again: with it, events that take the place of those with
+            their numbers.
         wait: whether to wait for another writer; without, `StoreBusy` comes at once.
     """
 
@@ -541,6 +538,15 @@ class Backend(Protocol):
 
     def cold(self) -> dict[str, int]:
         """The texts that are in the cold place, by digest, each with its length in bytes."""
+        ...
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Within this, this thread reads the store as it was at the first read, whatever others write meanwhile. Its writes are
+        refused (`StoreReadOnly`). What others erase meanwhile stays in the files until this ends.
+
+        Raises:
+            StoreBusy.
+        """
         ...
 
     def together(self, segments: Collection[int] = ()) -> AbstractContextManager[None]:

@@ -123,8 +123,9 @@ def copy(
     """Copy all of a tenant into another store, and compare both byte for byte: sessions with their branches, memories, documents,
     notes, ledgers with their times, vectors, what is forgotten, pins and settings. Every address stays what it was.
 
-    A call that was killed goes on where it stopped when it is called again, and nobody can write to the destination until then.
-    One that was complete brings the destination up to date. What is forgotten in the source is forgotten there too.
+    It is all or nothing: after an error, or a kill, the target is as it was. Agents may go on writing to the source, and other
+    writers of the target wait. A later call brings the target up to date, and what is forgotten in the source is forgotten there
+    too.
 
     Args:
         source, target: each the path of a file, or the URL of a PostgreSQL database, as for `open`; the target is made where
@@ -136,7 +137,7 @@ def copy(
     Raises:
         SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy, or
             another store was copied there from this place.
-        StoreReadOnly, StoreBusy, StoreFull, StoreCorrupt.
+        StoreReadOnly, StoreBusy, StoreStale, StoreFull, StoreCorrupt.
     """
     for path in (source, target):
         _check_path(path)

@@ -359,15 +359,6 @@ def test_what_is_in_hand_is_shown(tmp_path: Path) -> None:
         assert (shown.session, shown.state, shown.tries, shown.error) == ("s", "working", 1, "")
 
 
-def test_half_a_store_is_left_alone(tmp_path: Path) -> None:
-    place = tmp_path / "a.db"
-    said(place, "s", "I live in Porto.")
-    with Worker(str(place), ways=PLAIN) as worker:
-        with Sqlite(place) as backend:
-            backend.keep_setting("copying", "elsewhere")
-        assert worker.once() == 0
-
-
 def damage(place: Path, sql: str) -> None:
     db = apsw.Connection(str(place))
     db.execute(sql)

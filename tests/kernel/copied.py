@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,86 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim
 
 EMBEDDER = "hand-made"
+
+COPIES = """
+import os, signal, sys
+from kilburn.backends.places import name_of, open_backend
+from kilburn.kernel.copying import copy
+
+source, target, to, *numbers = sys.argv[1:]
+done = 0
+
+def step(last):
+    global done
+    done += 1
+    if done == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def counted(verb, last):
+    def do(*values, **names):
+        if names.get("create", True):
+            step(last)
+        result = verb(*values, **names)
+        if names.get("create", True):
+            step(last)
+        return result
+    return do
+
+for number in map(int, numbers):
+    child = os.fork()
+    if not child:
+        ours, theirs = open_backend(source, readonly=True), open_backend(target, tenant=to, durable=False)
+        for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
+            setattr(theirs, name, counted(getattr(theirs, name), number))
+        copy(ours, theirs, name_of(source) + "#default")
+        theirs.close()
+        print(done, flush=True)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status == signal.SIGKILL:
+        print("killed", flush=True)
+    elif status:
+        print("failed", flush=True)
+"""
+"""Copies once for each number, and kills itself before or after the verb that writes with this number; 0 for never."""
+
+WRITER = """
+import itertools, sys, time
+from kernel.copied import opened
+
+with opened(sys.argv[1]) as store:
+    work = store.session("work")
+    for number in itertools.count():
+        work.append({"role": "user", "content": f"{number} is new " * 9})
+        print(number, flush=True)
+        time.sleep(0.005)  # so that what is compared stays small
+"""
+"""Appends to a session until it is killed."""
+
+
+def run_copies(source: str, target: str, steps: Iterable[int], to: str = "default") -> list[str]:
+    """What became of copies in programs of their own, that are killed at these steps: "killed", or the number of its steps."""
+    words = [sys.executable, "-c", COPIES, source, target, to, *map(str, steps)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
+    assert "failed" not in done.stdout, done.stderr
+    return done.stdout.split()
+
+
+@contextmanager
+def writer(source: str) -> Iterator[None]:
+    """Somebody appends to the session "work" meanwhile."""
+    folder = str(Path(__file__).parents[1])
+    words = [sys.executable, "-c", WRITER, source]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": folder}) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        drain = threading.Thread(target=program.stdout.read)
+        drain.start()
+        try:
+            yield
+        finally:
+            program.kill()
+            drain.join()
 
 
 def opened(place: Path | str, tenant: str = "default", **more: Any) -> Store:
@@ -74,7 +159,7 @@ def seen(backend: Backend) -> dict[str, Any]:
     """All that a reader sees of a tenant, with names in place of numbers."""
     infos = list(backend.segments())
     names = {info.number: info.name if info.kind != "forgotten" else "forgotten" for info in infos}
-    found: dict[str, Any] = {"settings": {k: v for k, v in backend.settings().items() if not k.startswith(("copi", "copying"))}}
+    found: dict[str, Any] = {"settings": {k: v for k, v in backend.settings().items() if not k.startswith("copi")}}
     for info in infos:
         if info.kind == "forgotten":
             continue

@@ -5,78 +5,28 @@ The tests that take `target` run with a database of PostgreSQL there, too: see t
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import apsw
 import pytest
 
 import kilburn
+import waiting
 from cli.terminal import kilburn as command
-from kernel.copied import fill, look, opened
+from effort import rounds
+from kernel.copied import fill, look, opened, run_copies, writer
 from kernel.talk import user
 from kilburn.backend import Batch
+from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
-from kilburn.errors import KilburnError, SpecError, StoreError
+from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
-
-KILLED = """
-import os, signal, sys
-from kilburn.backends.sqlite import Sqlite
-from kilburn.kernel.copying import copy
-
-source, target, fresh = sys.argv[1], sys.argv[2], sys.argv[3] == "fresh"
-
-class Killing(Sqlite):
-    left = 0
-
-    def step(self):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-def killing(name):
-    def verb(self, *given, **more):
-        writes = more.get("create", True)
-        if writes:
-            self.step()
-        made = getattr(Sqlite, name)(self, *given, **more)
-        if writes:
-            self.step()
-        return made
-    return verb
-
-for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
-    setattr(Killing, name, killing(name))
-
-kills = 0
-while True:
-    if os.fork() == 0:
-        with Sqlite(source, readonly=True) as ours, Killing(target) as theirs:
-            theirs.left = kills + 1 if fresh else 30 + kills % 5
-            copy(ours, theirs, "source")
-        os._exit(0)
-    if os.wait()[1] == 0:
-        print(kills)
-        break
-    kills += 1
-    if fresh:
-        # From the beginning, so that each kill is at another step; what is left must be fit to go on from.
-        if os.fork() == 0:
-            with Sqlite(source, readonly=True) as ours, Sqlite(target) as theirs:
-                copy(ours, theirs, "source")
-                assert not theirs.findings()
-            os._exit(0)
-        assert os.wait()[1] == 0
-        for end in ("", "-wal", "-shm"):
-            if os.path.exists(target + end):
-                os.unlink(target + end)
-"""
-"""Copies, and kills itself before and after each verb that writes."""
+from kilburn.page import Place
 
 
 @pytest.fixture
@@ -147,45 +97,145 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         assert backend.findings() == []
 
 
-@pytest.mark.parametrize("how", ["fresh", "going on"])
-def test_killed_at_every_step_it_goes_on(tmp_path: Path, how: str) -> None:
-    fill(tmp_path / "a.db")
-    words = [sys.executable, "-c", KILLED, str(tmp_path / "a.db"), str(tmp_path / "b.db"), how]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=900)
-    assert int(done.stdout) > (50 if how == "fresh" else 2), done.stderr
-    assert look(tmp_path / "b.db") == look(tmp_path / "a.db")
+def test_killed_anywhere_it_leaves_the_destination_as_it_was(tmp_path: Path, target: str) -> None:
+    check_kills(str(tmp_path / "a.db"), target, rounds(20, 200))
 
 
-def test_nobody_writes_into_half_a_copy(tmp_path: Path, target: str) -> None:
-    fill(tmp_path / "a.db")
+def check_kills(source: str, target: str, kills: int) -> None:
+    """A copy that is killed leaves everything as it was, others can write there, and the next one completes."""
+    fill(source)
+    with opened(target) as store:
+        store.session("mine").append(user("it stays"))
+    steps = int(run_copies(source, target, [0], to="counted")[0])
+    assert steps > 50
+    chance = random.Random(41)
+    for number in range(kills):
+        before = look(target)
+        # The last two are those of `sync`, after the transaction.
+        step = chance.choice((number % (steps - 2), chance.randrange(steps - 2), steps - 3 - number % 9)) + 1
+        assert run_copies(source, target, [step]) == ["killed"]
+        assert look(target) == before
+        with opened(target) as store:
+            store.session("mine").append(user(f"killed {number}"))
+    mine = look(target)["mine"]
+    assert run_copies(source, target, [0]) != ["killed"]
+    assert kilburn.copy(source, target).new == 0
+    copied = look(target)
+    assert copied.pop("mine") == mine
+    assert copied["forgotten"].pop("mine") == []
+    assert copied == look(source)
 
-    class Stopped(RuntimeError):
-        pass
 
-    def stop(done: int, total: int, words: str) -> None:
-        if done > total // 3:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        kilburn.copy(str(tmp_path / "a.db"), target, told=stop)
-    with pytest.raises(StoreError, match="is not complete"):
-        opened(target)
-    opened(target, readonly=True).close()
-    kilburn.copy(str(tmp_path / "a.db"), target)
-    assert look(target) == look(tmp_path / "a.db")
-    opened(target).close()
+def test_a_copy_follows_a_source_that_is_written_to(tmp_path: Path, target: str) -> None:
+    check_live(str(tmp_path / "a.db"), target, rounds(3, 15))
 
 
-def test_half_a_copy_is_not_copied_on(tmp_path: Path, target: str) -> None:
-    fill(tmp_path / "a.db")
-    with Sqlite(tmp_path / "a.db") as backend:
-        backend.keep_setting("copying", "elsewhere")
-    with pytest.raises(StoreError, match="a copy of elsewhere into the source is not complete"):
-        kilburn.copy(str(tmp_path / "a.db"), target)
-    with Sqlite(tmp_path / "a.db") as backend:
-        backend.keep_setting("copying", None)
-    kilburn.copy(str(tmp_path / "a.db"), target)
-    assert look(target) == look(tmp_path / "a.db")
+def check_live(source: str, target: str, copies: int) -> None:
+    """While somebody appends to the source, each copy has a state that it was in, also after a killed one; the last has all."""
+    with opened(source) as store:
+        store.session("work").append(*(user(f"{number} comes first") for number in range(40)))
+    with writer(source):
+        heads = []
+        for number in range(copies):
+            assert run_copies(source, target, [5 + number]) == ["killed"]
+            kilburn.copy(source, target)
+            copied = look(target)
+            heads.append(copied["work"][4])
+            with closing(open_backend(source, readonly=True)) as backend:
+                for number, event in enumerate(copied["work"][7]):
+                    assert event[0] == number + 1
+                assert backend.settings()["copies"]
+            waiting.until(lambda: _head(source) > heads[-1])
+    assert heads == sorted(set(heads))
+    kilburn.copy(source, target)
+    assert look(target) == look(source)
+
+
+@pytest.mark.parametrize("seed", range(rounds(2, 20)))
+def test_random_copies_of_a_changing_source(tmp_path: Path, target: str, seed: int) -> None:
+    gone = check_random(str(tmp_path / "a.db"), target, seed, rounds(25, 60))
+    for path in tmp_path.glob("b.db*"):
+        assert not [word for word in gone if word.encode() in path.read_bytes()]
+
+
+def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
+    """Change the source, copy, kill copies and write to the target, in a random order. Each copy is the same as the source, and
+    the target's own session is what was written to it. Returns the words that were forgotten in the source."""
+    chance = random.Random(seed)
+    words: list[str] = []
+    mine: list[str] = []
+
+    def word() -> str:
+        words.append(f"canary{len(words):05}x")
+        return words[-1]
+
+    def change() -> None:
+        with opened(source) as store:
+            for _ in range(chance.randrange(1, 5)):
+                name = f"work {chance.randrange(4)}"
+                work = store.session(name, user="ana")
+                numbers = [page.id for page, state in work.pages() if page.id > 0 and state.at is not Place.DROPPED]
+                act = chance.choice(("append", "append", "fork", "cite", "note", "pin", "page", "session", "branch"))
+                if act == "append" or not numbers:
+                    work.append(*(user(f"{word()} " * chance.randrange(1, 40)) for _ in range(chance.randrange(1, 5))))
+                elif act == "fork":
+                    branch = work.fork("look")
+                    branch.append({"role": "assistant", "content": word()})
+                    if chance.random() < 0.5:
+                        branch.exit(f"the branch says {word()}")
+                elif act == "cite":
+                    fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
+                    store.memory("ana").apply(fact, policy="learner")
+                elif act == "note":
+                    store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
+                elif act == "pin":
+                    work.pin(f"p{chance.choice(numbers)}")
+                elif act == "page":
+                    store.forget(session=name, address=f"p{chance.choice(numbers)}")
+                elif act == "session":
+                    store.forget(session=name)
+                elif below := work.branches.below():
+                    store.forget(session=chance.choice(below).name)
+
+    def own() -> None:
+        with opened(target) as store:
+            mine.append(f"mine {len(mine)}")
+            store.session("mine").append(user(mine[-1]))
+
+    def check() -> None:
+        copied = look(target)
+        pages = copied.pop("mine")[6]
+        assert [text for _, _, (text, *_), _ in pages if text] == mine
+        copied["forgotten"].pop("mine")
+        assert copied == look(source)
+
+    change()
+    own()
+    for _ in range(steps):
+        act = chance.choice((change, change, own, "copy", "kill"))
+        if act == "copy":
+            kilburn.copy(source, target)
+            check()
+        elif act == "kill":
+            before = look(target)
+            (status,) = run_copies(source, target, [chance.randrange(1, 60)])
+            # Killed behind the transaction, it is complete.
+            if status != "killed" or look(target) != before:
+                check()
+        elif callable(act):
+            act()
+    change()
+    kilburn.copy(source, target)
+    check()
+    everything = repr(look(source))
+    return {word for word in words if word not in everything}
+
+
+def _head(place: str) -> int:
+    with closing(open_backend(place, readonly=True)) as backend:
+        info = backend.segment("work", time=0.0, create=False)
+        assert info is not None
+        return info.head
 
 
 def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -> None:
@@ -359,6 +409,76 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
         assert backend.findings() == []
+
+
+def test_a_damaged_session_is_copied_once_it_is_whole(tmp_path: Path, target: str) -> None:
+    """Facts, branches and forks name it."""
+    place = tmp_path / "a.db"
+    fill(place)
+    set_created(place, "work", "created + 1")
+    assert [name for name, _ in kilburn.copy(str(place), target).left] == ["work"]
+    with closing(open_backend(target)) as backend:
+        assert "work" not in [info.name for info in backend.segments()]
+    assert kilburn.copy(str(place), target).new == 0
+    set_created(place, "work", "created - 1")
+    assert kilburn.copy(str(place), target).left == ()
+    assert look(target) == look(place)
+    assert kilburn.copy(str(place), target).new == 0
+    with opened(target) as store:
+        store.forget(session="work", address="p3")
+    with opened(place) as store:
+        store.forget(session="work", address="p3")
+    assert look(target)["@memory"][6] == look(place)["@memory"][6]
+
+
+def set_created(place: Path, name: str, value: str) -> None:
+    """Change when a session was begun, behind its seal."""
+    with apsw.Connection(str(place)) as db:
+        db.create_scalar_function("needs_a_kilburn_of_format_5", lambda: None, 0)
+        db.execute(f"UPDATE segment SET created = {value} WHERE name = ?", (name,))
+    db.close()
+
+
+def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> None:
+    """The target's own fact cites a page of the copy that is then forgotten in the source."""
+    place = tmp_path / "a.db"
+    with opened(place) as store:
+        store.session("work").append(user("Ana lives in Porto"), user("in May"))
+    kilburn.copy(str(place), target)
+    with opened(target) as store:
+        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+    with opened(place) as store:
+        store.forget(session="work", address="p1")
+    before = look(target)
+    with pytest.raises(StoreError, match="'@memory/ana' in the destination cites what was forgotten in the source"):
+        kilburn.copy(str(place), target)
+    assert look(target) == before
+    with opened(target) as store:
+        store.forget(user="ana")
+    kilburn.copy(str(place), target)
+    assert look(target)["work"] == look(place)["work"]
+
+
+def test_nobody_sees_a_copy_or_writes_into_it_before_it_is_complete(tmp_path: Path) -> None:
+    place, target = str(tmp_path / "a.db"), str(tmp_path / "b.db")
+    fill(tmp_path / "a.db")
+    steps = []
+    with Sqlite(target, busy_timeout=0.0) as early, opened(target) as store:
+        mine = store.session("mine")
+        mine.append(user("it stays"))
+
+        def told(done: int, total: int, words: str) -> None:
+            steps.append(words)
+            assert [info.name for info in early.segments()] == ["mine"]
+            with pytest.raises(StoreBusy):
+                early.segment("work", time=1.0)
+
+        kilburn.copy(place, target, told=told)
+        assert len(steps) > 10
+        mine.append(user("it goes on"))
+        with pytest.raises(StoreBusy), early.together():
+            kilburn.copy(place, target)
+    assert kilburn.copy(place, target).new == 0
 
 
 def test_a_damaged_text_is_named_and_without_it_the_copy_goes_on(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +11,25 @@ import pytest
 import kilburn
 from backends.server_files import files_with
 from cli.terminal import kilburn as command
-from kernel.copied import fill, look, opened
+from effort import rounds
+from kernel.copied import fill, look, opened, run_copies
 from kernel.talk import user
 from kernel.test_copying import (
     begins_anew,
     check_follows,
+    check_kills,
+    check_live,
+    check_random,
     forgets_a_page,
     forgets_a_session,
     goes_on,
+    test_a_copy_follows_a_source_that_is_written_to,
     test_a_copy_of_which_nothing_is_left_in_the_source_goes_too,
     test_a_copy_that_was_written_to_is_not_overwritten,
     test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy,
-    test_nobody_writes_into_half_a_copy,
+    test_killed_anywhere_it_leaves_the_destination_as_it_was,
 )
-from kilburn.backends.places import open_backend
+from kilburn.backend import Batch
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import SpecError
@@ -37,43 +39,12 @@ from kilburn.kernel.store import Store
 pytestmark = pytest.mark.slow
 
 __all__ = [
+    "test_a_copy_follows_a_source_that_is_written_to",
     "test_a_copy_of_which_nothing_is_left_in_the_source_goes_too",
     "test_a_copy_that_was_written_to_is_not_overwritten",
     "test_a_new_store_in_the_place_of_one_that_is_gone_takes_nothing_from_its_copy",
-    "test_nobody_writes_into_half_a_copy",
+    "test_killed_anywhere_it_leaves_the_destination_as_it_was",
 ]
-
-KILLED = """
-import os, signal, sys
-from kilburn.backends.places import open_backend
-from kilburn.kernel.copying import copy
-
-source, target, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
-
-def step():
-    global left
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def killing(verb, writes):
-    def do(*given, **more):
-        if writes(more):
-            step()
-        made = verb(*given, **more)
-        if writes(more):
-            step()
-        return made
-    return do
-
-ours, theirs = open_backend(source, readonly=True), open_backend(target)
-for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
-    setattr(theirs, name, killing(getattr(theirs, name), lambda more: more.get("create", True)))
-copy(ours, theirs, "source")
-theirs.close()
-ours.close()
-"""
-"""Copies, and kills itself before or after a verb that writes."""
 
 
 @pytest.fixture
@@ -109,26 +80,41 @@ def test_there_and_back_again(tmp_path: Path, url: str, server: OwnServer) -> No
 OPTIONS: dict[str, Any] = {"window": 600, "policy": "hybrid", "tokenizer": "chars/4", "embedder": None}
 
 
-def killed_on_the_way(source: str, target: str) -> int:
-    """Copy with a program that is killed on its way, each time a little later; returns how often it was."""
-    for kills, left in enumerate((1, 2, 5, 16, 25, 26, 31, 32, 10_000)):
-        words = [sys.executable, "-c", KILLED, source, target, str(left)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode == 0:
-            return kills
-        assert done.returncode == -9, done.stderr
-        with closing(open_backend(target)) as backend:
-            if left > 2:
-                assert backend.settings()["copying"] == "source"
-    raise AssertionError
+def test_killed_anywhere_on_the_way_back(tmp_path: Path, url: str) -> None:
+    check_kills(url, str(tmp_path / "c.db"), rounds(5, 50))
 
 
-def test_killed_on_the_way_it_goes_on(tmp_path: Path, url: str) -> None:
-    fill(tmp_path / "a.db")
-    assert killed_on_the_way(str(tmp_path / "a.db"), url) > 5
-    assert look(url) == look(tmp_path / "a.db")
-    assert killed_on_the_way(url, str(tmp_path / "c.db")) > 5
-    assert look(tmp_path / "c.db") == look(tmp_path / "a.db")
+def test_a_copy_follows_a_server_that_is_written_to(tmp_path: Path, url: str) -> None:
+    check_live(url, str(tmp_path / "c.db"), 3)
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + rounds(1, 8)))
+def test_random_copies_of_a_changing_source_into_a_server(tmp_path: Path, url: str, server: OwnServer, seed: int) -> None:
+    gone = check_random(str(tmp_path / "a.db"), url, seed, rounds(15, 40))
+    assert not [word for word in sorted(gone)[-rounds(3, 8) :] if files_with(server, word)]
+
+
+@pytest.mark.parametrize("seed", range(200, 200 + rounds(1, 8)))
+def test_random_copies_of_a_changing_server(tmp_path: Path, url: str, seed: int) -> None:
+    check_random(url, str(tmp_path / "c.db"), seed, rounds(15, 40))
+
+
+def test_what_a_killed_copy_wrote_is_gone_from_the_files(tmp_path: Path, url: str, server: OwnServer) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        store.session("one").append(user("it stays"), user("the canaryword"))
+    steps = int(run_copies(str(path), url, [0], to="other")[0])
+    with Postgres(url, tenant="other") as backend:
+        (number,) = [info.number for info in backend.segments()]
+        backend.commit(number, Batch(head=backend.segments()[0].head, erase=[1, 2]))
+        backend.erase(number)
+    assert files_with(server, "canaryword") == []
+    assert run_copies(str(path), url, [steps - 3]) == ["killed"]
+    assert files_with(server, "canaryword")
+    with opened(path) as store:
+        store.forget(session="one", address="p2")
+    kilburn.copy(str(path), url)
+    assert files_with(server, "canaryword") == []
 
 
 @pytest.mark.parametrize("change", [goes_on, forgets_a_page, forgets_a_session, begins_anew])

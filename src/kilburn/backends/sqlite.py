@@ -955,6 +955,21 @@ class Sqlite:
                 erase_segment(self._db, found.whole(), self._number)
 
     @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """See `Backend`. Other threads wait."""
+        with self._reading("reading"):
+            if self._joined:
+                yield
+                return
+            self._joined = True
+            self._db.pragma("query_only", True)
+            try:
+                yield
+            finally:
+                self._db.pragma("query_only", False)
+                self._joined = False
+
+    @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
         """See `Backend`. Other threads wait, too, whatever the segments are; not while this one waits for another process."""
         with self._lock:

@@ -138,7 +138,7 @@ class Transaction:
         citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
         if citing and not batch.copied:
             citations.check_cited(self._db, self._tenant, citing)
-        if batch.erase:
+        if batch.erase and not batch.copied:
             citations.check_uncited(self._db, segment, batch.erase)
         if isinstance(made, StoreError):
             raise made

@@ -31,9 +31,9 @@ def copy_store(
     """Copy everything of a store into another, and compare both byte for byte: sessions, branches, memories, documents, notes,
     ledgers, vectors, what is forgotten, pins and settings. Every address stays what it was.
 
-    Killed at any moment, it goes on where it stopped when it is run again; until it is complete, nothing else writes to DST. Run
-    after that, it brings DST up to date, and what was forgotten in SRC is forgotten there. It refuses a DST that has other things
-    under the same names.
+    It is all or nothing: after an error, or killed at any moment, DST is as it was. Agents may go on writing to SRC, and other
+    writers of DST wait. Run again, it brings DST up to date, and what was forgotten in SRC is forgotten there. It refuses a DST
+    that has other things under the same names.
 
     Example:
 

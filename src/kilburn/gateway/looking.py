@@ -59,7 +59,7 @@ class LookingBackend:
     read, skim, entries = map(_of_keys, ("read", "skim", "entries"))
     texts, embedders, settings, now = map(_as_it_is, ("texts", "embedders", "settings", "now"))
     begin = commit = erase = keep_vectors = drop_vectors = keep_history = together = erasing = leaving = _refused
-    unembedded = vectors = said_by = unkept = sync = lasting = _refused
+    unembedded = vectors = said_by = unkept = sync = lasting = snapshot = _refused
     keep_setting = replace_setting = chill = warm = scrub = cold = _refused
 
     def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:

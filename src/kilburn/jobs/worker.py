@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from kilburn.backend import COPYING, SegmentInfo, SegmentKind
+from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask

@@ -1,11 +1,11 @@
-"""Copies all of a tenant from one store into another: what a move is made of, whatever keeps the two stores.
+"""Copies all of a tenant from one store into another, whatever keeps the two stores.
 
-Everything is read and written by the verbs of `kilburn.backend`. A segment is appended batch by batch, in the order of its
-ledger, so that after a crash the last event that is there says where to go on. Then both sides are read page by page and event by
-event, and compared: what differs because the source went on, or forgot something, is brought up to date, and anything else is an
-error. The numbers of segments may differ between two stores, so what names one by its number gets the number it has there.
+Everything is read and written by the verbs of `kilburn.backend`. The source is read in one snapshot, so agents may go on writing
+to it. The target is written in one transaction, and compared with the source before that ends: a copy that fails or is killed
+leaves the target as it was. A later copy writes what differs. The numbers of segments may differ between two stores, so each
+reference to a segment gets the number that the segment has in the target.
 
-What is derived is made again and not copied: the text index, the index of citations, the digests of histories.
+Derived data is not copied but made again: the text index, the index of citations, the digests of histories.
 """
 
 from __future__ import annotations
@@ -13,33 +13,27 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import Any, cast
 
 import msgspec
 
-from kilburn.backend import COPYING, Backend, Batch, SegmentInfo, SegmentKind, State
-from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
+from kilburn.backend import Backend, Batch, SegmentInfo, SegmentKind, State
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreReadOnly
 from kilburn.event import Act, Data, Event
 from kilburn.kernel.folding import pieces_of
 from kilburn.kernel.replay import made_by
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
 
-EVENTS, TOKENS = 256, 250_000
-"""Events of one batch at most, and tokens of the pages that come with them."""
+EVENTS = 128
+"""Events, or pages, of one batch."""
 
 VECTORS = 1000
 """Vectors of one batch."""
 
-TRIES = 20
-"""How often a store is compared again whose source goes on meanwhile."""
-
-NAMES = "copied settings of "
-"""How the setting begins that says which settings were copied from a source."""
-
-OWN = (COPYING, "copied ", "copies", "cold", "job ")
-"""How the settings begin that a store has for itself, and that no copy gets."""
+OWN_SETTINGS = ("copied ", "copies", "cold", "job ")
+"""Prefixes of the settings that a store has for itself, and that no copy gets."""
 
 NUMBERS = ("forked", "learned")
 """Data of a note that is the number of a segment; `continues` has several."""
@@ -69,6 +63,22 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     left: tuple[tuple[str, str], ...] = ()
 
 
+class _Record(msgspec.Struct):
+    """What the target keeps of copies from one place.
+
+    Args:
+        numbers: the number in the target of each segment of the source.
+        reserved: the same of segments that could not be copied: of forgotten segments in their place.
+        settings: names of the settings that were copied.
+        pending: whether a copy was begun and has not ended.
+    """
+
+    numbers: dict[int, int] = {}
+    reserved: dict[int, int] = {}
+    settings: list[str] = []
+    pending: bool = False
+
+
 def copy(
     source: Backend,
     target: Backend,
@@ -78,8 +88,8 @@ def copy(
     *,
     noted: bool = False,
 ) -> Copied:
-    """Copy everything of the source's tenant into the target's, and compare both. What the target has of it already stays, so it
-    goes on where an earlier call was killed, and a call after that changes nothing.
+    """Copy everything of the source's tenant into the target's, and compare both; all of it is in the target then, or, after an
+    error, nothing. A later call writes what differs by then.
 
     Args:
         place: what the source is called; by the same name a later call knows what it copied.
@@ -89,8 +99,8 @@ def copy(
     Raises:
         SpecError: both are the same store.
         StoreError: the target has something else under a name of the source, or has changed what was copied, or another store
-            of this name was copied there; or the source is half a copy itself.
-        StoreReadOnly, StoreFull, StoreBusy, StoreCorrupt.
+            of this name was copied there.
+        StoreReadOnly, StoreFull, StoreBusy, StoreStale, StoreCorrupt.
     """
     return _Copy(source, target, place, told, noted=noted).run(note)
 
@@ -99,171 +109,200 @@ class _Copy:
     def __init__(self, source: Backend, target: Backend, place: str, told: Told, *, noted: bool) -> None:
         self.source, self.target, self.place, self._told, self._noted = source, target, place, told, noted
         self._setting = f"copied {place}"
-        kept = target.settings().get(self._setting)
-        self.numbers: dict[int, int] = msgspec.json.decode(kept or "{}", type=dict[int, int])
-        # The settings that were copied from there.
-        self._names = set(msgspec.json.decode(target.settings().get(f"{NAMES}{place}", "[]"), type=list[str]))
-        self._done = self._total = self._new = 0
-        self._digests: dict[int, bytes] = {}
+        self._done = self._new = 0
+        # Pages that this copy erased in the target, by segment.
+        self._erased: dict[int, list[int]] = {}
 
     def run(self, note: Callable[[], object]) -> Copied:
-        """Copy, compare, and say what is there now."""
+        """Copy, compare, and return what is there now."""
         if self.target.readonly:
             raise StoreReadOnly("the destination was opened for reading", advice="open it for writing")
-        every = list(self.source.segments())
-        infos = [info for info in every if not info.damaged]
-        self._check(infos)
-        half = self.source.settings().get(COPYING)
-        if half not in (None, self.place):
-            what = f"a copy of {half} into the source is not complete"
-            raise StoreError(what, advice="run that `kilburn copy` again first, or copy from where it came")
-        self._total = sum(2 * (info.pages + info.head) for info in infos)
-        before = self.target.settings().get(COPYING)
-        self.target.keep_setting(COPYING, self.place)
-        if self.source.settings().get(COPYING) == self.place:
-            # One store under two names: a server has several.
-            self.target.keep_setting(COPYING, before if before != self.place else None)
-            raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
+        with self.source.snapshot():
+            self._check()
+        was_pending = self._announce()
         note()
-        self._make_way(infos)
-        self._begin(infos)
-        for info in infos:
-            self._append(info)
-        infos = self._compare(infos)
-        digest = hashlib.sha256(
-            b"".join(self._digests[info.number] for info in infos if info.number in self._digests)
-        ).hexdigest()
-        vectors = self._vectors()
-        settings = self._settings()
-        self.target.sync()
-        self.target.keep_setting(COPYING, None)
+        with self.target.erasing(), self.source.snapshot(), self.target.together():
+            # The first statement keeps another copy from this place waiting.
+            self.target.keep_setting(self._setting, self._encoded(pending=True))
+            self._check()
+            self._remove(self._outdated(), flag=was_pending)
+            self._begin()
+            self._total = 2 * sum(info.pages + info.head for info in self._infos)
+            heads = {info.number: info.head for info in self.target.segments()}
+            digest = hashlib.sha256()
+            for info in self._infos:
+                if not _is_forgotten(info):
+                    digest.update(self._copy(info, heads[self.record.numbers[info.number]]))
+            self._check_citations()
+            vectors, settings = self._vectors(), self._settings()
+            self.target.keep_setting(self._setting, self._encoded(pending=False))
         self.target.sync()
         return Copied(
-            kinds=dict(Counter(info.kind.value for info in infos)),
-            pages=sum(info.pages for info in infos),
-            events=sum(info.head for info in infos),
+            kinds=dict(Counter(info.kind.value for info in self._infos)),
+            pages=sum(info.pages for info in self._infos),
+            events=sum(info.head for info in self._infos),
             vectors=vectors,
             settings=settings,
             new=self._new,
-            digest=digest,
-            left=tuple((info.name, info.damaged) for info in every if info.damaged),
+            digest=digest.hexdigest(),
+            left=tuple((info.name, info.damaged) for info in self._damaged),
         )
+
+    def _announce(self) -> bool:
+        """Keep in the target that a copy was begun; returns whether an earlier one has not ended.
+
+        Raises:
+            SpecError: the source has it too, so both are the same store: a server has several names.
+        """
+        before, was_pending = self.target.settings().get(self._setting), self.record.pending
+        self.target.keep_setting(self._setting, self._encoded(pending=True))
+        if self.source.settings().get(self._setting) == self._encoded(pending=True):
+            self.target.keep_setting(self._setting, before)
+            raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
+        return was_pending
+
+    def _encoded(self, *, pending: bool) -> str:
+        self.record.pending = pending
+        return msgspec.json.encode(self.record).decode()
 
     def _tell(self, done: int, words: str) -> None:
         self._done += done
         self._told(self._done, self._total, words)
 
-    # What is there already
+    # Checking
 
-    def _check(self, infos: Sequence[SegmentInfo]) -> None:
-        """Check that the target has nothing of its own under a name of the source. Nothing is written before."""
-        every = list(self.target.segments())
-        there, forgotten = {info.name: info for info in every}, {info.number for info in every if _is_forgotten(info)}
-        going = self._going(infos)
-        if not self._is_known(infos, every):
-            if going:
+    def _check(self) -> None:
+        """Read the lists of segments of both sides, and check that the target has nothing of its own under a name of the source,
+        and has not changed what was copied."""
+        segments = list(self.source.segments())
+        self._infos = [info for info in segments if not info.damaged]
+        self._damaged = [info for info in segments if info.damaged]
+        self.record = msgspec.json.decode(self.target.settings().get(self._setting, "{}"), type=_Record)
+        copies = {info.number: info for info in self.target.segments()}
+        names = {info.name: info for info in copies.values()}
+        numbers = self.record.numbers
+        removed = {numbers[info.number] for info in self._infos if _is_forgotten(info) and info.number in numbers}
+        if not self._is_known(copies):
+            if removed:
                 what = f"the destination has what was copied from another store that was {self.place}"
                 raise StoreError(what, advice="give another destination, or another tenant of it")
-            self.numbers, self._names = {}, set()
-        for info in infos:
-            if _is_forgotten(info):
-                continue
-            found = there.get(info.name)
-            if found is None and self.numbers.get(info.number) in forgotten:
-                raise self._diverged(info, "it was forgotten there")
-            if found is None or found.number in going:
-                continue
-            if found.damaged:
-                raise StoreCorrupt(f"{found.name!r} in the destination: {found.damaged}", advice="run `kilburn fsck` on it")
-            if not self._is_copy(info, found):
-                what = f"the destination has another {found.kind} {info.name!r}"
-                raise StoreError(what, advice="give another destination, or another tenant of it, or forget it there first")
-            gone = set(self.target.forgotten(found.number)).difference(self.source.forgotten(info.number))
-            if gone:
-                raise self._diverged(info, f"{address_of(min(gone))} was forgotten there")
+            self.record = _Record(pending=self.record.pending)
+        for info in self._infos:
+            if not _is_forgotten(info):
+                self._check_segment(info, names.get(info.name), copies.get(self.record.numbers.get(info.number, 0)), removed)
 
-    def _going(self, infos: Iterable[SegmentInfo]) -> set[int]:
-        """The numbers in the target of what was copied, and is forgotten in the source as a whole."""
-        return {self.numbers[info.number] for info in infos if _is_forgotten(info) and info.number in self.numbers}
+    def _is_known(self, copies: Mapping[int, SegmentInfo]) -> bool:
+        """Whether the numbers in the record are of this source: the source says so, or a segment of it is still in the target.
+        Otherwise it may be a new store in the place of one that is gone."""
+        pairs = ((info, copies.get(self.record.numbers.get(info.number, 0))) for info in self._infos if not _is_forgotten(info))
+        return self._noted or any(copied is not None and _identity(info) == _identity(copied) for info, copied in pairs)
 
-    def _is_known(self, infos: Iterable[SegmentInfo], every: Iterable[SegmentInfo]) -> bool:
-        """Whether the numbers that the target keeps are of this source: it says so, or something is still there that was copied
-        under its number. Else it may be a new store in the place of one that is gone; what is forgotten there has no name."""
-        there = {info.number: info for info in every}
-        copied = ((info, there.get(self.numbers.get(info.number, 0))) for info in infos if not _is_forgotten(info))
-        return self._noted or any(found is not None and _identity(info) == _identity(found) for info, found in copied)
-
-    def _is_copy(self, info: SegmentInfo, found: SegmentInfo) -> bool:
-        """Whether a segment of the target is the beginning of one of the source."""
-        if _identity(info) != _identity(found) or found.head > info.head:
-            return False
-        if not found.head:
-            return not found.pages
-        for after in {0, found.head - 1}:
-            ours, theirs = (
-                next(iter(backend.events(number, after)), None)
-                for backend, number in ((self.source, info.number), (self.target, found.number))
-            )
-            if ours is None or theirs is None or _told_by(ours) != _told_by(theirs):
-                return False
-        return True
-
-    def _make_way(self, infos: Sequence[SegmentInfo]) -> None:
-        """Where a name was given anew in the source: forget in the target who had it, leaf first, with all that was forgotten."""
-        there = {info.name: info.number for info in self.target.segments()}
-        going = self._going(infos)
-        if not any(there.get(info.name) in going for info in infos):
+    def _check_segment(self, info: SegmentInfo, named: SegmentInfo | None, copied: SegmentInfo | None, removed: set[int]) -> None:
+        """Check what the target has under the name of a segment, and under the number of its copy."""
+        if named is None and copied is not None and _is_forgotten(copied):
+            raise self._diverged(info, "it was forgotten there")
+        if named is None or named.number in removed:
             return
+        if named.damaged:
+            raise StoreCorrupt(f"{named.name!r} in the destination: {named.damaged}", advice="run `kilburn fsck` on it")
+        if not self._is_copy(info, named):
+            what = f"the destination has another {named.kind} {info.name!r}"
+            raise StoreError(what, advice="give another destination, or another tenant of it, or forget it there first")
+        forgotten = set(self.target.forgotten(named.number)).difference(self.source.forgotten(info.number))
+        if forgotten:
+            raise self._diverged(info, f"{address_of(min(forgotten))} was forgotten there")
 
-        def let_go(info: SegmentInfo) -> bool:
-            number = self.numbers[info.number]
-            if _is_forgotten(info):
-                return self._forget(number)
-            found = self.target.segment(info.name, time=info.created, create=False)
-            if found is None or found.number != number:
-                return True  # it comes anew
-            gone = {page.id for page, state in self.source.pages(info.number) if state.at is Place.DROPPED}
-            some = [page.id for page, state in self.target.pages(number) if state.at is not Place.DROPPED and page.id in gone]
-            if some:
-                self.target.commit(number, Batch(head=found.head, erase=some, copied=True))
-            return True
+    def _is_copy(self, info: SegmentInfo, copied: SegmentInfo) -> bool:
+        """Whether a segment of the target is the beginning of one of the source, by its first and its last event."""
+        if _identity(info) != _identity(copied) or copied.head > info.head:
+            return False
+        if not copied.head:
+            return not copied.pages
+        pairs = (
+            [next(iter(backend.events(number, after))) for backend, number in self._both(info.number, copied.number)]
+            for after in {0, copied.head - 1}
+        )
+        return all(_lasting(ours) == _lasting(theirs) for ours, theirs in pairs)
 
-        self._one_by_one([info for info in infos if info.number in self.numbers], let_go)
+    def _both(self, source: int, target: int) -> tuple[tuple[Backend, int], tuple[Backend, int]]:
+        return (self.source, source), (self.target, target)
 
-    def _begin(self, infos: Sequence[SegmentInfo]) -> None:
-        """Give every segment its number in the target, in the order of the source: all, or none."""
-        with self.target.together():
-            for info in infos:
-                if _is_forgotten(info):
-                    self._forgotten_number(info.number)
-                    continue
-                made = self.target.segment(info.name, time=info.created, kind=info.kind, user=info.user)
-                assert made is not None
-                self.numbers[info.number] = made.number
-            self._keep_numbers()
+    def _diverged(self, info: SegmentInfo, why: str) -> StoreError:
+        what = f"the copy of {info.name!r} has changed since: {why}"
+        return StoreError(what, advice="a copy follows its source only while nobody writes to it; give another destination")
 
-    def _keep_numbers(self) -> None:
-        kept = msgspec.json.encode(dict(sorted(self.numbers.items()))).decode()
-        self.target.keep_setting(self._setting, kept)
+    # Segments and their numbers
 
-    def _forgotten_number(self, number: int) -> int:
-        """The number in the target of a segment that is forgotten, or not there: nobody gets it again."""
-        if number not in self.numbers:
-            made = self.target.segment(f"@copied/{number}", time=0.0)
-            assert made is not None
-            self.target.erase(made.number)
-            self.numbers[number] = made.number
-        return self.numbers[number]
+    def _outdated(self) -> list[int]:
+        """Return the numbers in the target of copies to remove: of segments that are forgotten in the source; and of those that
+        cite a segment which was damaged when they were copied and is whole by now. The latter are copied anew."""
+        numbers, reserved = self.record.numbers, self.record.reserved
+        outdated = [numbers[info.number] for info in self._infos if _is_forgotten(info) and info.number in numbers]
+        waiting = [info.number for info in self._infos if not _is_forgotten(info) and reserved.pop(info.number, 0)]
+        citing = set(waiting)
+        while waiting:
+            cited = waiting.pop()
+            pages = [page.id for page, _ in self.source.pages(cited)]
+            new = {number for number, _ in self.source.citing(cited, pages)} - citing
+            citing |= new
+            waiting += new
+        return outdated + [numbers.pop(number) for number in sorted(citing) if number in numbers]
+
+    def _remove(self, outdated: Iterable[int], *, flag: bool) -> None:
+        """Forget segments of the target.
+
+        Args:
+            flag: whether erased bytes may lie in it, because a copy was killed.
+        """
+        for info in [info for info in self.target.segments() if info.number in set(outdated) and not _is_forgotten(info)]:
+            pages = [page.id for page, state in self.target.pages(info.number) if state.at is not Place.DROPPED]
+            if pages:
+                self._erase(info.number, info.head, pages, {})
+            self.target.erase(info.number)
+            self._new += 1
+        if flag:
+            self._reserve(0, wipe=True)
+
+    def _erase(self, number: int, head: int, pages: list[int], states: Mapping[int, State]) -> None:
+        self.target.commit(number, Batch(head=head, erase=pages, states=states, copied=True))
+        self._erased.setdefault(number, []).extend(pages)
+        self._new += len(pages) + len(states)
+
+    def _check_citations(self) -> None:
+        """Check that nothing in the target cites what this copy erased there: the source has nothing that does.
+
+        Raises:
+            StoreError: something of the target's own cites it.
+        """
+        for number, pages in self._erased.items():
+            for citing, page in self.target.citing(number, pages):
+                name = next(info.name for info in self.target.segments() if info.number == citing)
+                what = f"{address_of(page)} of {name!r} in the destination cites what was forgotten in the source"
+                raise StoreError(what, advice="forget it there first")
+
+    def _begin(self) -> None:
+        """Give every segment its number in the target, in the order of the source."""
+        numbers, reserved = self.record.numbers, self.record.reserved
+        for info in self._infos:
+            if not _is_forgotten(info):
+                segment = self.target.segment(info.name, time=info.created, kind=info.kind, user=info.user)
+                assert segment is not None
+                numbers[info.number] = segment.number
+            elif info.number not in numbers:
+                numbers[info.number] = reserved.pop(info.number, 0) or self._reserve(info.number)
+
+    def _reserve(self, number: int, *, wipe: bool = False) -> int:
+        """Return a number of the target that nobody gets again."""
+        segment = self.target.segment(f"@copied/{number}", time=0.0)
+        assert segment is not None
+        self.target.erase(segment.number, wipe=wipe)
+        return segment.number
 
     def _number(self, number: int) -> int:
-        if number in self.numbers:
-            return self.numbers[number]
-        with self.target.together():
-            made = self._forgotten_number(number)
-            self._keep_numbers()
-        return made
-
-    # What a record is in the target
+        """Return the number in the target of a segment that another one names."""
+        if number not in self.record.numbers and number not in self.record.reserved:
+            self.record.reserved[number] = self._reserve(number)
+        return self.record.numbers.get(number) or self.record.reserved[number]
 
     def _page(self, page: Page) -> Page:
         """A page of the source as it stands in the target."""
@@ -276,83 +315,115 @@ class _Copy:
         data = event.data
         if event.act is not Act.NOTE or data.keys().isdisjoint((*NUMBERS, "continues")):
             return event
-        made: dict[str, Any] = dict(data)
+        changed: dict[str, Any] = dict(data)
         for key in NUMBERS:
-            if isinstance(made.get(key), int) and made[key]:
-                made[key] = self._number(made[key])
-        if isinstance(made.get("continues"), list | tuple):
-            made["continues"] = [self._number(one) if isinstance(one, int) else one for one in made["continues"]]
-        return msgspec.structs.replace(event, data=cast(Data, made))
+            if isinstance(changed.get(key), int) and changed[key]:
+                changed[key] = self._number(changed[key])
+        if isinstance(changed.get("continues"), list | tuple):
+            changed["continues"] = [
+                self._number(number) if isinstance(number, int) else number for number in changed["continues"]
+            ]
+        return msgspec.structs.replace(event, data=cast(Data, changed))
 
-    # Appending
+    # Pages and events
 
-    def _append(self, info: SegmentInfo) -> None:
-        """Append what the target does not have yet of a segment."""
-        number = self.numbers[info.number]
-        if _is_forgotten(info):
-            return
-        head = self._head(info)
-        kept = self.source.checkpoint(info.number, info.head)
-        cut = kept[0] if kept is not None else -1
-        self._tell(head, info.name)
-        for events, rows in self._batches(info, head, cut):
-            batch = self._batch(info, head, events, rows)
-            head += len(events)
-            if kept is not None and head == cut:
-                batch.checkpoint = kept[1]
+    def _copy(self, info: SegmentInfo, head: int) -> bytes:
+        """Bring the copy of a segment up to date and compare it; returns the digest of both.
+
+        Args:
+            head: the last event that the target has.
+        """
+        number = self.record.numbers[info.number]
+        digest = hashlib.sha256(_encode([*_identity(info), info.head]))
+        pages = self._copy_pages(info, number, head, digest)
+        self._copy_events(info, number, head, digest, pages)
+        copied = hashlib.sha256(_encode([*_identity(info), info.head]))
+        for rows in chunks(self.target.pages(number), EVENTS):
+            for row in rows:
+                copied.update(_encode(row))
+            # Each is verified by its digest when it is read.
+            self.target.texts({text for page, _ in rows for text in (page.digest, page.extra) if text})
+            self._tell(len(rows), "comparing")
+        for event in self.target.events(number):
+            copied.update(_encode(event))
+        self._tell(info.head, "comparing")
+        if copied.digest() != digest.digest():
+            raise StoreCorrupt(f"{info.name!r} differs from its copy", advice="run `kilburn fsck` on both")
+        return copied.digest()
+
+    def _copy_pages(self, info: SegmentInfo, number: int, head: int, digest: Any) -> dict[int, tuple[Page, State]]:
+        """Bring the pages up to date that the target has; returns those that it does not have."""
+        copies = {page.id: (page, state) for page, state in self.target.pages(number)}
+        new: dict[int, tuple[Page, State]] = {}
+        for rows in chunks(self.source.pages(info.number), EVENTS):
+            erased, states = [], {}
+            for original, state in rows:
+                page = self._page(original)
+                digest.update(row := _encode((page, state)))
+                copied = copies.pop(page.id, None)
+                if copied is None:
+                    new[page.id] = page, state
+                elif copied[0].digest and not page.digest:
+                    erased.append(page.id)
+                elif _encode(page) != _encode(copied[0]):
+                    raise self._diverged(info, f"{page.address} is another page there")
+                elif row != _encode(copied):
+                    states[page.id] = state
+            if erased or states:
+                self._erase(number, head, erased, states)
+        if copies:
+            raise self._diverged(info, f"it has {address_of(next(iter(copies)))} too")
+        return new
+
+    def _copy_events(self, info: SegmentInfo, number: int, head: int, digest: Any, pages: dict[int, tuple[Page, State]]) -> None:
+        """Append the events that the target does not have, each with its pages, and replace those that differ."""
+        last, checkpoint = self.source.checkpoint(info.number, info.head) or (0, None)
+        new: list[Event] = []
+        changed: list[Event] = []
+
+        def append() -> None:
+            nonlocal head
+            rows = [pages.pop(page) for event in new for page in made_by(event) if page in pages]
+            batch = self._batch(info, head, new, rows)
+            head += len(new)
+            batch.checkpoint = checkpoint if head == last else None
             self.target.commit(number, batch)
-            self._new += len(rows) + len(events)
-            self._tell(len(rows) + len(events), info.name)
+            self._new += len(new) + len(rows)
+            self._tell(len(new) + len(rows), info.name)
+            new.clear()
 
-    def _head(self, info: SegmentInfo) -> int:
-        found = self.target.segment(info.name, time=info.created, create=False)
-        assert found is not None
-        return found.head
-
-    def _batches(self, info: SegmentInfo, head: int, cut: int) -> Iterator[tuple[list[Event], list[tuple[Page, State]]]]:
-        """The events after the head, with the pages that came with them; one ends at event `cut`."""
-        events: list[Event] = []
-        rows: list[tuple[Page, State]] = []
-        tokens = 0
-        for event, made in self._made(info, head):
-            events.append(event)
-            rows += made
-            tokens += sum(page.tokens for page, _ in made)
-            if len(events) >= EVENTS or tokens >= TOKENS or event.number == cut:
-                yield events, rows
-                events, rows, tokens = [], [], 0
-        if events:
-            yield events, rows
-
-    def _made(self, info: SegmentInfo, head: int) -> Iterator[tuple[Event, list[tuple[Page, State]]]]:
-        """The events after the head up to that of `info`, each with its pages."""
-        waiting: list[Event] = []
-        for event in chain(self.source.events(info.number, head), (None,)):
-            ends = event is None or event.number > info.head
-            if not ends:
-                assert event is not None
-                waiting.append(event)
-            if waiting and (ends or len(waiting) >= EVENTS):
-                rows = self.source.read((info.number, page) for each in waiting for page in made_by(each))
-                for each in waiting:
-                    found = (rows.get((info.number, page)) for page in made_by(each))
-                    yield each, [row for row in found if row is not None]
-                waiting = []
-            if ends:
-                return
+        for ours, theirs in zip_longest(map(self._event, self.source.events(info.number)), self.target.events(number)):
+            if ours is None or (theirs is not None and _lasting(ours) != _lasting(theirs)):
+                raise self._diverged(info, f"event {(ours or theirs).number} is another there")
+            digest.update(row := _encode(ours))
+            if theirs is None:
+                new.append(ours)
+                if len(new) == EVENTS or ours.number == last:
+                    append()
+            elif row != _encode(theirs):
+                changed.append(ours)
+        if new:
+            append()
+        for rows in chunks(list(pages.values()), EVENTS):
+            # No event says how they came.
+            self.target.commit(number, self._batch(info, head, (), rows))
+            self._new += len(rows)
+        for events in chunks(changed, EVENTS):
+            self.target.commit(number, Batch(head=head, again=events, copied=True))
+            self._new += len(events)
 
     def _batch(self, info: SegmentInfo, head: int, events: Sequence[Event], rows: Sequence[tuple[Page, State]]) -> Batch:
-        pages = [self._page(page) for page, _ in rows]
+        pages = [page for page, _ in rows]
         texts = self._texts(info, pages)
-        found = self.source.entries((info.number, page.id) for page in pages)
+        indexed = self.source.entries((info.number, page.id) for page in pages)
         return Batch(
             head=head,
-            events=[self._event(event) for event in events],
+            events=list(events),
             pages=pages,
             texts=texts,
             pieces=self._pieces(info, pages, texts),
             states={page.id: state for page, state in rows},
-            index=[page.id for page in pages if (info.number, page.id) in found],
+            index=[page.id for page in pages if (info.number, page.id) in indexed],
             copied=True,
         )
 
@@ -362,11 +433,11 @@ class _Copy:
         Raises:
             StoreCorrupt: one cannot be read; it says of which page.
         """
-        whose = {digest: page for page in pages for digest in (page.digest, page.extra) if digest}
+        owners = {digest: page for page in pages for digest in (page.digest, page.extra) if digest}
         try:
-            return self.source.texts(whose)
+            return self.source.texts(owners)
         except StoreCorrupt:
-            for digest, page in whose.items():
+            for digest, page in owners.items():
                 try:
                     self.source.texts([digest])
                 except StoreCorrupt as error:
@@ -377,147 +448,21 @@ class _Copy:
             raise
 
     def _pieces(self, info: SegmentInfo, pages: Iterable[Page], texts: Mapping[str, str]) -> dict[str, Any]:
-        """What excerpts are made of, so that a store can keep them so."""
+        """The pieces that excerpts are made of, so that a store can keep these in place of the texts."""
         excerpts = [page for page in pages if page.kind is Kind.EXCERPT and page.digest]
         if not excerpts:
             return {}
         rows = self.source.read((info.number, source) for page in excerpts for source in page.sources)
         digests = {page: row.digest for (_, page), (row, _) in rows.items() if row.digest}
-        known = self.source.texts(set(digests.values()))
-        made = {}
+        sources = self.source.texts(set(digests.values()))
+        pieces = {}
         for page in excerpts:
             named = [source for source, _ in page.parts] or list(page.sources[:1])
             if named and digests.keys() >= set(named):
-                cut = pieces_of(page, texts[page.digest], digests.__getitem__, lambda source: known[digests[source]])
-                if cut is not None:
-                    made[page.digest] = cut
-        return made
-
-    # Comparing
-
-    def _compare(self, infos: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-        """Bring the target up to what the source says by now, until both say the same; returns the segments as they are then."""
-        settled: dict[int, SegmentInfo] = {}
-
-        def is_same(info: SegmentInfo) -> bool:
-            settled[info.number] = fresh = info if _is_forgotten(info) else self._fresh(info)
-            return self._mend(fresh)
-
-        self._one_by_one(infos, is_same)
-        return [settled[info.number] for info in infos]
-
-    def _one_by_one(self, infos: Sequence[SegmentInfo], do: Callable[[SegmentInfo], bool]) -> None:
-        """Do something with each segment until it says that all is well.
-
-        What is forgotten goes leaf first, as in every store: a segment whose pages are still cited waits for the others.
-        """
-        waiting = {info.number: info for info in infos}
-        for _ in range(TRIES):
-            for number, info in list(waiting.items()):
-                try:
-                    with self.target.erasing():
-                        done = do(info)
-                except StoreStale:
-                    continue
-                if done:
-                    del waiting[number]
-            if not waiting:
-                return
-        name = next(iter(waiting.values())).name
-        what = f"{name!r} differs from its copy, each time that they are compared"
-        raise StoreError(what, advice="stop the agents that write to the source, then run it again")
-
-    def _fresh(self, info: SegmentInfo) -> SegmentInfo:
-        """The segment as it is by now; what was appended to it since is appended to the target."""
-        found = self.source.segment(info.name, time=info.created, create=False)
-        if found is None or found.number != info.number:
-            raise StoreError(f"{info.name!r} was forgotten in the source meanwhile", advice="run it again: it goes there too")
-        if found.head > self._head(found):
-            self._append(found)
-        return found
-
-    def _mend(self, info: SegmentInfo) -> bool:
-        """Compare all of a segment, byte for byte, and write what differs; returns whether nothing did."""
-        number = self.numbers[info.number]
-        if _is_forgotten(info):
-            return self._forget(number)
-        made = hashlib.sha256(_encode([*_identity(info), info.head]))
-        again: list[Event] = []
-        going: list[int] = []
-        states: dict[int, State] = {}
-        missing: list[tuple[Page, State]] = []
-        for ours, theirs in zip_longest(self._events_of(info), self.target.events(number)):
-            if ours is None or theirs is None or _told_by(ours) != _told_by(theirs):
-                raise self._diverged(info, f"event {(ours or theirs).number} is another there")
-            record = _encode(ours)
-            made.update(record)
-            if record != _encode(theirs):
-                again.append(ours)
-        self._tell(info.head, "comparing")
-        there = {page.id: (page, state) for page, state in self.target.pages(number)}
-        for some in chunks(self.source.pages(info.number), EVENTS):
-            for page, state in some:
-                page = self._page(page)
-                made.update(record := _encode((page, state)))
-                other = there.pop(page.id, None)
-                if other is None:
-                    missing.append((page, state))
-                elif other[0].digest and not page.digest:
-                    going.append(page.id)
-                elif _encode(page) != _encode(other[0]):
-                    what = "was forgotten there" if page.digest and not other[0].digest else "is another page there"
-                    raise self._diverged(info, f"{page.address} {what}")
-                elif record != _encode(other):
-                    states[page.id] = state
-            lacking = {page.id for page, _ in missing}
-            self._same_texts(info, [page for page, _ in some if page.id not in lacking])
-            self._tell(len(some), "comparing")
-        if there:
-            raise self._diverged(info, f"it has {address_of(next(iter(there)))} too")
-        if not (again or going or states or missing):
-            self._digests[info.number] = made.digest()
-            return True
-        if going:
-            self.target.commit(number, Batch(head=info.head, erase=going, copied=True))
-        if again or states or missing:
-            batch = self._batch(info, info.head, (), missing)
-            batch.states, batch.again = {**batch.states, **states}, again
-            self.target.commit(number, batch)
-        self._new += len(again) + len(going) + len(states) + len(missing)
-        return False
-
-    def _same_texts(self, info: SegmentInfo, pages: Sequence[Page]) -> None:
-        """Check that both have the texts of these pages. A text is verified by its digest when it is read, so one that both can
-        read is the same.
-
-        Raises:
-            StoreCorrupt: the target has another one, or none.
-        """
-        ours = self._texts(info, pages)
-        if ours != self.target.texts(ours):
-            raise StoreCorrupt(f"a text of {info.name!r} differs in its copy", advice="run `kilburn fsck` on both")
-
-    def _events_of(self, info: SegmentInfo) -> Iterator[Event]:
-        """The events of the source that are copied, as they stand in the target."""
-        for event in self.source.events(info.number):
-            if event.number > info.head:
-                return
-            yield self._event(event)
-
-    def _forget(self, number: int) -> bool:
-        """Forget a segment of the target that was forgotten in the source as a whole."""
-        found = next((info for info in self.target.segments() if info.number == number), None)
-        if found is None or _is_forgotten(found):
-            return True
-        some = [page.id for page, state in self.target.pages(number) if state.at is not Place.DROPPED]
-        if some:
-            self.target.commit(number, Batch(head=found.head, erase=some, copied=True))
-        self.target.erase(number)
-        return False
-
-    def _diverged(self, info: SegmentInfo, why: str) -> StoreError:
-        what = f"the copy of {info.name!r} has changed since: {why}"
-        return StoreError(what, advice="a copy follows its source only while nobody writes to it; give another destination")
+                spliced = pieces_of(page, texts[page.digest], digests.__getitem__, lambda source: sources[digests[source]])
+                if spliced is not None:
+                    pieces[page.digest] = spliced
+        return pieces
 
     # Vectors and settings
 
@@ -525,42 +470,41 @@ class _Copy:
         """Copy the vectors that the target does not have; returns how many there are."""
         count = 0
         for embedder in self.source.embedders():
-            have = {vector.entry: hashlib.sha256(vector.data).digest() for vector in self.target.vectors(embedder)}
+            hashes = {vector.entry: hashlib.sha256(vector.data).digest() for vector in self.target.vectors(embedder)}
             for vectors in chunks(self.source.vectors(embedder), VECTORS):
-                where = self._entries([vector.entry for vector in vectors])
-                made = [(where[vector.entry], vector.data) for vector in vectors if vector.entry in where]
-                fresh = [(entry, data) for entry, data in made if have.get(entry) != hashlib.sha256(data).digest()]
-                if fresh:
-                    self.target.keep_vectors(embedder, fresh)
-                    self._new += len(fresh)
-                count += len(made)
+                entries = self._entries([vector.entry for vector in vectors])
+                rows = [(entries[vector.entry], vector.data) for vector in vectors if vector.entry in entries]
+                new = [(entry, data) for entry, data in rows if hashes.get(entry) != hashlib.sha256(data).digest()]
+                if new:
+                    self.target.keep_vectors(embedder, new)
+                    self._new += len(new)
+                count += len(rows)
                 self._tell(0, "vectors")
         return count
 
     def _entries(self, entries: Sequence[int]) -> dict[int, int]:
         """The target's numbers of passages of the source."""
-        found = self.source.passages(entries)
-        keys = {(self.numbers[one.segment], one.page) for one in found.values() if one.segment in self.numbers}
-        there = {(key, passage.span): passage.entry for key, some in self.target.entries(keys).items() for passage in some}
-        made = {}
-        for entry, one in found.items():
-            wanted = there.get(((self.numbers.get(one.segment, 0), one.page), one.span))
-            if wanted is not None:
-                made[entry] = wanted
-        return made
+        keys = {
+            entry: (self.record.numbers.get(passage.segment, 0), passage.page, passage.span)
+            for entry, passage in self.source.passages(entries).items()
+        }
+        copies = {
+            (*key, passage.span): passage.entry
+            for key, passages in self.target.entries({(number, page) for number, page, _ in keys.values()}).items()
+            for passage in passages
+        }
+        return {entry: copies[key] for entry, key in keys.items() if key in copies}
 
     def _settings(self) -> int:
-        """Copy the settings of the tenant, but for those that a store has for itself. One that was copied, and that the source
-        has no more, is removed."""
-        ours = {name: value for name, value in self.source.settings().items() if not name.startswith(OWN)}
+        """Copy the settings of the tenant, and remove those that were copied and that the source does not have any more."""
+        ours = {name: value for name, value in self.source.settings().items() if not name.startswith(OWN_SETTINGS)}
         theirs = self.target.settings()
         for name, value in ours.items():
             if theirs.get(name) != value:
                 self.target.keep_setting(name, value)
-        for name in sorted(self._names - ours.keys()):
+        for name in set(self.record.settings) - ours.keys():
             self.target.keep_setting(name, None)
-        if self._names != ours.keys():
-            self.target.keep_setting(f"{NAMES}{self.place}", msgspec.json.encode(sorted(ours)).decode())
+        self.record.settings = sorted(ours)
         return len(ours)
 
 
@@ -576,7 +520,7 @@ def _identity(info: SegmentInfo) -> tuple[object, ...]:
     return info.name, info.kind.value, info.user, info.created
 
 
-def _told_by(event: Event) -> tuple[object, ...]:
+def _lasting(event: Event) -> tuple[object, ...]:
     """What of an event no forgetting changes."""
     return event.number, event.act, event.time, event.turn, event.pages
 

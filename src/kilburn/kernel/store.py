@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.backend import COPYING, Backend, SegmentInfo, SegmentKind, check_name
+from kilburn.backend import Backend, SegmentInfo, SegmentKind, check_name
 from kilburn.budget import Budget, Counter
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
@@ -95,8 +95,6 @@ class Store:
         vectors: Meanings | None = None,
     ) -> None:
         self.backend, self.budget, self.clock = backend, budget, clock
-        if not backend.readonly:
-            _check_whole(backend)
         self.policy_name = policy if isinstance(policy, str) else type(policy).__name__.lower()
         if self.policy_name in ("kernel", "user"):
             raise SpecError(
@@ -564,18 +562,6 @@ class Store:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await aside(partial(self.__exit__, kind, error, trace))
-
-
-def _check_whole(backend: Backend) -> None:
-    """Check that no copy into this store has stopped half-way.
-
-    Raises:
-        StoreError: one has.
-    """
-    source = backend.settings().get(COPYING)
-    if source is not None:
-        what = f"a copy of {source} into this store is not complete"
-        raise StoreError(what, advice="run the same `kilburn copy` again: it goes on where it stopped")
 
 
 def session_of(store: Store, name: str, user: str = "") -> Session:

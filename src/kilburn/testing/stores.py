@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from kilburn.backend import Backend, Batch, Digests, HistoryOwner, SegmentKind, State
-from kilburn.errors import Forgotten, KilburnError, SpecError, StoreCorrupt, StoreError, StoreStale
+from kilburn.errors import Forgotten, KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Claim, Page, Place, digest_of
@@ -853,7 +853,7 @@ def check_settings(backend: Backend) -> None:
 
 
 def check_copied(backend: Backend) -> None:
-    """A batch of a copy may bring forgotten pages, and cite what comes later; it may say an event again, as it is now."""
+    """A batch of a copy may bring forgotten pages, cite what comes later, erase what is cited, and replace events."""
     one, two = start(backend, "one"), start(backend, "two")
     gone = msgspec.structs.replace(page_of(1, "gone", label="gone"), digest="", label="")
     raises(StoreError, lambda: backend.commit(one, Batch(head=0, pages=[gone])))
@@ -872,6 +872,25 @@ def check_copied(backend: Backend) -> None:
     assert list(backend.events(one)) == [again]
     lost = msgspec.structs.replace(event, number=2)
     raises(StoreError, lambda: backend.commit(one, Batch(head=1, again=[lost], copied=True)))
+    raises(StoreStale, lambda: backend.commit(two, Batch(head=1, erase=[1])))
+    backend.commit(two, Batch(head=1, erase=[1], copied=True))
+    assert backend.citing(two, [1]) == [(one, 2)]
+    backend.commit(one, Batch(head=1, erase=[2]))
+
+
+def check_snapshot(backend: Backend) -> None:
+    """In a snapshot everything can be read and nothing written; after it, it can."""
+    segment = start(backend, "one")
+    backend.commit(segment, batch_of(0, {1: "first"}))
+    before = snapshot(backend, segment)
+    with backend.snapshot(), backend.snapshot():
+        assert snapshot(backend, segment) == before
+        assert found(backend, "first") == {1}
+        assert [info.head for info in backend.segments()] == [1]
+    with backend.snapshot():
+        raises(StoreReadOnly, lambda: backend.commit(segment, batch_of(1, {2: "second"})))
+    backend.commit(segment, batch_of(1, {2: "second"}))
+    assert found(backend, "second") == {2}
 
 
 def check_threads(backend: Backend) -> None:
@@ -925,6 +944,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_above,
     check_begin,
     check_together,
+    check_snapshot,
     check_erase_segment,
     check_separate_processes,
     check_kinds,

@@ -591,8 +591,11 @@ class Database:
         raise StoreUnavailable(what, advice="try again: what was written is not written twice") from error.__cause__
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """One transaction for all that this thread writes meanwhile.
+    def together(self, *, snapshot: bool = False) -> Iterator[None]:
+        """One transaction for all that this thread does meanwhile.
+
+        Args:
+            snapshot: whether it only reads, and all of it as it was at the first read.
 
         Raises:
             StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
@@ -603,12 +606,14 @@ class Database:
             return
         sent = False
         try:
-            with self.connection("writing") as connection:
+            with self.connection("reading" if snapshot else "writing") as connection:
                 with connection.statements:
-                    self._begin(connection, _WRITE, steps=True)
+                    self._begin(connection, _READ if snapshot else _WRITE, steps=True)
                 self._joined.connection = connection
                 try:
                     yield
+                    if snapshot:
+                        return  # the pool ends it
                     sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":

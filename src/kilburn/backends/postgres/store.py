@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
@@ -898,6 +898,10 @@ class Postgres:
         if wipe:
             self._db.erased = True
             self._wipe()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """See `Backend`."""
+        return self._db.together(snapshot=True)
 
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:

@@ -205,7 +205,7 @@ class Writing:
         rows = lock(self._statements, self._tenant, [segment, *above, *(other for other, _ in cited)], wait=batch.wait)
         sources = [one for one, _ in cited], [page for _, page in cited]
         there = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
-        citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase else None
+        citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase and not batch.copied else None
         known = send(_KNOWN, *self._own, sorted(moved)) if moved else None
         old = send(_PAGES, *self._own, sorted({*removed, *again})) if removed or again else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
