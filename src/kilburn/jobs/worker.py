@@ -202,7 +202,7 @@ class Worker:
         """Look once for what is to be done, and do it; returns how much was done or tried."""
         count = 0
         for office in self._offices:
-            for kind in self.ways.kinds if office.is_whole() else ():
+            for kind in self.ways.kinds:
                 if self.is_over():
                     return count
                 try:
@@ -275,12 +275,6 @@ class _Office:
         if heads is not None and heads == self._heads and now - self._looked < LOOK:
             return False
         self._heads, self._looked = heads, now
-        return True
-
-    def is_whole(self) -> bool:
-        """Return whether nobody copies into this store: half of one is not worked at. An error is what the work will say."""
-        with suppress(KilburnError):
-            return self._backend.settings().get(COPYING) is None
         return True
 
     def work(self, kind: JobKind) -> int:
