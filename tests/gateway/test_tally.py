@@ -137,7 +137,7 @@ def test_two_gateways_of_one_machine_let_in_what_one_would(gateway: Any, tmp_pat
     _, secret = add_key(file, Key())
     made, upstream = str(tmp_path / "counted"), Upstream(otherwise=reply)
     limits = RequestBounds(per_key=8)
-    both = [gateway(upstream=upstream, keys=file, limits=limits, counted=made) for _ in range(2)]
+    both = [gateway(upstream=upstream, keys=file, limits=limits, db=made) for _ in range(2)]
 
     def ask(number: int, **headers: str) -> str:
         body = {"model": "m", "messages": [user(f"q{number}")]}

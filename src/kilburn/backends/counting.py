@@ -17,7 +17,7 @@ import apsw
 
 from kilburn.backends.connection import translate_errors
 
-LEASE = 30.0
+LEASE = 10.0
 """Seconds for which a gateway that says nothing more still has what it was let in with."""
 
 IDLE = 3600.0

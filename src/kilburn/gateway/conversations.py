@@ -253,6 +253,12 @@ class Conversation:
             raise StoreStale("another gateway went on with the session", advice="read it again")
         return prompt
 
+    def reply(self) -> Message | None:
+        """Return what the session has replied already to the request that goes on now, as the client sees it; None if nothing."""
+        messages = (message for _, message in said_after(self.session, self.start))
+        first = next(visible(messages), None)
+        return first if first is not None and first.role is Role.ASSISTANT else None
+
     def fill(self, digests: Sequence[bytes]) -> None:
         """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
         there = digests[: len(self.digests)]
