@@ -554,8 +554,8 @@ class _Endpoint:
                 await self._pass(scope, path, body, headers, send)
                 return
             name = headers.get("x-kilburn-session", "")
-            async with gateway.repeats.alone(key.tenant, key.user, name, path, body) as repeated:
-                await relay.answer(form, body, path, headers, key, exchange, send, fields, repeated=repeated)
+            async with gateway.repeats.alone(key.tenant, key.user, name, path, body) as hold:
+                await relay.answer(form, body, path, headers, key, exchange, send, hold, fields)
         except Exception as error:
             gateway.failed(error)
             if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):

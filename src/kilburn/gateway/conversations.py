@@ -15,6 +15,7 @@ from kilburn.backend import Digests
 from kilburn.errors import StoreStale
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.repeats import Hold
 from kilburn.kernel.admission import attachments_above
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
@@ -81,6 +82,8 @@ class Conversation:
         self.held = 0
         """Bytes of it that are counted among those in memory."""
         self.busy = False
+        self.hold: Hold | None = None
+        """The place of the request that goes on now among equal ones."""
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""
         self.taken = threading.Event()

@@ -57,6 +57,7 @@ from kilburn.gateway.conversations import (
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.repeats import Hold
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, key_of
 from kilburn.kernel.branches import BRANCH, origin_in
@@ -293,7 +294,7 @@ class Histories:
         user: str,
         *,
         link: bool = True,
-        repeated: bool = False,
+        hold: Hold | None = None,
         prepare: Callable[[Conversation], object] = id,
     ) -> Conversation:
         """The session that a request continues, with what is new appended; it is busy until `give`.
@@ -302,7 +303,7 @@ class Histories:
             name: what the client calls it, or None.
             user: of the tenant, whose it is.
             link: whether it may be linked to an earlier session because it says the same.
-            repeated: whether an equal request was just answered: a session that has gone on behind it is no branch.
+            hold: its place among equal requests: if one was just answered, a session that has gone on behind it is no branch.
             prepare: called before anything is appended, to fit the window to the request.
 
         Raises:
@@ -311,11 +312,11 @@ class Histories:
         with self._lock:
             self._trim()
         for left in reversed(range(TRIES)):
-            conversation = None
+            conversation, repeated = None, hold is not None and hold.repeated
             try:
                 found = self._remembered(form, asked, name, user) if left == TRIES - 1 and not repeated else None
                 conversation, raws, digests = found or self._found(form, asked, name, user, link=link, repeated=repeated)
-                conversation.linked = link
+                conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 conversation.met = conversation.session.figures, conversation.session.head
@@ -1016,6 +1017,8 @@ class Histories:
                         conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
                         conversation.turn, conversation.waiting = _end_of(others, len(words), conversation.start), []
                     else:
+                        if told and conversation.hold is not None and conversation.hold.lost:
+                            raise StoreBusy("another gateway has answered this request", advice="ask again")
                         if told:
                             new, cited = self._branch(conversation, new, cited)
                             last = conversation.turn

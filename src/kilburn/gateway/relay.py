@@ -49,6 +49,7 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
+from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import Response, UpstreamApi, gathered, replayed, status_of
 from kilburn.kernel.brought import Brought, room_for
@@ -135,20 +136,19 @@ class Relay:
         key: Key,
         exchange: Exchange,
         send: Send,
+        hold: Hold,
         fields: Mapping[str, msgspec.Raw] | None = None,
-        *,
-        repeated: bool = False,
     ) -> None:
         """Answer one request, and say in `exchange` what it took.
 
         Args:
+            hold: its place among equal requests: if one was just answered, this one gets the same reply.
             fields: of the body, if it was taken apart already.
-            repeated: whether an equal request was just answered: this one gets the same reply, if that is in the session.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, fields, repeated)
+        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, hold, fields)
         turn = _Turn(self, conversation, work, path, headers, exchange, send)
         try:
             await turn.run()
@@ -162,8 +162,8 @@ class Relay:
         headers: Mapping[str, str],
         key: Key,
         exchange: Exchange,
+        hold: Hold,
         fields: Mapping[str, msgspec.Raw] | None,
-        repeated: bool,
     ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
         asked = form.open(body, fields)
@@ -173,10 +173,10 @@ class Relay:
         for left in reversed(range(TRIES)):
             work = _Work(self, form, asked, key, exchange, faults=faults)
             link = key.link is not Link.OFF
-            conversation = self.histories.take(form, asked, name, key.user, link=link, repeated=repeated, prepare=work.prepare)
+            conversation = self.histories.take(form, asked, name, key.user, link=link, hold=hold, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
-                work.reply = conversation.reply() if repeated else None
+                work.reply = conversation.reply() if hold.repeated else None
                 if work.reply is not None:
                     return conversation, work
                 work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)

@@ -19,6 +19,28 @@ PAUSES = (0.05, 0.1, 0.2, 0.4, 1.0)
 """Seconds between two looks at whether the first try is over; the last one repeats."""
 
 
+class Hold:
+    """The place of one request among those that are equal to it.
+
+    Args:
+        tally: where it is held.
+        waited: whether this request waited for an equal one.
+    """
+
+    def __init__(self, tally: Tally, *, waited: bool) -> None:
+        self._tally, self._lapses, self._waited = tally, tally.lapses, waited
+
+    @property
+    def repeated(self) -> bool:
+        """Whether an equal request may have been answered since this one came: it waited for that, or has lost its place."""
+        return self._waited or self.lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether another gateway may have let an equal request in, because this one was silent for too long."""
+        return self._tally.lapses != self._lapses
+
+
 class Repeats:
     """Answers equal requests one after another. It is used in one event loop alone.
 
@@ -33,8 +55,8 @@ class Repeats:
         """Requests that wait for an equal one."""
 
     @asynccontextmanager
-    async def alone(self, *identity: str | bytes) -> AsyncIterator[bool]:
-        """Let no equal request in until this one is answered; yields whether this one waited for another.
+    async def alone(self, *identity: str | bytes) -> AsyncIterator[Hold]:
+        """Let no equal request in until this one is answered.
 
         Args:
             identity: what equal requests have in common.
@@ -56,7 +78,7 @@ class Repeats:
         finally:
             self.waiting -= attempts > 0
         try:
-            yield attempts > 0
+            yield Hold(self._tally, waited=attempts > 0)
         finally:
             self._tally.give(demands)
 
