@@ -145,4 +145,4 @@ def test_any_order_of_requests_lets_in_no_more_than_the_limits(gateways: Gateway
 
 def test_a_place_that_cannot_be_counted_in_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
-        FileTurnstile(tmp_path / "nowhere" / "counted")
+        FileTurnstile(tmp_path / "nowhere" / "counted").count([], {})

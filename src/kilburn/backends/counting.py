@@ -17,7 +17,7 @@ import apsw
 
 from kilburn.backends.connection import translate_errors
 
-LEASE = 30.0
+LEASE = 10.0
 """Seconds for which a gateway that says nothing more still has what it was let in with."""
 
 IDLE = 3600.0
@@ -86,27 +86,30 @@ class FileTurnstile:
     """Counts in a file, for gateways of one machine. What is in it need not survive a power cut.
 
     Args:
-        path: the file; it is created if there is none.
+        path: the file; the first count creates it if there is none.
         clock: seconds since the epoch.
-
-    Raises:
-        StoreError: it cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock, self._lock = os.fspath(path), clock, threading.Lock()
         self._gateway, self._closed, self._tidied = secrets.token_bytes(8), False, 0.0
-        with translate_errors(self._path, "counting"):
-            self._db = apsw.Connection(self._path)
-            self._db.set_busy_timeout(5000)
-            self._create()
+        self._opened: apsw.Connection | None = None
 
-    def _create(self) -> None:
+    @property
+    def _db(self) -> apsw.Connection:
+        if self._opened is None:
+            db = apsw.Connection(self._path)
+            db.set_busy_timeout(5000)
+            self._create(db)
+            self._opened = db
+        return self._opened
+
+    def _create(self, db: apsw.Connection) -> None:
         """Create the tables. SQLite does not wait for another process that changes the journal mode at the same time."""
         for attempt in range(MAX_ATTEMPTS):
             try:
-                self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
-                self._db.execute(TABLES)
+                db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
+                db.execute(TABLES)
                 return
             except apsw.BusyError:
                 if attempt == MAX_ATTEMPTS - 1:
@@ -166,7 +169,7 @@ class FileTurnstile:
     def close(self) -> None:
         """See `Turnstile`."""
         with self._lock, translate_errors(self._path, "counting"):
-            if not self._closed:
-                self._closed = True
-                self._db.execute("DELETE FROM running WHERE gateway = ?", (self._gateway,))
-                self._db.close()
+            if not self._closed and self._opened is not None:
+                self._opened.execute("DELETE FROM running WHERE gateway = ?", (self._gateway,))
+                self._opened.close()
+            self._closed = True

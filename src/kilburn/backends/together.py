@@ -11,14 +11,18 @@ if TYPE_CHECKING:
     from kilburn.backends.postgres.keys import StoredKeys
 
 
+BESIDE = "-requests"
+"""How the name of the file ends in which gateways over a store in a file count together; it stands beside the store."""
+
+
 def open_turnstile(place: str) -> Turnstile:
-    """Where gateways count together: a database that has a store, or a file, which is made where there is none.
+    """Where the gateways over a store count together: in its database, or in a file beside its file.
 
     Raises:
         StoreError: it cannot be opened. SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
     """
     if not is_url(place):
-        return FileTurnstile(place)
+        return FileTurnstile(place if place == ":memory:" else f"{place}{BESIDE}")
     from kilburn.backends.postgres.counting import PostgresTurnstile
 
     return PostgresTurnstile(place)

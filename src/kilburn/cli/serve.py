@@ -50,9 +50,10 @@ BOUNDS = (
     "rate=600 (requests per minute of a key; without keys there is none), messages=100000 (of a history), "
     "held=67108864 (bytes of a tenant's sessions in memory), body=67108864 and bodies=1073741824 (bytes of a request, and of "
     "all requests in a worker), upload=1073741824 (bytes of a file that passes through), values=500000 and depth=128 (of a "
-    "request's JSON), per_key=256 (concurrent requests), running=512 and connections=2048 (concurrent, in each worker), "
-    "headers=100, header_bytes=32768, patience=20 (seconds to wait for headers, for a body, and for a reader), pace=16384 "
-    "(bytes per second of a body)"
+    "request's JSON), per_key=256 (concurrent requests), repeat=600 (seconds that a request waits "
+    "for an equal one that is being answered; 0: it gets 409 at once), running=512 and connections=2048 (concurrent, in each "
+    "worker), headers=100, header_bytes=32768, patience=20 (seconds to wait for headers, for a body, and for a reader), "
+    "pace=16384 (bytes per second of a body)"
 )
 
 EACH_CREDENTIAL = (
@@ -314,7 +315,7 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     word: str
 
 
-def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
+def _settings(gateway: Any, asked: _Asked) -> Any:
     upstream, speaker = asked.upstream, _speaker(asked.upstream, asked.model)
     usual = "local" if upstream is None else "automatic" if has_openai_api(upstream) else "hosted"
     return gateway.Settings(
@@ -326,7 +327,6 @@ def _settings(gateway: Any, asked: _Asked, counted: str | None = None) -> Any:
         policy=asked.policy,
         keys=asked.keys,
         one_user=asked.one_user,
-        counted=counted,
         memory=asked.memory,
         memory_tools=asked.memory_tools,
         link=asked.link,
@@ -463,9 +463,7 @@ def work(listening: int, line: int) -> int:
         parent_socket = socket.socket(fileno=line)
         said = first_line(parent_socket)
         begin = msgspec.json.decode(said.body, type=_Begin)
-        # Gateways over one database count there what clients take.
-        counted = None if is_url(begin.asked.db) else os.path.join(begin.folder, "limits")
-        settings, parent = _settings(gateway, begin.asked, counted), Parent(parent_socket, begin.folder, said.id)
+        settings, parent = _settings(gateway, begin.asked), Parent(parent_socket, begin.folder, said.id)
         people = None
         if begin.asked.dashboard:
             from kilburn.dashboard.behind_keys import mounted

@@ -18,7 +18,6 @@ import msgspec
 
 import kilburn
 from kilburn import tracing
-from kilburn.backends.places import is_url
 from kilburn.backends.together import open_turnstile
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
@@ -38,6 +37,7 @@ from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.metrics import Counts, Metrics, OwnCounts
 from kilburn.gateway.problems import Problem, is_anthropic, reason_of
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
+from kilburn.gateway.repeats import Repeats
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.gateway.sayings import Sayings
 from kilburn.gateway.status import Trouble, routes
@@ -129,8 +129,6 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
         hosts: names under which clients may call it; by default those of this machine.
         origins: of web pages that may call it.
         limits: what clients may take.
-        counted: a file in which gateways of one machine count together what clients take; None: each counts alone, but those over
-            one database count there.
         memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
             0 for neither.
         link: whether a session is linked to an earlier one because it says the same: "auto" where it is known whose they are,
@@ -160,7 +158,6 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
     hosts: tuple[str, ...] = LOOPBACK
     origins: tuple[str, ...] = ()
     limits: RequestBounds = RequestBounds()
-    counted: str | None = None
     memory: int = 0
     link: str = "auto"
     prices: Prices = PRICES["hosted"]
@@ -226,9 +223,9 @@ class Gateway:
         self.settings, self.link, self._turn = settings, Link(settings.link), turn
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
-        place = settings.counted or (settings.db if is_url(settings.db) else None)
-        self._tally = None if place is None else Tally(open_turnstile(place), opens=self.fails_open)
+        self._tally = Tally(open_turnstile(settings.db), opens=self.fails_open)
         self.shares = Shares(settings.limits, self._tally)
+        self.repeats = Repeats(self._tally, settings.limits.repeat)
         self._kept = Kept(lambda: self.relay(settings.tenant).histories.store)
         self.upstream: UpstreamApi
         if settings.upstream is not None:
@@ -278,6 +275,7 @@ class Gateway:
                 yield "store_bytes", "", sum(os.stat(file).st_size for file in files)
         yield "learning_waiting", "", self._learners.waiting
         yield "spans_waiting", "", tracing.waiting()
+        yield "requests_waiting", "", self.repeats.waiting
         for tenant, relay in list(self._open.items()):
             store = relay.histories.store
             yield "sessions_open", tenant, relay.histories.held
@@ -418,8 +416,7 @@ class Gateway:
     async def close(self) -> None:
         """Write what waits, and close everything."""
         await self.upstream.close()
-        if self._tally is not None:
-            await self._tally.close()
+        await self._tally.close()
         await in_thread(self._learners.close)
         await in_thread(self.windows.close)
         for store in self._stores:
@@ -556,7 +553,9 @@ class _Endpoint:
                     raise Refused(what, advice=f"send the whole conversation as {form.key}")
                 await self._pass(scope, path, body, headers, send)
                 return
-            await relay.answer(form, body, path, headers, key, exchange, send, fields)
+            name = headers.get("x-kilburn-session", "")
+            async with gateway.repeats.alone(key.tenant, key.user, name, path, body) as hold:
+                await relay.answer(form, body, path, headers, key, exchange, send, hold, fields)
         except Exception as error:
             gateway.failed(error)
             if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):

@@ -15,6 +15,7 @@ from kilburn.backend import Digests
 from kilburn.errors import StoreStale
 from kilburn.gateway.form import Asked
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.repeats import Hold
 from kilburn.kernel.admission import attachments_above
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
@@ -81,6 +82,8 @@ class Conversation:
         self.held = 0
         """Bytes of it that are counted among those in memory."""
         self.busy = False
+        self.hold: Hold | None = None
+        """The place of the request that goes on now among equal ones."""
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""
         self.taken = threading.Event()
@@ -252,6 +255,12 @@ class Conversation:
         if session.turn != self.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
         return prompt
+
+    def reply(self) -> Message | None:
+        """Return what the session has replied already to the request that goes on now, as the client sees it; None if nothing."""
+        messages = (message for _, message in said_after(self.session, self.start))
+        first = next(visible(messages), None)
+        return first if first is not None and first.role is Role.ASSISTANT else None
 
     def fill(self, digests: Sequence[bytes]) -> None:
         """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""

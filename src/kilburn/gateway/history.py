@@ -57,6 +57,7 @@ from kilburn.gateway.conversations import (
 from kilburn.gateway.form import Asked, Form, listed
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
+from kilburn.gateway.repeats import Hold
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, key_of
 from kilburn.kernel.branches import BRANCH, origin_in
@@ -293,6 +294,7 @@ class Histories:
         user: str,
         *,
         link: bool = True,
+        hold: Hold | None = None,
         prepare: Callable[[Conversation], object] = id,
     ) -> Conversation:
         """The session that a request continues, with what is new appended; it is busy until `give`.
@@ -301,6 +303,7 @@ class Histories:
             name: what the client calls it, or None.
             user: of the tenant, whose it is.
             link: whether it may be linked to an earlier session because it says the same.
+            hold: its place among equal requests: if one was just answered, a session that has gone on behind it is no branch.
             prepare: called before anything is appended, to fit the window to the request.
 
         Raises:
@@ -309,11 +312,11 @@ class Histories:
         with self._lock:
             self._trim()
         for left in reversed(range(TRIES)):
-            conversation = None
+            conversation, repeated = None, hold is not None and hold.repeated
             try:
-                found = self._remembered(form, asked, name, user) if left == TRIES - 1 else None
-                conversation, raws, digests = found or self._found(form, asked, name, user, link=link)
-                conversation.linked = link
+                found = self._remembered(form, asked, name, user) if left == TRIES - 1 and not repeated else None
+                conversation, raws, digests = found or self._found(form, asked, name, user, link=link, repeated=repeated)
+                conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
                 conversation.met = conversation.session.figures, conversation.session.head
@@ -401,7 +404,7 @@ class Histories:
                     self.store.backend.erase(conversation.number, wipe=False)
 
     def _found(
-        self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool
+        self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool, repeated: bool
     ) -> tuple[Conversation, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
         form.split(asked)
@@ -411,7 +414,7 @@ class Histories:
         before = self._before(asked, name, user)
         if before is not None:
             root, digests, ends = before.conversation.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
-        request = _Request(form, asked, user, digests, ends, root, link=link, before=before)
+        request = _Request(form, asked, user, digests, ends, root, link=link, repeated=repeated, before=before)
         conversation, common = self._claim(request)
         return conversation, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
@@ -573,6 +576,8 @@ class Histories:
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
+        if request.repeated and (answered := self._answered(request)) is not None:
+            return answered, len(chain)
         busy = [each for each in self._sessions.values() if each.busy and each.user == request.user]
         others = self._unkept(request)
         alike: list[HistoryOwner] = []
@@ -601,6 +606,15 @@ class Histories:
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
+
+    def _answered(self, request: _Request) -> Conversation | None:
+        """Return a session that has gone on behind a whole history, as it was then; None if there is none."""
+        count = len(request.chain)
+        for owner in self.store.backend.said_by(request.chain[-1], FORKS) if count else ():
+            known = self._current(owner.name, request)
+            if known is not None and len(known.chain) > count and known.chain[count - 1] == request.chain[-1]:
+                return known.again(turn_after(known.session, count), count)
+        return None
 
     def _free_of(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
         """Begin with the first of some sessions that ends with the first digests of a chain, so many; None if there is none."""
@@ -1003,6 +1017,8 @@ class Histories:
                         conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
                         conversation.turn, conversation.waiting = _end_of(others, len(words), conversation.start), []
                     else:
+                        if told and conversation.hold is not None and conversation.hold.lost:
+                            raise StoreBusy("another gateway has answered this request", advice="ask again")
                         if told:
                             new, cited = self._branch(conversation, new, cited)
                             last = conversation.turn
@@ -1102,6 +1118,7 @@ class _Request:
         digests, ends: what it says, and how many messages end with each digest.
         root: what its sessions are called.
         link: whether its session may be linked to another one.
+        repeated: whether an equal request was just answered.
         before: what came before it, if the client does not send that.
     """
 
@@ -1115,10 +1132,11 @@ class _Request:
         root: str,
         *,
         link: bool,
+        repeated: bool,
         before: _Before | None = None,
     ) -> None:
         self._form, self._asked, self._ends, self.before = form, asked, ends, before
-        self.user, self.digests, self.root, self.link = user, digests, root, link
+        self.user, self.digests, self.root, self.link, self.repeated = user, digests, root, link, repeated
         self.chain = list(chained(digests, seed_of(root, user)))
         self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
         """How many of them there are up to the last one of the assistant."""

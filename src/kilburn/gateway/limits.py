@@ -37,6 +37,8 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
             for longest is read again when it goes on.
         running: requests that this process is answering. per_key: of one key, in all processes over one store; 0 for no limit.
         rate: requests per minute of one key, in all of them; a quarter of a minute's may come at once. 0 for no limit.
+        repeat: seconds that a request waits for an equal one that is being answered, by any gateway over the store; then it is
+            refused. 0: it is refused at once.
         connections: open connections of this process.
         patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
         pace: bytes per second that a body must come with on the whole, after `patience`.
@@ -54,13 +56,14 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 512
     per_key: int = 256
     rate: int = 0
+    repeat: float = 600.0
     connections: int = 2048
     patience: float = 20.0
     pace: float = 16_384.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) >= 0 or (name not in ("rate", "per_key") and getattr(self, name) == 0):
+            if not getattr(self, name) >= 0 or (name not in ("rate", "per_key", "repeat") and getattr(self, name) == 0):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 

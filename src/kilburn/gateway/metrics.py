@@ -42,6 +42,7 @@ NOW = {
     "embedding_behind": "Whether passages wait for a vector.",
     "embedding_failing": "Whether embedding in the background fails.",
     "spans_waiting": "Spans that wait to be exported.",
+    "requests_waiting": "Requests that wait for an equal one that is being answered.",
     "jobs_failed": "Jobs in the background that failed again and again; `kilburn worker --status` names them.",
 }
 """What is looked up when it is asked for."""
@@ -49,7 +50,7 @@ NOW = {
 OWNED = ("sessions_open", "embedding_behind", "embedding_failing", "jobs_failed")
 """Of these, what each tenant has of its own."""
 
-SUMMED = ("sessions_open", "learning_waiting", "spans_waiting")
+SUMMED = ("sessions_open", "learning_waiting", "spans_waiting", "requests_waiting")
 """Of these, what each of several processes has of its own."""
 
 TOLD = (

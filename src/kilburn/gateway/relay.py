@@ -49,14 +49,15 @@ from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import reason_of, words_of
+from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.upstream import Response, UpstreamApi, gathered, status_of
+from kilburn.gateway.upstream import Response, UpstreamApi, gathered, replayed, status_of
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED, without_gone
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
-from kilburn.message import Message, Part, Trust
-from kilburn.model import Reply
+from kilburn.message import Kind, Message, Part, Trust
+from kilburn.model import Finish, Reply
 from kilburn.models.provider_errors import error_of
 from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
@@ -135,17 +136,19 @@ class Relay:
         key: Key,
         exchange: Exchange,
         send: Send,
+        hold: Hold,
         fields: Mapping[str, msgspec.Raw] | None = None,
     ) -> None:
         """Answer one request, and say in `exchange` what it took.
 
         Args:
+            hold: its place among equal requests: if one was just answered, this one gets the same reply.
             fields: of the body, if it was taken apart already.
 
         Raises:
             KilburnError: nothing was sent to the client yet.
         """
-        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, fields)
+        conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, hold, fields)
         turn = _Turn(self, conversation, work, path, headers, exchange, send)
         try:
             await turn.run()
@@ -159,6 +162,7 @@ class Relay:
         headers: Mapping[str, str],
         key: Key,
         exchange: Exchange,
+        hold: Hold,
         fields: Mapping[str, msgspec.Raw] | None,
     ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
@@ -168,9 +172,13 @@ class Relay:
         faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
         for left in reversed(range(TRIES)):
             work = _Work(self, form, asked, key, exchange, faults=faults)
-            conversation = self.histories.take(form, asked, name, key.user, link=key.link is not Link.OFF, prepare=work.prepare)
+            link = key.link is not Link.OFF
+            conversation = self.histories.take(form, asked, name, key.user, link=link, hold=hold, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
+                work.reply = conversation.reply() if hold.repeated else None
+                if work.reply is not None:
+                    return conversation, work
                 work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
                 if work.known is not None:
                     # A search takes a while: another program may have forgotten the session meanwhile.
@@ -216,6 +224,8 @@ class _Work:
         self.faults = False
         """Whether they are in the body."""
         self.brought: Brought | None = None
+        self.reply: Message | None = None
+        """What an equal request was answered; the upstream is not asked."""
         self.keeps = asked.choices == 1
         self.body = b""
         self.tokens = 0
@@ -458,8 +468,7 @@ class _Turn:
 
     async def _asked(self, headers: Mapping[str, str], began: float) -> bool:
         work, exchange = self._work, self._exchange
-        asking = self._relay.upstream.ask("POST", self._path, work.body, headers, work.form)
-        async with _Waited(asking, exchange) as waited:
+        async with _Waited(await self._asking(headers), exchange) as waited:
             try:
                 with self._call.current():
                     answer = await waited.answer()
@@ -512,6 +521,18 @@ class _Turn:
             return True
         await self._finish(reading.end(), answer)
         return False
+
+    async def _asking(self, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Response]:
+        """What asks the upstream, or answers in its place with the reply that the session has."""
+        work = self._work
+        if work.reply is None:
+            asking: AbstractAsyncContextManager[Response] = self._relay.upstream.ask(
+                "POST", self._path, work.body, headers, work.form
+            )
+            return asking
+        calls = any(part.kind is Kind.CALL for part in work.reply.parts)
+        reply = Reply(message=work.reply, finish=Finish.CALLS if calls else Finish.STOP)
+        return nullcontext(await replayed(reply, work.form, work.asked.model, streamed=work.asked.stream))
 
     def _unread(self, error: BaseException | None = None) -> None:
         """Report a reply that goes through without being stored. The client's next request brings it in its history."""
@@ -613,7 +634,7 @@ class _Turn:
                 self._relay.histories.said(self._conversation, rest, pages, more=more)
         except Forgotten as error:
             raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
-        if reply.usage is not None:
+        if reply.usage is not None and self._work.reply is None:
             # The reply is kept, and the session is made to fit when it is rendered.
             with suppress(StoreError):
                 self._conversation.session.observe(reply.usage, self._work.counted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,9 @@ class Tally:
         """Requests that are being answered, by the name of a demand."""
         self._changed: set[bytes] = set()
         """Names of which the turnstile does not know that."""
+        self._answered = 0.0
+        """When the last question was put that was answered, by `time.monotonic`."""
+        self._lapses = 0
         self._asking: asyncio.Task[None] | None = None
         self._beat: asyncio.TimerHandle | None = None
 
@@ -58,6 +62,11 @@ class Tally:
                 self.give(demands)
             raise
         return ruling
+
+    @property
+    def lapses(self) -> int:
+        """How often this gateway was silent for so long that others may have what it holds."""
+        return self._lapses + (time.monotonic() - self._answered > LEASE)
 
     def give(self, demands: Sequence[Demand]) -> None:
         """A request is over; what it took of its rate it keeps."""
@@ -83,7 +92,7 @@ class Tally:
         """One question; whether it was answered."""
         asked, self._waiting = self._waiting, []
         changed, self._changed = self._changed, set()
-        held = {name: self._held[name] for name in changed}
+        held, began = {name: self._held[name] for name in changed}, time.monotonic()
         self._held -= Counter()  # without those of which there are none
         try:
             rulings = await in_thread(self._turnstile.count, [demands for demands, _ in asked], held)
@@ -92,6 +101,8 @@ class Tally:
             self._changed |= changed | {demand.name for demands, _ in asked for demand in demands}
             self._answer_failed(asked, error)
             return False
+        self._lapses += bool(self._held) and began - self._answered > LEASE
+        self._answered = began
         for (demands, future), ruling in zip(asked, rulings, strict=True):
             self._answer(demands, future, ruling)
         return True

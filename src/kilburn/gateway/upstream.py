@@ -439,6 +439,17 @@ async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, asked: _Asked,
     return Response(200, {**headers, "content-type": "application/json"}, _one(whole))
 
 
+async def replayed(reply: Reply, form: Form, model: str, *, streamed: bool) -> Response:
+    """What an upstream has answered already, in a client's form."""
+
+    async def pieces() -> AsyncIterator[Delta | Reply]:
+        if reply.text:
+            yield Delta(reply.text)
+        yield reply
+
+    return await _told(pieces(), form, _Asked(Request(messages=()), model, streamed), {})
+
+
 async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], form: Form, name: str) -> AsyncIterator[bytes]:
     write = form.writer(name)
     yield b"".join(write(piece))

@@ -1,0 +1,91 @@
+"""Requests that are made again while they are being answered, at this gateway or at another one over the same store.
+
+A client, or a load balancer before it, makes a request again when the first try takes too long. Every gateway over the store
+knows which requests are being answered (`kilburn.gateway.tally`), so the second try waits, and gets the reply of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kilburn.backends.counting import Demand
+from kilburn.gateway.problems import Problem
+from kilburn.gateway.tally import Tally
+
+PAUSES = (0.05, 0.1, 0.2, 0.4, 1.0)
+"""Seconds between two looks at whether the first try is over; the last one repeats."""
+
+
+class Hold:
+    """The place of one request among those that are equal to it.
+
+    Args:
+        tally: where it is held.
+        waited: whether this request waited for an equal one.
+    """
+
+    def __init__(self, tally: Tally, *, waited: bool) -> None:
+        self._tally, self._lapses, self._waited = tally, tally.lapses, waited
+
+    @property
+    def repeated(self) -> bool:
+        """Whether an equal request may have been answered since this one came: it waited for that, or has lost its place."""
+        return self._waited or self.lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether another gateway may have let an equal request in, because this one was silent for too long."""
+        return self._tally.lapses != self._lapses
+
+
+class Repeats:
+    """Answers equal requests one after another. It is used in one event loop alone.
+
+    Args:
+        tally: knows the requests that are being answered by any gateway over the store.
+        patience: seconds that a request waits for an equal one.
+    """
+
+    def __init__(self, tally: Tally, patience: float) -> None:
+        self._tally, self._patience = tally, patience
+        self.waiting = 0
+        """Requests that wait for an equal one."""
+
+    @asynccontextmanager
+    async def alone(self, *identity: str | bytes) -> AsyncIterator[Hold]:
+        """Let no equal request in until this one is answered.
+
+        Args:
+            identity: what equal requests have in common.
+
+        Raises:
+            Problem: 409, an equal request is still being answered. StoreError: nobody can say.
+        """
+        demands = (Demand(_digest(identity), 0, 1),)
+        clock = asyncio.get_running_loop().time
+        attempts, end = 0, clock() + self._patience
+        try:
+            while (await self._tally.take(demands)).refused >= 0:
+                if clock() >= end:
+                    what = "the same request is being answered; ask again to get its reply"
+                    raise Problem(409, "request_in_progress", what, retry_after=1)
+                self.waiting += not attempts
+                attempts += 1
+                await asyncio.sleep(PAUSES[min(attempts, len(PAUSES)) - 1])
+        finally:
+            self.waiting -= attempts > 0
+        try:
+            yield Hold(self._tally, waited=attempts > 0)
+        finally:
+            self._tally.give(demands)
+
+
+def _digest(identity: tuple[str | bytes, ...]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in identity:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()
