@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import kilburn
-from effort import each_value
 from kilburn.event import Act
 from kilburn.selection.excerpts import CITED
 from kilburn.selection.selection import candidates_of, focus_words, select
@@ -32,9 +31,9 @@ ACTIONS = {8000: 5, 32_000: 5, 64_000: 4, 128_000: 2, 200_000: 2}
 """Actions of the policy to look at, by the size of the window."""
 
 
-@pytest.mark.parametrize(("window", "policy"), each_value(list(ACTIONS), ["hybrid", "cost"]))
-def test_after_an_action_three_fifths_of_the_window_are_used(window: int, policy: str) -> None:
-    with kilburn.open(":memory:", window=window, policy=policy, tokenizer="chars/4") as store:
+@pytest.mark.parametrize("window", list(ACTIONS))
+def test_after_an_action_of_hybrid_three_fifths_of_the_window_are_used(window: int) -> None:
+    with kilburn.open(":memory:", window=window, policy="hybrid", tokenizer="chars/4") as store:
         session = store.session("a")
         fills: list[float] = []
         for message in telling(window, max(1000, window // 10)):
