@@ -80,7 +80,8 @@ import kilburn
 
 path, how, runs = sys.argv[1], sys.argv[2], int(sys.argv[3])
 embedder = Runtime(runs)
-store = kilburn.open(path, window=4000, embedder=embedder)
+# A full window searches, too.
+store = kilburn.open(path, window=100_000 if how == "no search" else 4000, embedder=embedder)
 session = store.session("s")
 for number in range({MESSAGES}):
     session.append({{"role": "user", "content": f"message number {{number}}"}})
@@ -171,7 +172,7 @@ DEFAULT = """
 import sys
 import kilburn
 
-store = kilburn.open(sys.argv[1], window=4000)
+store = kilburn.open(sys.argv[1], window=100_000)
 assert store.vectors is not None and store.vectors.embedder.name.startswith("minilm")
 session = store.session("s")
 for number in range(300):

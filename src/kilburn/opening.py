@@ -58,8 +58,8 @@ def open(
         embedder: finds by meaning, besides by words: a spec such as "minilm" or "remote('text-embedding-3-small', 1536)", or
             an object; None for words alone. "auto" takes the one that made the store's vectors, or minilm where the extra
             `embed` is installed and its weights are here (`kilburn models pull minilm`), or else none. What is stored is
-            embedded in the background, from the first search on or after half a minute; what is left when the program ends
-            is embedded by a later one. Nothing is downloaded.
+            embedded in the background, from the first search on (a full window searches, too) or after half a minute; what
+            is left when the program ends is embedded by a later one. Nothing is downloaded.
         ranking: puts what a search finds in order: a spec such as "blend" or "words", or an object with `rank`.
         readonly: for reading beside a writer; nothing is recorded.
         foreign: whether a spec may name what is not Kilburn's own: `your.module:Policy`, or an entry point of an
