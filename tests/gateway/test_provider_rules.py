@@ -216,13 +216,15 @@ def test_a_client_of_another_form_sends_back_what_the_provider_attached(
     at, talk = front(provider), list[Any]()
     schema = {"type": "object", "properties": {"address": {"type": "string"}}}
     options: Json
-    sdk: Any
+    client: Any
     if form == "messages":
-        sdk = anthropic.Anthropic(base_url=at.url, api_key="kilburn", max_retries=0).messages
+        client = anthropic.Anthropic(base_url=at.url, api_key="kilburn", max_retries=0)
         options = {"max_tokens": 500, "tools": [{"name": "look", "input_schema": schema}]}
     else:
-        sdk = openai.OpenAI(base_url=f"{at.url}/v1", api_key="kilburn", max_retries=0).responses
+        client = openai.OpenAI(base_url=f"{at.url}/v1", api_key="kilburn", max_retries=0)
         options = {"store": False, "tools": [{"type": "function", "name": "look", "parameters": schema, "strict": False}]}
+
+    sdk = client.messages if form == "messages" else client.responses
 
     def ask() -> Any:
         sent = {"model": "m", "messages" if form == "messages" else "input": talk, **options}
@@ -246,6 +248,7 @@ def test_a_client_of_another_form_sends_back_what_the_provider_attached(
                 talk += [item.model_dump(exclude_none=True) for item in reply.output]
                 calls = [item.call_id for item in reply.output if item.type == "function_call"]
                 talk += [{"type": "function_call_output", "call_id": call, "output": LONG} for call in calls]
+    client.close()
     assert not provider.refused
     assert {call["call"]["function"]["name"] for call in provider.issued.values()} == {"look", "recall"}
 
