@@ -75,7 +75,7 @@ def numbers(row: dict[str, Any]) -> list[float]:
 
 def test_every_script_is_covered_here() -> None:
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "def main" in path.read_text(encoding="utf-8")}
-    assert scripts == {*TINY, "ledgers", "all"}
+    assert scripts == {*TINY, "ledgers", "flat", "all"}
 
 
 LOADS = {"decode", "memento", "residence", "spill"}
