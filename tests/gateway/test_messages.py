@@ -178,7 +178,7 @@ def test_what_is_brought_for_a_question_leaves_the_cache_warm(claude: Any) -> No
     brought = [(before, sent) for before, sent in itertools.pairwise(late) if "in part" in str(before.body["messages"][-1])]
     # Where nothing was edited in front, the next prompt reads all from the cache but the question and what was brought for it.
     again = [before.tokens - sent.cached - len(str(before.body["messages"][-1])) // 4 for before, sent in brought]
-    assert sum(tokens <= 0 for tokens in again) >= len(again) / 2 > 3
+    assert sum(tokens <= 0 for tokens in again) > len(again) / 2 > 3
 
 
 def test_a_prompt_that_is_too_long_is_made_shorter_once(claude: Any) -> None:

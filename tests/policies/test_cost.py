@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import mean
 from typing import Any
 
@@ -60,16 +60,16 @@ def excerpted(policy: Any) -> float:
 
 
 def test_most_edits_leave_the_excerpts_in_front_as_they_are() -> None:
-    _, prompts, store = played("cost(miss=3000)")
+    _, prompts, store = played("cost(miss=3000)", steps=90)
     with store:
         edited = extended = 0
         for before, after in pairwise(prompts):
-            if before != after[: len(before)]:
+            same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))))
+            if same < len(before) - 1:  # a copy that leaves from the end is no edit in front
                 edited += 1
-                excerpts = [text for text in before if text.startswith("[") and " in part: " in text[:40]]
-                extended += bool(excerpts) and all(text in after for text in excerpts)
-        assert edited > 5
-        assert extended >= edited / 2
+                extended += any(text.startswith("[") and " in part: " in text[:40] for text in before[:same])
+        assert edited > 10
+        assert extended > edited / 2
         assert max(sum(" in part" in text[:40] for text in prompt) for prompt in prompts) > 1
 
 

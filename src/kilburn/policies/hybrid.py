@@ -18,7 +18,7 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import WindowShape, copy_of, floor_of, keep, largeness, middleness
+from kilburn.selection.keeping import UNCACHED, WindowShape, copy_of, floor_of, keep, largeness, middleness
 
 SPARE, MORE_SPARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
@@ -32,10 +32,6 @@ HELD, MORE_HELD, REMADE = 0.5, 0.05, 0.4
 WHOLE, MORE_WHOLE = 0.25, 0.08
 """Share of the window up to which the latest message stays whole, and what is added in one of 4,000 tokens: a usual view of a
 file does not fit into one of 2,000 in any case, and fits into one of 8,000 without."""
-
-UNCACHED = 1200
-"""Tokens of a window up to which the beginning is worth little: the providers cache none of less than 1,024 tokens. There an edit
-leaves less free, and the excerpts are remade sooner, and larger."""
 
 
 @dataclass(frozen=True)

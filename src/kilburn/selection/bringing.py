@@ -150,13 +150,9 @@ def passages_asked(
     lines: set[str] = set().union(*map(lines_of, texts))
     least = answer.hits[0].score * (ASKED if asked else UNASKED)
     hits = takewhile(lambda hit: hit.score >= least, answer.hits)
-    copies = copies_of(view)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
     for one in _passages(view, hits, query, words, 2 * room if asked else WHOLE):
-        if not asked and view.page(one.page).role is Role.ASSISTANT and not any(_has(page.parts, one) for page in copies):
-            # An agent can say again what it said.
-            continue
         cost = _cost(view, one, pages)
         if cost <= room and new_share(one.passage, lines) >= NEW:
             room -= cost

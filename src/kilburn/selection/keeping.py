@@ -22,6 +22,7 @@ from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, 
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
+    is_asked,
     old_pages,
     parts_of,
     shorten_latest,
@@ -40,6 +41,14 @@ MARKS = 12
 LEAST, SHARE, MOST = 200, 0.16, 4000
 """Tokens of a copy at most: so many, this share of the window more, and in no window more than so many."""
 
+
+HELD_ROOM = 0.75
+"""Share of a copy's room that other pages leave free while people talk. An edit makes room for a whole copy; with less than that
+left, a question has a smaller copy rather than an edit. A larger share edits more often, and shows no more."""
+
+UNCACHED = 1200
+"""Tokens of a window up to which the beginning is worth little: the providers cache none of less than 1,024 tokens. There
+`hybrid` leaves less free at an edit and remakes the excerpts sooner, and no room is held for questions."""
 
 FILL, SMALL = 0.68, 4000
 """Share of a window of twice `SMALL` tokens or more that an edit leaves filled, at least; of `SMALL` tokens, none."""
@@ -61,7 +70,7 @@ class WindowShape:
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
         added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
-        copy: of a copy at most; while people talk, other pages leave so much free.
+        copy: of a copy at most; while people talk, other pages leave most of it free (`HELD_ROOM`).
         floor: that the window holds after an edit, at least, as far as there is text for it.
     """
 
@@ -151,22 +160,30 @@ def keep(
     free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
-    if free >= (shape.copy if is_chat(view) else copied) and not free_edit:
+    needed = max(copied, int(HELD_ROOM * shape.copy)) if _holds_room(view, shape) else copied
+    if free >= needed and not free_edit:
         if view.cause is not Cause.ADMIT or not is_due(view):
             return []
-        wanted = yield from passages_asked(view, min(shape.copy, free))
+        cached = shape.capacity > UNCACHED
+        wanted = yield from passages_asked(view, min(shape.copy, free) if cached else shape.copy)
         leaving = [page for page in copies if leaves(view, page, wanted, prices)]
         missing = unshown(wanted, [page for page in copies if page not in leaving])
         fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
         if len(fit) < len(missing):
             # The copies that would stay leave no room for it.
-            leaving, fit = copies, fitting(view, wanted, free)
-        return copy_moves(leaving, fit)
+            leaving, missing, fit = copies, wanted, fitting(view, wanted, free)
+        if cached or len(fit) == len(missing) or not is_asked(view):
+            return copy_moves(leaving, fit)
     edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
     wanted = (yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)) if is_due(view) else []
     return [*edit.moves, *copy_moves(copies, wanted)]
+
+
+def _holds_room(view: View, shape: WindowShape) -> bool:
+    """Whether other pages leave room for a copy, so that a question needs no edit of a cached beginning."""
+    return shape.capacity > UNCACHED and is_chat(view)
 
 
 def _is_cold(view: View, prices: Prices) -> bool:
@@ -190,7 +207,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     excerpts, young = split_excerpts(leaving)
     held = sum([page.tokens for page in excerpts])
     stays = use - held - sum([page.tokens for page in young])
-    spare = shape.spare + shape.copy if is_chat(view) else shape.spare
+    spare = shape.spare + shape.copy if _holds_room(view, shape) else max(shape.spare, shape.copy * is_asked(view))
     room = capacity - stays - spare - 2 * view.handle
     if economy is not None:
         return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)
