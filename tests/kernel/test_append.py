@@ -22,8 +22,8 @@ from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
 from kilburn.testing import MemoryBackend
 
-MOST = 120
-"""Functions that an append with room may enter; seven of them look for the orders of the user, and one notes how long
+MOST = 118
+"""Functions that an append with room may enter; five of them look for what the user says that is to stay, and one notes how long
 the write-ahead log is."""
 
 

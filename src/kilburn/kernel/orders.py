@@ -274,7 +274,10 @@ class _Line(NamedTuple):
 
 def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
-    for begin, end, listed in _own_text(text):
+    # Most messages are one line, which is the user's own unless it looks like code or output.
+    is_line = "\n" not in text and len(text) <= LONG
+    own = [(0, len(text), False)] if is_line and not _pattern(_FOREIGN).match(text) else []
+    for begin, end, listed in own if is_line else _own_text(text):
         prefix = _pattern(_BRIDGE).match(text, begin, end)
         for match in _pattern(_SENTENCE).finditer(text, prefix.end() if prefix else begin, end):
             sentence = match[0].strip()
