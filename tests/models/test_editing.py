@@ -200,7 +200,8 @@ def test_on_demand_at_the_provider() -> None:
         assert server.asked[1].headers["anthropic-beta"] == "compact-2026-09-04"
     assert (done.outcome, done.address) == ("done", "p11")
     assert done.freed > 100
-    assert sent[0]["content"][0] == {"type": "compaction", "content": "All so far: the parser.", "signature": "c2ln"}
+    block = {"type": "compaction", "content": "All so far: the parser.", "signature": "c2ln"}
+    assert sent[0]["content"] == [block, {"type": "text", "text": "step 3"}]
     said = json.dumps(sent)
     assert said.count('"compaction"') == 1
     assert "Fix the parser." in said

@@ -15,7 +15,7 @@ from kilburn_lab.evals.drift import texts_of
 from kilburn_lab.evals.roster import Entrant
 from kilburn_lab.evals.sessions import UserSession, sessions
 from kilburn_lab.evals.table import EVERYBODY, evaluate, measure
-from kilburn_lab.evals.table_report import ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
+from kilburn_lab.evals.table_report import BRIEF, ENTRIES, TIERS, QuestionOutcome, Streamed, TableReport
 
 
 def texts(session: UserSession) -> list[str]:
@@ -98,8 +98,9 @@ def test_an_answer_of_somebody_else_is_never_found() -> None:
     assert not any(question.recalled for question in streamed.questions)
 
 
-def test_a_buffer_of_entries_overflows_alone(report: TableReport) -> None:
+def test_a_buffer_of_entries_overflows_alone_and_policies_that_count_tokens_do_not(report: TableReport) -> None:
     assert report.row(ENTRIES).alone == 1.0
+    assert [report.row(policy).alone for policy in (*BRIEF, "hybrid")] == [0.0] * 5
 
 
 def test_the_table_names_its_terms_and_the_published_figures(report: TableReport) -> None:

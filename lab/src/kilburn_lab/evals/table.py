@@ -18,6 +18,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
+from kilburn.kernel.planning import STAYS
 from kilburn.kernel.resolve import names, resolve
 from kilburn.kernel.store import Store
 from kilburn.move import Evict, Move
@@ -205,7 +206,9 @@ class _Stream:
             self._interaction(at, interaction)
             self.clock.now += PAUSE
         found, stats = self.found, self.opened.stats()
-        moved = [event.policy for event in self.opened.events() if event.act in (Act.EVICT, Act.FOLD)]
+        # That the kernel cuts a message down to the user's orders is no overflow.
+        moves = [event for event in self.opened.events() if event.act in (Act.EVICT, Act.FOLD) and event.why != STAYS]
+        moved = [event.policy for event in moves]
         found.alone = "kernel" in moved
         found.acts = sum(policy != "kernel" for policy in moved)
         found.refused, found.failed, found.asks = stats.refused_moves, stats.policy_failures, stats.asks
