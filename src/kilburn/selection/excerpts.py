@@ -6,7 +6,7 @@ Policies decide when one is made, and how large it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 
 from kilburn.kernel.pending import NOT_INDEXED
 from kilburn.message import Kind, Role
@@ -96,11 +96,24 @@ def excerpt_moves(
     return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
 
 
-def unread(view: View) -> int:
+def unread(view: View, most: int) -> int:
     """Tokens of the newest pages that the agent has not read: the latest message, and before it the results of parallel
-    calls."""
-    own = (page for page in reversed(view.pages) if page.id not in view.copies)
-    return sum([page.tokens for page in takewhile(lambda page: page.id > 0 and page.role is not Role.ASSISTANT, own)])
+    calls. What it recalled since the user's latest message counts as unread if all from there on takes at most `most` tokens: the
+    answer that it is recalled for has not been given."""
+    tokens = unread = 0
+    answered = False
+    for page in reversed(view.pages):
+        if page.id in view.copies:
+            continue
+        answered = answered or page.role is Role.ASSISTANT or page.id <= 0
+        tokens += page.tokens
+        if not answered:
+            unread = tokens
+        elif page.role is Role.USER or tokens > most:
+            break
+        elif _is_brought(view, page):
+            unread = tokens
+    return unread
 
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:

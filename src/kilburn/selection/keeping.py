@@ -198,7 +198,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     """An excerpt after the existing ones, or one in place of all of them."""
     capacity = shape.capacity
     # What the agent has not read stays, though it be the results of several calls.
-    tail = min(unread(view), max(shape.whole, capacity // 2)) + shape.tail
+    tail = min(unread(view, capacity // 3), max(shape.whole, capacity // 2)) + shape.tail
     leaving = old_pages(view, tail, shape.core)
     latest, saved = shorten_latest(view, shape.whole)
     use = view.use - saved - sum([page.tokens for page in copies_of(view)])
