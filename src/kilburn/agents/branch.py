@@ -209,7 +209,7 @@ class Branching(Agent):
             outcome, text = self._work_in(agent, branch)
             _note(branch, outcome, text)
         said = branch.branches.returning(text)
-        branch.release()
+        branch.store.release(branch.name)
         return said
 
     def _done(self, part: Part) -> Message | None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Protocol
 
-from kilburn.backend import Backend, SegmentKind
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.errors import KernelError, StoreStale
 from kilburn.kernel.branches import Fork, above_of, fork_of, heirs_in, origin_in
 from kilburn.message import Kind
@@ -25,6 +25,26 @@ TRIES = 20
 """How often it is looked at again what is to be forgotten."""
 
 
+class HolderContents(Protocol):
+    """The pages of a segment, as forgetting uses them."""
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """Return these pages, and those of this segment that were made from them, without those that are forgotten."""
+        ...
+
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this segment, with all that it made from them; return those that are gone by this."""
+        ...
+
+    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        """Have pages that are gone erased where copies of them are outside the store; return what was raised there."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within this nobody else writes to it, and all that is written is one transaction."""
+        ...
+
+
 class Holder(Protocol):
     """A segment that can forget its own pages."""
 
@@ -34,24 +54,13 @@ class Holder(Protocol):
         ...
 
     @property
-    def kind(self) -> SegmentKind:
-        """What it holds."""
+    def info(self) -> SegmentInfo:
+        """Its row in the store."""
         ...
 
-    def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages, and those of this segment that were made from them, without those that are forgotten."""
-        ...
-
-    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this segment, with all that it made from them; returns those that are gone by this."""
-        ...
-
-    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
-        """Have pages that are gone erased where copies of them are outside the store; returns what was raised there."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Within this nobody else writes to it, and all that is written is one transaction."""
+    @property
+    def contents(self) -> HolderContents:
+        """Its pages."""
         ...
 
 
