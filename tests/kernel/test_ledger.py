@@ -13,9 +13,9 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
-from kilburn.errors import UnknownAddress
+from kilburn.errors import HitRateWarning, UnknownAddress
 from kilburn.event import Act, Data
-from kilburn.kernel.session import HitRateWarning, Session
+from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold, Load, Retire

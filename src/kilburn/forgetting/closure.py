@@ -102,9 +102,9 @@ def forget(
                 with home.backend.erasing():
                     for number, some in _steps(home.backend, keys):
                         holder = home.segment(number)
-                        dropped = holder.drop(some, why)
+                        dropped = holder.contents.drop(some, why)
                         gone |= {(number, page): holder.name for page in dropped}
-                        raised += holder.erase_elsewhere(dropped)
+                        raised += holder.contents.erase_elsewhere(dropped)
                 # A branch may have begun meanwhile, with pages that are gone by now.
                 keys = closure(home, wanted)
                 if not keys:
@@ -148,7 +148,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
         if number not in heirs:
             heirs[number] = heirs_in(backend, number, holder.name)
         known = by_segment.setdefault(number, set())
-        more = set(holder.made_from(some)) - known
+        more = set(holder.contents.made_from(some)) - known
         known |= more
         for other, page in backend.citing(number, more) if more else ():
             if page not in by_segment.get(other, ()):
@@ -160,7 +160,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
                 fresh.setdefault(branch, set()).update(inherited)
     found = {(number, page) for number, pages in by_segment.items() for page in pages}
     # A session has no entities, and its folds have many sources.
-    derived = [key for key in found if home.segment(key[0]).kind is not SegmentKind.SESSION]
+    derived = [key for key in found if home.segment(key[0]).info.kind is not SegmentKind.SESSION]
     sources = {(number, source) for (number, _), (page, _) in backend.read(derived).items() for source in page.sources} - found
     names = [key for key, (page, state) in backend.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(backend.citing(key[0], [key[1]])))

@@ -562,7 +562,7 @@ def found_in(
     """`Session.search` in the session as a kernel of it has it; see `kernel_of`."""
     search = kernel.searching(session.branches.below() if among is None else among, alone=among is not None)
     _, hits = search.best(query, tokens, kernel.clock(), kernel.counter, limit, unseen=unseen, apart=True)
-    if record and not session.readonly:
+    if record and not session.backend.readonly:
         own = [parse_address(hit.address)[0] for hit in hits if hit.session == session.name]
         kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
     return hits

@@ -105,7 +105,7 @@ class Branches:
             KernelError: this session is no branch, or its parent was forgotten.
         """
         parent, fork = self._above()
-        parent.refresh()
+        parent.ledger.refresh()
         # The return cites all of them, and what lost one is forgotten.
         citing = self._session.backend.citing(self._session.number, self._own(fork)[:1])
         pages = parent.window.pages
@@ -139,7 +139,7 @@ class Branches:
         if lost := [page for page in self._gone_above() if window.at(page) is not Place.DROPPED]:
             # What it returned of them stands in the way until `finish`.
             with suppress(StoreError):
-                self._session.erase_elsewhere(self._session.drop(lost, "forgotten where it was inherited from"))
+                self._session.contents.erase_elsewhere(self._session.contents.drop(lost, "forgotten where it was inherited from"))
 
     def finish(self) -> None:
         """Finish forgetting what this branch inherited, where that broke off: it is forgotten here and not above, or above
@@ -195,13 +195,13 @@ class Branches:
             at = session._last_of(turn)
             then = session._kernel.as_of(at)
             window = then.window
-            child = session._home._prepare(name, session.user)
+            child = session._home._prepare(name, session.info.user)
             if child.number:
                 raise session._kernel.overtaken()
             if child.counter is not session.counter:
                 child._set_counter(session.counter)
             fork = Fork(forked=session.number, inherit=Inherit.HISTORY, at=at, known=window.last, derived=window.last_derived)
-            child._kernel.fork(then, fork, session.head, branch="goes on", continues=list(continues))
+            child._kernel.fork(then, fork, session.ledger.head, branch="goes on", continues=list(continues))
             return child
 
     def _begin(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Session:
@@ -238,7 +238,7 @@ class Branches:
             child = None
             while child is None:
                 # Of the names that are taken the next one is tried, however many there are.
-                child = session._home._begin(f"{session.name}/{BRANCH}{session._forks + 1}", session.user, write)
+                child = session._home._begin(f"{session.name}/{BRANCH}{session._forks + 1}", session.info.user, write)
                 session._forks += 1
             return child
 

@@ -86,7 +86,7 @@ class Edits:
                 pinned; nothing changed.
         """
         with self._session._current() as kernel:
-            receipt, moved, since = newest_moves(list(self._session.events()))
+            receipt, moved, since = newest_moves(list(self._session.ledger.events()))
             if receipt is None:
                 raise KernelError(
                     f"no compaction of {self._session.name!r} to take back", advice="see its receipts for what left when"
@@ -160,7 +160,7 @@ class Edits:
         """
         before = self._session._kernel.pending.next - 1
         run(self._session._settling(tuple, Cause.IDLE, planner=Planner(self._session._kernel, policy, name)), answerer(model))
-        return [event for event in self._session.events(before) if event.policy == name]
+        return [event for event in self._session.ledger.events(before) if event.policy == name]
 
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
@@ -175,7 +175,7 @@ class Edits:
         Raises:
             PinsExceedWindow: the pins do not fit; the old budget stays. Where they did not fit it either, the new one is taken.
         """
-        over = self._session.excess > 0
+        over = self._session.prompts.excess > 0
 
         def change() -> tuple[int, ...]:
             self._session._kernel.rebudget(budget)

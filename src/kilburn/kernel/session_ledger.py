@@ -28,7 +28,7 @@ class SessionLedger(SegmentLedger):
     @property
     def figures(self) -> Stats:
         """The ledger's figures without what waits to be written: nothing is read or written for their sake."""
-        return self._segment._kernel.ledger.report(use=self._segment.use)
+        return self._segment._kernel.ledger.report(use=self._segment.prompts.use)
 
     def receipts(self) -> list[Receipt]:
         """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""

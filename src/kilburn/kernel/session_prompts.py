@@ -104,7 +104,7 @@ class SessionPrompts:
         """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
         that need not be rendered. If the store was opened for reading, nothing happens. `request` is that of `render`."""
         with self._session.lock:
-            if not self._session.readonly:
+            if not self._session.backend.readonly:
                 self._session._prompts.sent_whole(request_data(request))
 
     def observe(self, usage: Tokens, counted: int) -> bool:
@@ -141,7 +141,7 @@ class SessionPrompts:
             counter = self._session._home.counter_of(model)
             if counter is None or counts_alike(counter, self._session.counter):
                 return
-            self._session.refresh()
+            self._session.ledger.refresh()
             self._session._set_counter(counter)
             self._session._renewed()
 
