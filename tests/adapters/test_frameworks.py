@@ -59,7 +59,9 @@ async def test_pydantic_ai(store: kilburn.Store) -> None:
     result = await agent.run("Read on.")
     assert result.output == "Done."
     assert max(sizes) < WINDOW
-    assert "a1" in next(session.contents.text(page.id) for page, _ in session.contents.pages() if page.call == "s1" and page.kind == "result")
+    assert "a1" in next(
+        session.contents.text(page.id) for page, _ in session.contents.pages() if page.call == "s1" and page.kind == "result"
+    )
     assert [page.sources != () for page, _ in session.contents.pages() if page.kind == "result"].count(True) == 1
     assert len(result.all_messages()) == 20, "the run's own history is whole"
     assert sum(page.kind == "result" for page, _ in session.contents.pages()) == 17

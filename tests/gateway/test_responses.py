@@ -129,5 +129,5 @@ def test_a_chain_goes_on_through_a_gateway_that_has_the_session_as_it_was(tmp_pa
             before = {"previous_response_id": answer.json()["id"]}
     with kilburn.open(str(tmp_path / "a.db"), readonly=True, embedder=None) as store:
         (info,) = store.sessions()
-        said = [part.text for message in store.session(info.name).originals() for part in message.parts]
+        said = [part.text for message in store.session(info.name).contents.originals() for part in message.parts]
     assert said == [text for number in range(6) for text in (f"Question {number}", "Done.")]

@@ -149,7 +149,9 @@ def fill(path: Path, tenant: str = "default") -> None:
         forked.ledger.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
         forked.append(user("from a client"))
         store.forget(session="gone")
-        store.forget(session="work", address=next(page.address for page, _ in work.contents.pages() if "canarypage" in page.label))
+        store.forget(
+            session="work", address=next(page.address for page, _ in work.contents.pages() if "canarypage" in page.label)
+        )
         waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
         store.backend.keep_vectors(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
         store.backend.keep_setting("retention", '{"archive": 30}')

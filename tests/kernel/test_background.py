@@ -145,7 +145,7 @@ def test_an_answer_after_the_end_of_the_session_comes_too_late(tmp_path: Any) ->
     gate.go_on.set()
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
-        assert session.receipts()[-1].outcome == "late"
+        assert session.ledger.receipts()[-1].outcome == "late"
         check_laws(session, given)
 
 
@@ -227,7 +227,7 @@ class Trio(Swap):
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
 
 
 def test_each_of_two_policies_knows_its_own_answer() -> None:
@@ -342,7 +342,7 @@ def test_two_that_write_one_session_lose_nothing(tmp_path: Any) -> None:
             behind.append(words(77))
         again = one.session("a")
         again.append(given[5])
-        assert again.messages() == given
+        assert again.contents.messages() == given
         check_laws(again, given)
 
 
@@ -373,7 +373,7 @@ def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
         settled(session)
         session.append(user("the end"))
         check_laws(session)
-        assert len(session.pages()) >= 50
+        assert len(session.contents.pages()) >= 50
 
 
 def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_thread() -> None:

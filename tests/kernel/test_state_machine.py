@@ -241,7 +241,14 @@ class Laws(RuleBasedStateMachine):
     @rule(tokens=st.integers(0, 700))
     def preview(self, tokens: int) -> None:
         tier = self.session.window
-        before = (dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last_derived, self.session.prompts.budget, self._ledger())
+        before = (
+            dict(tier.states),
+            self.session.prompts.use,
+            list(tier.gaps),
+            tier.last_derived,
+            self.session.prompts.budget,
+            self._ledger(),
+        )
         with contextlib.suppress(PinsExceedWindow, InvalidBudget):
             found = self.session.edits.preview(tokens)
             assert found.use == self.session.prompts.use
