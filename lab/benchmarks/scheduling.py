@@ -245,7 +245,7 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
 
 def complete_log(session: kilburn.kernel.session.Process, name: str, runs: int) -> bool:
     """Whether all messages of an agent are there, in order and byte for byte."""
-    said = [(message["role"], message.get("content")) for message in session.messages()]
+    said = [(message["role"], message.get("content")) for message in session.contents.messages()]
     expected: list[tuple[str, str | None]] = []
     for run in range(runs):
         text = f"{name} {run}"

@@ -180,7 +180,7 @@ def test_a_branch_is_begun_and_returned_from_with_text(store: Store, value: Any)
     with pytest.raises(SpecError, match=r"Session.fork: prompt="):
         session.fork(value)
     branch = session.branches.open("b1")
-    with pytest.raises(SpecError, match=r"Session.exit: text="):
+    with pytest.raises(SpecError, match=r"Branches.exit: text="):
         branch.branches.exit(value)
     assert state(store) == before
     assert branch.branches.exit("done") == "p3"

@@ -61,7 +61,7 @@ def test_a_fact_of_one_session_is_offered_in_another(gateway: Any) -> None:
     assert second["x-kilburn-session"] == first["x-kilburn-session"]
     assert setup.upstream.sent[-1].body["messages"] == more
     with setup.store() as store:
-        kept = [m["content"] for m in store.session(first["x-kilburn-session"]).messages()]
+        kept = [m["content"] for m in store.session(first["x-kilburn-session"]).contents.messages()]
     assert kept == [ASKED, "Noted.", "Thank you. Bye.", "Noted."]
     # And nothing of it is learned as if it had been said again.
     time.sleep(0.2)

@@ -54,7 +54,7 @@ def test_a_short_conversation_goes_through(gateway: Any, streamed: bool) -> None
     assert setup.upstream.sent[1].body["input"] == given
     with setup.store() as store:
         (info,) = store.sessions()
-        assert [m["role"] for m in store.session(info.name).messages()] == ["user", "assistant", "tool", "assistant"]
+        assert [m["role"] for m in store.session(info.name).contents.messages()] == ["user", "assistant", "tool", "assistant"]
     more = setup.openai.responses.create(model="m", input="And?", previous_response_id=done.id)
     assert more.output_text == "Kept."
     with setup.store() as store:

@@ -198,7 +198,7 @@ with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") a
             session.append({"role": "user", "content": f"{done} " + "%x" % random.Random(done).getrandbits(40_000)})
             done += 1
     except StoreError as error:
-        before = session.pages()
+        before = session.contents.pages()
         print(done, type(error).__name__, error, flush=True)
         assert sum(page.id > 0 for page, _ in before) == done, (len(before), done)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -74,7 +74,7 @@ RENDER = """
 import sys, kilburn
 with kilburn.open(sys.argv[1], window=1000, policy="fifo", tokenizer="chars/4", readonly=True) as store:
     session = store.session("a")
-    print(session.render().tokens, len(session.messages()))
+    print(session.render().tokens, len(session.contents.messages()))
 """
 
 
@@ -358,10 +358,10 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
         lambda session: session.pin("p1"),
         lambda session: session.append(user("from within")),
         lambda session: session.rate("p1"),
-        lambda session: session.apply(Evict((2,))),
+        lambda session: session.edits.apply(Evict((2,))),
         lambda session: session.recall("p1"),
-        lambda session: session.resize(Budget(500)),
-        lambda session: session.idle(),
+        lambda session: session.edits.resize(Budget(500)),
+        lambda session: session.edits.idle(),
     ],
 )
 def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: Path, call: Callable[[Session], Any]) -> None:

@@ -255,7 +255,8 @@ class Laws(RuleBasedStateMachine):
             assert found.after + tokens <= found.capacity
             assert found.again <= found.after
         assert before == (
-            dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last_derived, self.session.prompts.budget, self._ledger()
+            dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last_derived,
+            self.session.prompts.budget, self._ledger(),
         )  # fmt: skip
 
     def _ledger(self) -> list[tuple[int, str]]:

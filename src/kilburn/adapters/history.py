@@ -101,7 +101,7 @@ class KeptHistory:
 
     def count_for(self, model: object) -> None:
         """Count by the tokenizer of a framework's model, which is a name, or has one as `model_name` or `model`; what has no name
-        changes nothing. See `Session.count_for`."""
+        changes nothing. See `Session.prompts.count_for`."""
         names = (model, getattr(model, "model_name", None), getattr(model, "model", None))
         name = next((name for name in names if isinstance(name, str) and name), None)
         if name is not None:

@@ -63,7 +63,7 @@ def preview(
         policy: a spec, or an object; None for the policy that decided last.
 
     Raises:
-        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
+        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
     known = opened(backend, name)
     policy = policy or decider(known.ledger.receipts())
@@ -83,10 +83,10 @@ def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> R
 
     Args:
         tokens: that the prompt may take then; None for what the last one might take.
-        dry: see `Session.undo`.
+        dry: see `Session.edits.undo`.
 
     Raises:
-        KernelError, LawBroken: see `Session.undo`.
+        KernelError, LawBroken: see `Session.edits.undo`.
     """
     return session.edits.undo(tokens or _room(session), dry=dry)
 

@@ -106,14 +106,14 @@ class WindowsByHand:
         """What would leave if a message of so many tokens came.
 
         Raises:
-            Problem: no such session. KilburnError: see `Session.preview`.
+            Problem: no such session. KilburnError: see `Session.edits.preview`.
         """
         self._info(key, user, name)
         window = self._budget.window
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """How two prompts differ; see `Session.difference`.
+        """How two prompts differ; see `Session.ledger.difference`.
 
         Raises:
             Problem: no such session. KilburnError.

@@ -374,8 +374,8 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         raise Problem(
             400,
             "attachment_too_large",
-            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.prompts.capacity:,} for "
-            "the conversation; send a smaller part of it, or raise the gateway's --window",
+            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.prompts.capacity:,} "
+            "for the conversation; send a smaller part of it, or raise the gateway's --window",
             param="messages",
         )
 

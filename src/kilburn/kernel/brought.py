@@ -277,7 +277,7 @@ def bring(
         tokens: that it may take.
         earlier: sessions that this one goes on from; they have what is left of the room.
         beside: pages of which passages stand beside this prompt already.
-        turn: after which the prompt is made (see `Session.render_from`); None for now.
+        turn: after which the prompt is made (see `Session.prompts.render_from`); None for now.
     """
     try:
         with kernel_of(session, turn) as kernel:

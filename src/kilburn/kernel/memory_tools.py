@@ -304,7 +304,7 @@ def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...]
     for index, page in enumerate(found.pages):
         if not page.is_atomic or page.tokens > room:
             continue
-        part, leftovers = found.session.part(page)
+        part, leftovers = found.session.contents.part(page)
         if page.kind is Kind.IMAGE or unpack(part.text).get("type") in ATTACHABLE:
             attachments[index] = (part,), form_of(leftovers)
         elif images := images_in(part.text):
