@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kilburn.backends.sqlite import Sqlite
-from kilburn.kernel.ending import TimeToLive, keep_rule
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from waiting import until
 
 

@@ -25,9 +25,9 @@ from kilburn.cli import main
 from kilburn.effect import Answer, Effect
 from kilburn.errors import SpecError, StoreCorrupt, Unavailable
 from kilburn.event import Act
+from kilburn.jobs.claims import FAILED, JobName, kept, take, try_again
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
-from kilburn.kernel.claims import FAILED, JobName, kept, take, try_again
-from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryView

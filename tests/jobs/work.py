@@ -9,8 +9,8 @@ from pathlib import Path
 import kilburn
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
-from kilburn.kernel.claims import kept
-from kilburn.kernel.ending import TimeToLive, keep_rule
+from kilburn.jobs.claims import kept
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
 

@@ -37,9 +37,9 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Bring, Evict

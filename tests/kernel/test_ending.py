@@ -19,7 +19,7 @@ from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import ClockSkew, ClockWarning, Forgotten, SpecError, StoreCorrupt, StoreError
-from kilburn.kernel.ending import (
+from kilburn.jobs.ending import (
     MOST_RECEIPTS,
     Coolness,
     Ending,

@@ -20,10 +20,10 @@ from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
 from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
 from kilburn.event import Act
-from kilburn.kernel.brought import keep
 from kilburn.kernel.segment import FREE
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add
 from kilburn.page import Page, Place

@@ -19,8 +19,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.memory.learning import Learned, Learning
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust

@@ -13,10 +13,10 @@ import pytest
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.kernel import memory_tools
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.message import Kind
 from kilburn.policies.cost import Cost
 from kilburn.prices import Prices

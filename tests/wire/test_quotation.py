@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.move import Fold

@@ -105,7 +105,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         privileges: a call needs one that allows all of it: the tool, all its paths, and what it reads.
         after_untrusted: what becomes of calls that change something, once the session has read what tools returned
-            (see `kilburn.kernel.taint`).
+            (see `kilburn.memory.taint`).
         wait: seconds until a question to a person counts as answered with no.
         above: rights that must allow a call too, such as those of the agent that started this one.
 

@@ -61,9 +61,9 @@ from kilburn.gateway.repeats import Hold
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, key_of
 from kilburn.kernel.branches import BRANCH, origin_in
-from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store, session_of
+from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting

@@ -37,6 +37,15 @@ class SessionContents(SegmentContents):
         with self._segment.lock:
             self._segment._kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
 
+    def readable_text(self, page: int) -> str:
+        """Return what a policy or a model can read of a page as text, by its id.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        with self._segment.lock:
+            return self._segment._kernel.readable_text(page)
+
     def part(self, page: Page) -> tuple[Part, str | None]:
         """The message part that a page came from; with the first part, also the leftovers of its message.
 

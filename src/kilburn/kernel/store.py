@@ -59,6 +59,27 @@ NOTES = "@notes"
 """Notes of all users of the tenant; those of one of them, or of an agent, have a name below it."""
 
 
+_CAPABILITIES: dict[SegmentKind, Callable[[Store, Any], Any]] = {}
+
+
+def register(kind: SegmentKind, make: Callable[[Store, Any], Any]) -> None:
+    """Register what makes the memories or the notes of a store: they stand above the kernel, which does not import them.
+
+    Args:
+        kind: MEMORY: `make` gets the store and the row of the memory, and returns a `Collection`; or NOTES: it gets the store and
+            the name of their owner.
+    """
+    _CAPABILITIES[kind] = make
+
+
+def _registered(kind: SegmentKind) -> Callable[[Store, Any], Any]:
+    if kind not in _CAPABILITIES:
+        raise SpecError(
+            f"nothing is registered that makes a {kind}", advice="import kilburn.memory, or open the store by `kilburn.open`"
+        )
+    return _CAPABILITIES[kind]
+
+
 def _name_of_memory(user: str) -> str:
     return f"{MEMORY}/{user}" if user else MEMORY
 
@@ -201,10 +222,7 @@ class Store:
         Raises:
             SpecError: no name of a user.
         """
-        # What notes can do stands above the kernel.
-        from kilburn.memory.notes import Notes
-
-        return Notes(self, check_name(owner, "user") if owner else "")
+        return cast(Notes, _registered(SegmentKind.NOTES)(self, check_name(owner, "user") if owner else ""))
 
     def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
         if user:
@@ -248,10 +266,7 @@ class Store:
     def _made(self, info: SegmentInfo) -> Collection:
         if info.kind is not SegmentKind.MEMORY:
             return Collection(self, info, self.counter, self.clock)
-        # What a memory learns with stands above the kernel.
-        from kilburn.memory.user_memory import UserMemory
-
-        return UserMemory(self, info)
+        return cast(Collection, _registered(SegmentKind.MEMORY)(self, info))
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.

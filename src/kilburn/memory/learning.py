@@ -44,9 +44,9 @@ from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.kernel.taint import lowest_read
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
+from kilburn.memory.taint import lowest_read
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire

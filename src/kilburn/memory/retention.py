@@ -8,6 +8,7 @@ What is pinned is never swept and never retired by a quota.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -15,15 +16,17 @@ import msgspec
 from kilburn.arguments import check_fields
 from kilburn.backend import SegmentKind, State
 from kilburn.collections.collection import Collection
-from kilburn.errors import QuotaExceeded, SpecError
+from kilburn.errors import ClockSkew, ClockWarning, QuotaExceeded, SpecError
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.ending import rule_time
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.store import Store
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
 from kilburn.search.dates import DAY
+
+MINUTE, HOUR = 60.0, 3600.0
+"""Differences between two clocks: above the first there is a warning, and above the second no rule decides."""
 
 HALF_LIFE = 30 * DAY
 """Seconds in which a fact that nobody marked as important loses half of its worth."""
@@ -98,6 +101,23 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
     receipt: Erasure
     kept: dict[str, tuple[str, ...]] = {}
+
+
+def rule_time(store: Store) -> float:
+    """Return the time by which rules decide, in seconds since the epoch: that of the store's clock, which is the database's where
+    there is one. A store in a file has the clock of its machine, which nothing but the events of the file can check.
+
+    Raises:
+        ClockSkew: this program's clock differs by more than an hour.
+    """
+    now = store.backend.now()
+    difference = abs(store.clock() - now)
+    if difference > HOUR:
+        what = f"the clocks of this machine and of the database differ by {difference:,.0f} seconds"
+        raise ClockSkew(what, advice="set the clock that is wrong; until then no rule archives or forgets anything")
+    if difference > MINUTE:
+        warnings.warn("the clocks of this machine and of the database differ by more than a minute", ClockWarning, stacklevel=2)
+    return now
 
 
 def sweep(

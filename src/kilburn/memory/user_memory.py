@@ -14,12 +14,12 @@ from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.kernel.taint import lowest_read
 from kilburn.memory.doubt import MOST as DOUBTED
 from kilburn.memory.doubt import doubted_by, link, resembling, rival_words, rivalling, turns
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
+from kilburn.memory.taint import lowest_read
 from kilburn.memory.words import is_said, told
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire

@@ -286,7 +286,7 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         if index in attachments and attachments[index][0][0].text == text:
             text = f"[{page.label}]"
         elif page.is_atomic:
-            text = found.session._kernel.readable_text(page.id)
+            text = found.session.contents.readable_text(page.id)
         told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
     pieces, kept, left = _cut(asked, session.prompts.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
