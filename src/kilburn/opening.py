@@ -12,16 +12,24 @@ from os import PathLike, fsencode
 from os.path import exists, samefile
 from typing import Any
 
-from kilburn import memory, tracing  # noqa: F401 -- memories and notes are registered, and each question to a model is traced
+from kilburn import (
+    memory,
+    tracing,  # noqa: F401 -- from now on it sees each question to a model
+)
 from kilburn.backends.places import name_of, open_backend
 from kilburn.budget import Budget
 from kilburn.copying import Copied
 from kilburn.copying import copy as copied
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import copied_to, remember_copy
-from kilburn.kernel.store import Store
+from kilburn.kernel.capabilities import capabilities
+from kilburn.kernel.store import Store as Store
 from kilburn.search.choice import vectors_for
+from kilburn.tokens import choice, media
 from kilburn.tokens.choice import counter_named
+from kilburn.wire import form
+
+capabilities.register(forms=form, counters=choice, attachments=media, memories=memory)
 
 
 def open(

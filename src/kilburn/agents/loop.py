@@ -55,7 +55,7 @@ from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec
 from kilburn.models.scheduler import ScheduledModel
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.wire.compaction import is_compaction
+from kilburn.wire.sent import is_compaction
 
 __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 

@@ -67,8 +67,8 @@ from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
-from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
+from kilburn.wire.sent import is_compaction
 
 log = logging.getLogger("kilburn.gateway")
 

@@ -16,14 +16,22 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, Forgotten, InvalidMessage, LawBroken, OrphanResult
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
-from kilburn.tokens.images import cost_of_image
-from kilburn.tokens.media import block_tokens, describe, describe_image, document_text, readable_text, strings_tokens
-from kilburn.wire.compaction import COMPACTION, is_compaction, stands
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, strings_beside
+from kilburn.wire.sent import (
+    COMPACTION,
+    form_of,
+    is_compaction,
+    is_plain,
+    is_sent,
+    sent_name,
+    sent_text,
+    stands,
+    strings_beside,
+)
 
 LABEL = 60
 
@@ -50,15 +58,15 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
         return counter.count(part.text) + named + counter.envelope
     form = unpack(leftovers).get("form")
     strings = strings_beside(part, role, leftovers)
-    beside = strings_tokens(counter, strings) if strings else 0
+    beside = capabilities.attachments.strings_tokens(counter, strings) if strings else 0
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
-        tokens = cost_of_image(counter, part.text, low='"detail":"low"' in (part.extra or ""))
+        tokens = capabilities.attachments.image_cost(counter, part.text, low='"detail":"low"' in (part.extra or ""))
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
         is_sent(part, role, form, into) for into in ("chat", "messages")
     ):
         return beside
     elif part.kind is Kind.OPAQUE:
-        tokens = block_tokens(counter, part.text)
+        tokens = capabilities.attachments.block_tokens(counter, part.text)
     else:
         tokens = counter.count(sent_text(part, role, form))
     if part.kind in (Kind.CALL, Kind.RESULT):
@@ -297,7 +305,8 @@ def _words(part: Part, label: str) -> str:
     text, or is a compaction, which repeats what the session has said."""
     if is_compaction(part):
         return ""
-    words = f"{readable_text(part.text)}\n{document_text(part.text)}".strip()
+    attachments = capabilities.attachments
+    words = f"{attachments.readable_text(part.text)}\n{attachments.document_text(part.text)}".strip()
     return f"[{label}]\n{words}" if words else ""
 
 
@@ -311,10 +320,10 @@ def _label(part: Part, trust: Trust) -> str:
     if part.kind in (Kind.TEXT, Kind.REASONING):
         return line_of(part.text)
     if part.kind is Kind.IMAGE:
-        return describe_image(part.text)
+        return capabilities.attachments.describe_image(part.text)
     if is_compaction(part):
         return COMPACTION if stands(part) else "failed compaction"
-    return line_of(describe(part.text, named=trust >= Trust.USER))
+    return line_of(capabilities.attachments.describe(part.text, named=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:

@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import EmptyPrompt, SpecError
+from kilburn.errors import EmptyPrompt
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page, searchable_words
-from kilburn.tokens.media import readable_text
-from kilburn.wire import chat
-from kilburn.wire import messages as anthropic
 from kilburn.wire.sent import unsigned
 
 __all__ = ["Prompt"]
@@ -99,7 +97,7 @@ def readable(page: Page, text: str, extra: str) -> str:
     """
     if not page.is_atomic:
         return text
-    words = readable_text(text) if page.kind is Kind.OPAQUE else ""
+    words = capabilities.attachments.readable_text(text) if page.kind is Kind.OPAQUE else ""
     return searchable_words(extra) or (f"[{page.label}]\n{words}" if words else f"[{page.label}]")
 
 
@@ -158,15 +156,10 @@ def _shown(
 
 
 def render(messages: list[Message], form: str, tokens: int) -> Prompt:
-    """The provider's form of a transcript.
+    """Return a transcript in a provider's form.
 
     Raises:
         SpecError: no such form.
     """
-    if form in ("chat", "responses"):
-        # Items of OpenAI's responses are written from messages of the chat form.
-        return Prompt(chat.render(messages, apart=form == "responses"), system=None, tokens=tokens, form=form)
-    if form == "messages":
-        system, rendered = anthropic.render(messages)
-        return Prompt(rendered, system=system, tokens=tokens, form=form)
-    raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
+    system, rendered = capabilities.forms.render(messages, form)
+    return Prompt(rendered, system=system, tokens=tokens, form=form)

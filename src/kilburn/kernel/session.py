@@ -35,6 +35,7 @@ from kilburn.errors import (
 from kilburn.event import Act, Data, Event
 from kilburn.forgetting.closure import Home, closure
 from kilburn.kernel.branches import Fork, Inherit
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.drive import arun, aside, run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -53,7 +54,6 @@ from kilburn.move import Drop
 from kilburn.page import Page, Place, parse_address, span_of
 from kilburn.policy import Cause
 from kilburn.search.found import Found
-from kilburn.wire.form import parse
 
 if TYPE_CHECKING:
     # It makes sessions.
@@ -251,7 +251,7 @@ class Session(Segment):
         said: Digests | None = None,
         after: int | None = None,
     ) -> Generator[Ask, Answer, str]:
-        parsed = [message for value in messages for message in parse(value)]
+        parsed = [message for value in messages for message in capabilities.forms.parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
 

@@ -9,11 +9,11 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import State
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.render import Item, items, part_of
 from kilburn.kernel.segment import SegmentContents
 from kilburn.message import Message, Part
 from kilburn.page import Page, Place
-from kilburn.wire.form import dump
 
 if TYPE_CHECKING:
     from kilburn.kernel.session import Session
@@ -72,7 +72,7 @@ class SessionContents(SegmentContents):
 
         Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
-        return dump(self.originals())
+        return capabilities.forms.dump(self.originals())
 
     def originals(self, gone: str | None = None) -> list[Message]:
         """The whole transcript as messages with their sources, as `append` takes them; see `messages`.

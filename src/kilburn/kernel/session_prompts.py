@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.budget import Budget
+from kilburn.budget import Budget, counts_alike, repriced
 from kilburn.errors import Forgotten
 from kilburn.event import Act, Data
 from kilburn.kernel.drive import run
@@ -23,7 +23,6 @@ from kilburn.model import Tokens, is_count
 from kilburn.page import Place
 from kilburn.policy import Cause
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.tokens.choice import counts_alike, repriced
 
 if TYPE_CHECKING:
     from kilburn.kernel.session import Session

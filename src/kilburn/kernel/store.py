@@ -18,13 +18,14 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import Backend, SegmentInfo, SegmentKind, check_name
-from kilburn.budget import Budget, Counter
+from kilburn.budget import Budget, Counter, repriced
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import closure
 from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import counter_of
@@ -37,7 +38,6 @@ from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
 from kilburn.search.search import RANKING, Searcher, kinds_of
-from kilburn.tokens.choice import counter_for, counter_of_model, repriced
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -57,27 +57,6 @@ DOCUMENT = "@document"
 
 NOTES = "@notes"
 """Notes of all users of the tenant; those of one of them, or of an agent, have a name below it."""
-
-
-_CAPABILITIES: dict[SegmentKind, Callable[[Store, Any], Any]] = {}
-
-
-def register(kind: SegmentKind, make: Callable[[Store, Any], Any]) -> None:
-    """Register what makes the memories or the notes of a store: they stand above the kernel, which does not import them.
-
-    Args:
-        kind: MEMORY: `make` gets the store and the row of the memory, and returns a `Collection`; or NOTES: it gets the store and
-            the name of their owner.
-    """
-    _CAPABILITIES[kind] = make
-
-
-def _registered(kind: SegmentKind) -> Callable[[Store, Any], Any]:
-    if kind not in _CAPABILITIES:
-        raise SpecError(
-            f"nothing is registered that makes a {kind}", advice="import kilburn.memory, or open the store by `kilburn.open`"
-        )
-    return _CAPABILITIES[kind]
 
 
 def _name_of_memory(user: str) -> str:
@@ -130,7 +109,7 @@ class Store:
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self._file_tokens = file_tokens
-        self.counter = self._priced(counter_for(tokenizer))
+        self.counter = self._priced(capabilities.counters.counter_for(tokenizer))
         # What a model's chat template adds to every prompt, besides its messages.
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._sessions: dict[str, Session] = {}
@@ -222,7 +201,7 @@ class Store:
         Raises:
             SpecError: no name of a user.
         """
-        return cast(Notes, _registered(SegmentKind.NOTES)(self, check_name(owner, "user") if owner else ""))
+        return cast(Notes, capabilities.memories.make_notes(self, check_name(owner, "user") if owner else ""))
 
     def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
         if user:
@@ -266,7 +245,7 @@ class Store:
     def _made(self, info: SegmentInfo) -> Collection:
         if info.kind is not SegmentKind.MEMORY:
             return Collection(self, info, self.counter, self.clock)
-        return cast(Collection, _registered(SegmentKind.MEMORY)(self, info))
+        return cast(Collection, capabilities.memories.make_memory(self, info))
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.
@@ -297,7 +276,7 @@ class Store:
     def counter_of(self, model: str) -> Counter | None:
         """The counter for a model that a request names; None if the store was opened with a tokenizer or a model of its own, or
         if the name is of no known family."""
-        counter = counter_of_model(model) if self._counts_by_request else None
+        counter = capabilities.counters.counter_of_model(model) if self._counts_by_request else None
         return None if counter is None else self._priced(counter)
 
     def _priced(self, counter: Counter) -> Counter:

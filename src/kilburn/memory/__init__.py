@@ -1,18 +1,18 @@
 """Long-term memory: what is learned from sessions, and how it is found. One policy a file.
 
-A store gets its memories and notes from here: `kilburn.open` imports this package, and the kernel does not.
+A store gets its memories and notes from here: `kilburn.opening` registers this package with the kernel.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilburn.backend import SegmentInfo, SegmentKind
-from kilburn.kernel.store import Store, register
+from kilburn.backend import SegmentInfo
 from kilburn.memory.view import MemoryPolicy
 from kilburn.submodules import attach
 
 if TYPE_CHECKING:
+    from kilburn.kernel.store import Store
     from kilburn.memory.notes import Notes
     from kilburn.memory.user_memory import UserMemory
 
@@ -22,17 +22,15 @@ KIND = MemoryPolicy
 attach(__name__)
 
 
-def _make_memory(store: Store, info: SegmentInfo) -> UserMemory:
+def make_memory(store: Store, info: SegmentInfo) -> UserMemory:
+    """Return the memory that a row of a store is."""
     from kilburn.memory.user_memory import UserMemory  # many modules, and not every program has memories
 
     return UserMemory(store, info)
 
 
-def _make_notes(store: Store, owner: str) -> Notes:
+def make_notes(store: Store, owner: str) -> Notes:
+    """Return the notes of an owner."""
     from kilburn.memory.notes import Notes
 
     return Notes(store, owner)
-
-
-register(SegmentKind.MEMORY, _make_memory)
-register(SegmentKind.NOTES, _make_notes)

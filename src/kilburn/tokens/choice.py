@@ -6,7 +6,6 @@ tokenizer's name has to be one.
 
 from __future__ import annotations
 
-import copy
 import re
 
 from kilburn.budget import Counter
@@ -66,23 +65,6 @@ def counter_for(name: str | Counter) -> Counter:
 def counter_of_model(name: str) -> Counter | None:
     """The counter for a model that a request names; None if nothing is known of the name."""
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
-
-
-def repriced(counter: Counter, **prices: int | str) -> Counter:
-    """Return a copy of a counter that prices attachments otherwise, and counts text alike.
-
-    Args:
-        prices: `family`, whose rules hold for images, documents and sound; or `file_tokens`, the tokens of a file that a prompt
-            names by an id or a URL.
-    """
-    copied = copy.copy(counter)
-    vars(copied).update(prices)
-    return copied
-
-
-def counts_alike(one: Counter, other: Counter) -> bool:
-    """Whether two counters give every text the same count, whatever their names are."""
-    return type(one) is type(other) and {**vars(one), "name": ""} == {**vars(other), "name": ""}
 
 
 def counter_named(name: str | Counter) -> Counter:
