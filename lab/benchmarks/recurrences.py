@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from kilburn import Store
 from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.testing import MemoryBackend

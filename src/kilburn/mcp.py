@@ -34,13 +34,14 @@ from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
-from kilburn.kernel.store import MEMORY, Store
+from kilburn.kernel.store import MEMORY
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.retention import Quota, within
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
+from kilburn.opening import Store
 from kilburn.page import Page, Place, parse_address
 from kilburn.terminal import spelled
 from kilburn.wire.quotation import with_headings

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kilburn import Store
 from kilburn.agents.cap import Cap, clip
 from kilburn.agents.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 from kilburn.testing import MemoryBackend, Scripted, check_laws

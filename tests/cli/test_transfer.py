@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
 from kilburn.testing import MemoryBackend

@@ -19,6 +19,7 @@ import pytest
 
 from effort import rounds
 from gateway.test_history import assistant, take, turn, user, visible
+from kilburn import Store
 from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
@@ -27,7 +28,6 @@ from kilburn.event import Act
 from kilburn.gateway.conversations import turn_before_reply
 from kilburn.gateway.history import Histories
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse

@@ -13,10 +13,10 @@ from typing import ClassVar
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.errors import StoreStale
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.errors import StoreError, UnknownAddress
-from kilburn.kernel.store import Store
 from kilburn.testing import MemoryBackend, check_laws
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Evict, Fold
 from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock

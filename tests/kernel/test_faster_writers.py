@@ -14,6 +14,7 @@ import apsw
 import msgspec
 import pytest
 
+from kilburn import Store
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -22,7 +23,6 @@ from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
 from kilburn.event import Act
 from kilburn.kernel.segment import FREE
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
-from kilburn.kernel.store import Store
 from kilburn.memory.doubt import KEPT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire

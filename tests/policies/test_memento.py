@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.page import parse_address
 from kilburn.policies.memento import Memento
 from kilburn.testing import MemoryBackend, Scripted, check_laws

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from effort import each_value
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Move

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
-from kilburn.kernel.store import Store
 from kilburn.models.scripted import Scripted
 from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock

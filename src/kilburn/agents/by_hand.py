@@ -15,7 +15,7 @@ from kilburn.errors import PinsExceedWindow, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough."""

@@ -27,10 +27,11 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
+from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.models.detection import detect
 from kilburn.models.download import Progress
 from kilburn.models.weights import catalogue, pull
+from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
 

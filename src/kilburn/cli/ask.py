@@ -19,8 +19,8 @@ from kilburn.cli.access import CONNECT, WIDE, Advanced, closed_after, conversing
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
-from kilburn.kernel.store import Store
 from kilburn.models.weights import catalogue
+from kilburn.opening import Store
 from kilburn.prices import prices_of
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume

@@ -17,7 +17,7 @@ from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Force, Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.picture import check_picture
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs

@@ -19,8 +19,8 @@ from kilburn.errors import Forgotten
 from kilburn.event import Act, Event
 from kilburn.kernel.ledger import Ledger, Stats
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Message, Part
+from kilburn.opening import Store
 from kilburn.page import Page, Place
 from kilburn.prices import PRICES
 

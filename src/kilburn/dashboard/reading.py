@@ -26,8 +26,8 @@ from kilburn.kernel.ledger import Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
 from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
+from kilburn.opening import Store
 
 WIDE = 1 << 40
 """Tokens: a window that is always large enough, so that nothing leaves by looking."""

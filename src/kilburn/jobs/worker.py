@@ -31,12 +31,12 @@ from kilburn.jobs.ending import FORGET, Coolness, Ending, cool, due, expire, rul
 from kilburn.kernel.drive import run
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.memory.learning import LearningJob, answering
 from kilburn.memory.retention import rule_time
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind, Role
 from kilburn.native import ending
+from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 
 log = logging.getLogger("kilburn")

@@ -14,8 +14,8 @@ from typing import Any
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Bring
+from kilburn.opening import Store
 from kilburn.page import Place
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock
