@@ -24,12 +24,13 @@ from kilburn.errors import SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import copied_to, remember_copy
 from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.store import Store as Store
+from kilburn.models import answering
 from kilburn.search.choice import vectors_for
 from kilburn.tokens import choice, media
 from kilburn.tokens.choice import counter_named
 from kilburn.wire import form
 
-capabilities.register(forms=form, counters=choice, attachments=media, memories=memory)
+capabilities.register(forms=form, counters=choice, attachments=media, answers=answering, memories=memory)
 
 
 def open(

@@ -18,12 +18,12 @@ from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Outcome
-from kilburn.kernel.drive import answerer
 from kilburn.memory.account import progress
 from kilburn.memory.brought import quotation
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
+from kilburn.models.answering import answerer
 from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
 
 POLICIES = ("facts(summary=False)", "additive")

@@ -1,17 +1,19 @@
-"""What the kernel needs of parts that it does not import: provider forms, token counters, attachments, memories.
+"""What the kernel needs of parts that it does not import: provider forms, token counters, attachments, models, memories.
 
 Each is a protocol here, and a module elsewhere that `kilburn.opening` registers. A reader of the kernel needs none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from kilburn.backend import SegmentInfo
 from kilburn.budget import Counter
+from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError
 from kilburn.message import Message
+from kilburn.model import Model
 
 
 class Forms(Protocol):
@@ -74,6 +76,14 @@ class Attachments(Protocol):
         ...
 
 
+class Answers(Protocol):
+    """What answers the questions of policies: `kilburn.models.answering`."""
+
+    def answerer(self, model: Model | None) -> Callable[[Ask], Answer]:
+        """Return what answers by a model; without one, every outcome is NO_MODEL."""
+        ...
+
+
 class Memories(Protocol):
     """The memories and the notes of a store: `kilburn.memory`."""
 
@@ -92,11 +102,14 @@ class Capabilities:
     forms: Forms
     counters: Counters
     attachments: Attachments
+    answers: Answers
     memories: Memories
 
-    def register(self, *, forms: Forms, counters: Counters, attachments: Attachments, memories: Memories) -> None:
+    def register(
+        self, *, forms: Forms, counters: Counters, attachments: Attachments, answers: Answers, memories: Memories
+    ) -> None:
         """Use these parts from now on."""
-        self.forms, self.counters, self.attachments, self.memories = forms, counters, attachments, memories
+        self.forms, self.counters, self.attachments, self.answers, self.memories = forms, counters, attachments, answers, memories
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in Capabilities.__annotations__:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentInfo
@@ -21,15 +21,34 @@ from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
 from kilburn.event import STATE, Act, Data, Event
 from kilburn.forgetting.closure import Home, addresses, forget, named_closure
 from kilburn.kernel.drive import aside
-from kilburn.kernel.recalled import Recalled
 from kilburn.page import Page
 from kilburn.policy import Cause
+
+__all__ = ["Recalled"]
 
 FREE = 5
 """How often another writer may be faster than a change before all others wait for it."""
 
 ALONE = 3
 """How often it is tried then: a database may give up one of two transactions that wait for each other."""
+
+
+class Recalled(str):
+    """Recalled text, exact: the concatenation of its pages' texts.
+
+    `parts` holds the pages' texts one by one, `pages` the pages, and `session` the session that has them: a branch, for an
+    address such as `b1/p17`.
+    """
+
+    pages: tuple[Page, ...]
+    parts: tuple[str, ...]
+    session: Any
+
+    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], session: Any) -> Recalled:
+        """Join the parts into the text."""
+        made = super().__new__(cls, "".join(parts))
+        made.pages, made.parts, made.session = pages, parts, session
+        return made
 
 
 @checked

@@ -13,7 +13,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import InvalidBudget, KernelError, LawBroken
 from kilburn.event import Event
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.capabilities import capabilities
+from kilburn.kernel.drive import run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import difference, snapshot
@@ -159,7 +160,10 @@ class Edits:
                 do.
         """
         before = self._session._kernel.pending.next - 1
-        run(self._session._settling(tuple, Cause.IDLE, planner=Planner(self._session._kernel, policy, name)), answerer(model))
+        run(
+            self._session._settling(tuple, Cause.IDLE, planner=Planner(self._session._kernel, policy, name)),
+            capabilities.answers.answerer(model),
+        )
         return [event for event in self._session.ledger.events(before) if event.policy == name]
 
     def take_back(self, pages: Iterable[int]) -> None:

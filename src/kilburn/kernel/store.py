@@ -26,7 +26,7 @@ from kilburn.forgetting.closure import closure
 from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.capabilities import capabilities
-from kilburn.kernel.drive import answerer, aside
+from kilburn.kernel.drive import aside
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.planning import Planner
@@ -286,7 +286,7 @@ class Store:
         # A session goes on with the counter of the last model that it was for.
         named = self.counter_of(counter_of(self.backend, info.number)) if info.number and self._counts_by_request else None
         kernel = Kernel(self.backend, info, named or self.counter, self.budget, self.clock, self.ranking, self.vectors)
-        answer = answerer(self.model)
+        answer = capabilities.answers.answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
         made = Session(self, kernel, planner, answer)
         if not self.backend.readonly and not new:

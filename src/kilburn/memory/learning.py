@@ -39,7 +39,7 @@ from kilburn.errors import (
 )
 from kilburn.event import Act, Data
 from kilburn.kernel.breaker import Breaker
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.drive import run
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
@@ -49,6 +49,7 @@ from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.taint import lowest_read
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
+from kilburn.models.answering import answerer
 from kilburn.move import Add, Retire
 from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of

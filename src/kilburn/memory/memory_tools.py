@@ -15,8 +15,8 @@ import msgspec
 from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.collections.collection import MOST
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
-from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.render import readable
+from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
