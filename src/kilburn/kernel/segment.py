@@ -46,9 +46,9 @@ class Recalled(str):
 
     def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], session: Any) -> Recalled:
         """Join the parts into the text."""
-        made = super().__new__(cls, "".join(parts))
-        made.pages, made.parts, made.session = pages, parts, session
-        return made
+        recalled = super().__new__(cls, "".join(parts))
+        recalled.pages, recalled.parts, recalled.session = pages, parts, session
+        return recalled
 
 
 @checked
@@ -103,18 +103,18 @@ class Segment(ABC):
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        whose, there = self._located(address)
+        whose, rest = self._located(address)
         if whose is not self:
-            return whose.recall(there)
+            return whose.recall(rest)
         with self.lock:
             self._refresh()
             try:
-                pages, texts, missed = self._read(there)
+                pages, texts, missed = self._read(rest)
             except StoreCorrupt:
                 # It may have been forgotten between the two reads of the store.
                 if not self._refresh():
                     raise
-                pages, texts, missed = self._read(there)
+                pages, texts, missed = self._read(rest)
             self.ledger.record(Act.FAULT, [page.id for page in pages], policy="user", cause=Cause.FAULT, missed=missed)
             return Recalled(tuple(pages), tuple(texts), self)
 
@@ -344,8 +344,8 @@ class SegmentLedger:
             segment._refresh()
             segment._flush()
             waiting = [event for event in segment._waiting() if event.number > after and act in (None, event.act)]
-            written = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
-        return (event for events in (written, waiting) for event in events)
+            stored = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
+        return (event for events in (stored, waiting) for event in events)
 
     def record(
         self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]
@@ -363,8 +363,8 @@ class SegmentLedger:
         """
         if act in STATE:
             raise KernelError(f"{act} changes the state of pages", advice="give a change to `apply`")
-        if taken := data.keys() & {"new", "texts"}:
-            raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
+        if reserved := data.keys() & {"new", "texts"}:
+            raise KernelError(f"{min(reserved)!r} is the kernel's own name", advice="give this part of the data another name")
         segment = self._segment
         with segment.lock:
             if not segment.backend.readonly:
