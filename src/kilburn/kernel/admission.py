@@ -78,7 +78,7 @@ def pages_of(
     messages: Sequence[Message],
     window: WindowState,
     counter: Counter,
-    now: float,
+    time: float,
     cited: Mapping[tuple[int, int], Page] = MappingProxyType({}),
 ) -> tuple[list[Page], dict[str, str]]:
     """The pages of these messages, numbered on from the window's last, and the texts of their digests.
@@ -95,9 +95,9 @@ def pages_of(
     texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
-    named = {part.call for message in messages for part in message.parts if part.call}
-    before = _calls_before(named, window) if named else {}
-    call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if named else []
+    call_names = {part.call for message in messages for part in message.parts if part.call}
+    before = _calls_before(call_names, window) if call_names else {}
+    call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if call_names else []
     if before or len(call_ids) > len(set(call_ids)):
         messages, before = _with_distinct_calls(messages, before, window)
     # The place among these pages of the last compaction.
@@ -136,7 +136,7 @@ def pages_of(
                 role=message.role,
                 message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers, number),
-                time=now,
+                time=time,
                 trust=summary_trust if is_summary else Trust.TOOL if holds_result else trust,
                 group=first if bound and not is_summary else group,
                 answers=0 if call is None else call.id,

@@ -72,7 +72,7 @@ ENDS = 120
 PAGE = 2000
 """Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
 
-LEAST = 1
+FORCED_PATIENCE = 1
 """Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
 room: then it is not in the latest message."""
 
@@ -89,7 +89,7 @@ LAST_TIME = 253_402_300_799.0
 HARMLESS = frozenset({Act.FAULT, Act.SEARCH, Act.SHIP})
 """What another writer may write between two transactions: it does not disturb the second."""
 
-NAMED = 5
+MAX_NAMED_PAGES = 5
 """Pages that an error names."""
 
 
@@ -481,7 +481,7 @@ class Kernel:
     def _fits_beside_loop(self, late: Page) -> bool:
         """Whether a late result's group, with its results as stubs, fits beside an open tool loop."""
         window = self.window
-        loop = window.loop(LEAST)
+        loop = window.loop(FORCED_PATIENCE)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.held())
         handles = self._pending_cost * (1 + len(window.group(late.id)) - len(back))
@@ -512,7 +512,9 @@ class Kernel:
         window, budget, room = self.window, self.budget, self.capacity
         pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
         waiting = [
-            page for call in sorted(window.awaited(LEAST)) if (page := window.stands_itself(call)) and page not in window.pins
+            page
+            for call in sorted(window.awaited(FORCED_PATIENCE))
+            if (page := window.stands_itself(call)) and page not in window.pins
         ]
         over, remaining = list[int](), minimum
         while remaining > room and len(over) < len(pins):
@@ -524,14 +526,14 @@ class Kernel:
         larger = budget.window - budget.capacity + -(-minimum * budget.capacity // room)
         return PinsExceedWindow(
             f"what may not leave takes {minimum:,} of {room:,} tokens; {'; '.join(parts)}",
-            advice=(f"unpin {', '.join(map(address_of, over[:NAMED]))}, or " if over else "")
+            advice=(f"unpin {', '.join(map(address_of, over[:MAX_NAMED_PAGES]))}, or " if over else "")
             + f"open a window of {larger:,} tokens or more",
         )
 
     def _priced(self, pages: Sequence[int]) -> str:
         """The addresses of pages with their tokens, the first few of them."""
-        listing = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:NAMED])
-        return listing + (f" and {len(pages) - NAMED:,} more" if len(pages) > NAMED else "")
+        listing = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:MAX_NAMED_PAGES])
+        return listing + (f" and {len(pages) - MAX_NAMED_PAGES:,} more" if len(pages) > MAX_NAMED_PAGES else "")
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
@@ -551,7 +553,7 @@ class Kernel:
                 change, act = check_load(window, move), Act.LOAD
             case Evict():
                 forced = policy == "kernel"
-                change, act = check_evict(window, move, LEAST if forced else PATIENCE, forced=forced), Act.EVICT
+                change, act = check_evict(window, move, FORCED_PATIENCE if forced else PATIENCE, forced=forced), Act.EVICT
             case Retire():
                 change, act = check_retire(window, move), Act.RETIRE
             case Fold():

@@ -21,10 +21,10 @@ from kilburn.kernel.render import part_of
 from kilburn.kernel.window import WindowState
 from kilburn.page import Page
 
-READ = 500
+CHUNK_PAGES = 500
 """Pages whose texts are read at a time."""
 
-MANY = 256
+PAGES_PER_STEP = 256
 """Pages that one event moves in the time of an event that moves none."""
 
 SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
@@ -49,7 +49,7 @@ class Rebuilt(NamedTuple):
 def work_of(events: Iterable[Event]) -> int:
     """What it takes to replay events, in events that move no page."""
     moved = (sum(map(len, event.data["to"].values())) if "to" in event.data and event.act in STATE else 0 for event in events)
-    return sum(1 + many // MANY for many in moved)
+    return sum(1 + many // PAGES_PER_STEP for many in moved)
 
 
 def lineage_of(backend: Backend, number: int) -> Lineage:
@@ -149,7 +149,7 @@ def steps(
     # Of a branch the first event says what it inherits.
     made = made or rebuild(backend, info, counter, until=max(1, after) if lineage.shares else after)
     ledger = islice(backend.events(info.number, made.head), max(0, until - made.head))
-    while events := list(islice(ledger, READ)):
+    while events := list(islice(ledger, CHUNK_PAGES)):
         pages = _pages_of(backend, info, events)
         for event in events:
             try:
@@ -239,7 +239,7 @@ def _costs(backend: Backend, pages: Mapping[int, Page], foreign: Set[int], count
     text is damaged keeps its cost: whoever reads it is told."""
     costs: dict[int, int] = {}
     kept = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
-    for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
+    for some in (kept[at : at + CHUNK_PAGES] for at in range(0, len(kept), CHUNK_PAGES)):
         texts = {"": ""} | _readable(backend, {digest for page in some for digest in (page.digest, page.extra) if digest})
         for page in some:
             if page.digest not in texts or page.extra not in texts:

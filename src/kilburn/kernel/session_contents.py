@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SessionContents"]
 
-READ = 500
+CHUNK_PAGES = 500
 """Pages whose texts are read at a time."""
 
 
@@ -89,8 +89,8 @@ class SessionContents(SegmentContents):
             if placeholder is None:
                 pages = [page for page in pages if window.at(page.id) != Place.DROPPED]
             for at, page in enumerate(pages):
-                if at % READ == 0:
-                    self.fetch(pages[at : at + READ])
+                if at % CHUNK_PAGES == 0:
+                    self.fetch(pages[at : at + CHUNK_PAGES])
                 if placeholder is not None and window.at(page.id) == Place.DROPPED:
                     call = window.pages[page.answers].call if page.answers else None
                     part, leftovers = Part(kind=page.kind, text=placeholder, call=call), None
