@@ -83,14 +83,14 @@ class Consultation:
         if course.overtaken:
             self._note(course, Outcome.LATE, 0)
             return False
-        before = self.kernel.use
+        old_use = self.kernel.use
         if moves:
             self._carry(moves, course)
-        outcome = self._outcome(course, view, before)
+        outcome = self._outcome(course, view, old_use)
         if course.heard:
-            self._breaker.note_freed(before - self.kernel.use, self.kernel.window.turn)
+            self._breaker.note_freed(old_use - self.kernel.use, self.kernel.window.turn)
         if outcome:
-            self._note(course, outcome, before - self.kernel.use)
+            self._note(course, outcome, old_use - self.kernel.use)
         return True
 
     def _carry(self, moves: Sequence[Move], course: _Course) -> None:
@@ -104,12 +104,12 @@ class Consultation:
             course.broke = Outcome.NO_PROGRESS if isinstance(error, LawBroken) and error.law == 2 else Outcome.ILLEGAL
             self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
-    def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
+    def _outcome(self, course: _Course, view: View, old_use: int) -> Outcome | None:
         """The outcome; None if nothing happened."""
         if course.broke:
             return course.broke
         if course.carried:
-            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= before else Outcome.DONE
+            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= old_use else Outcome.DONE
         # Without a model nothing was asked: a rule that found nothing to do is not a compaction.
         failed = [outcome for outcome in course.answered if outcome != Outcome.DONE]
         if course.noted or course.later or failed:
@@ -146,7 +146,7 @@ class Consultation:
         if self._breaker.is_open(kernel.window.turn):
             course.asked.append(Outcome.FAILED)
             return SPARED
-        before = kernel.changes
+        changes = kernel.changes
         batch, errand = kernel.set_aside(), self.background.set_aside()
         # Until the batch is taken up again, any error means that it is undone.
         course.overtaken = True
@@ -161,7 +161,7 @@ class Consultation:
             kernel.begin()
             if not answered:
                 kernel.give_up(batch)
-        if kernel.changes == before and self.background.take_up(errand):
+        if kernel.changes == changes and self.background.take_up(errand):
             kernel.take_up(batch)
             course.overtaken = False
         else:
@@ -186,11 +186,11 @@ class Consultation:
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )
-        found = sorted(findings, key=lambda hit: -hit.score)
-        pages = [parse_address(hit.address)[0] for hit in found]
+        ranked = sorted(findings, key=lambda hit: -hit.score)
+        pages = [parse_address(hit.address)[0] for hit in ranked]
         hits = [
             Hit(page=page, span=hit.span, text=hit.text, score=hit.score - hit.why.get("session", 0.0))
-            for page, hit in zip(pages, found, strict=True)
+            for page, hit in zip(pages, ranked, strict=True)
             if not searcher.is_shown((kernel.lineage.owner(page), page))
         ]
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=tuple(hits), confidence=findings.confidence)

@@ -62,11 +62,11 @@ class PlanCourse(msgspec.Struct):
     @property
     def figures(self) -> dict[str, int]:
         """The counts of all notes, added up."""
-        found: dict[str, int] = {}
+        figures: dict[str, int] = {}
         for note in self.notes:
             for name, count in note.figures.items():
-                found[name] = found.get(name, 0) + count
-        return found
+                figures[name] = figures.get(name, 0) + count
+        return figures
 
 
 def moves_of(
@@ -119,9 +119,9 @@ def _answers(
         effect = _checked(_guarded(lambda: next(plan)))
         for _ in range(EFFECTS):
             if isinstance(effect, Ask):
-                asked = time.monotonic()
+                start = time.monotonic()
                 answer = yield from ask(effect)
-                waited += time.monotonic() - asked
+                waited += time.monotonic() - start
             elif isinstance(effect, Note):
                 course.notes.append(effect)
                 answer = Answer(outcome=Outcome.DONE)
