@@ -84,6 +84,6 @@ def repriced(counter: Counter, **prices: int | str) -> Counter:
     return copied
 
 
-def counts_alike(one: Counter, other: Counter) -> bool:
+def counts_alike(first: Counter, second: Counter) -> bool:
     """Whether two counters give every text the same count, whatever their names are."""
-    return type(one) is type(other) and {**vars(one), "name": ""} == {**vars(other), "name": ""}
+    return type(first) is type(second) and {**vars(first), "name": ""} == {**vars(second), "name": ""}

@@ -77,7 +77,7 @@ class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 def best_first(scored: Iterable[Scored], candidates: Sequence[Candidate]) -> list[Scored]:
     """In order of their scores; of equals, the newer one first."""
-    return sorted(scored, key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
+    return sorted(scored, key=lambda hit: (hit.score, candidates[hit.index].page.time), reverse=True)
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066
 
 def plain(text: str) -> str:
     """The text, with control characters and those that break or reorder a line made visible; line feeds stay."""
-    return UNSEEN.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] <= "\xff" else f"\\u{ord(found[0]):04x}", text)
+    return UNSEEN.sub(lambda match: f"\\x{ord(match[0]):02x}" if match[0] <= "\xff" else f"\\u{ord(match[0]):04x}", text)
 
 
 def line(text: str) -> str:
@@ -39,7 +39,7 @@ def age(then: float, now: float | None = None) -> str:
 
 def spelled(json: str) -> str:
     """The same JSON, with the characters that `plain` makes visible written as JSON escapes."""
-    return UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+    return UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", json)
 
 
 def tell(text: str = "", end: str = "\n") -> None:

@@ -114,12 +114,12 @@ class Span:
         """Whether somebody takes it."""
         return self._real is not None
 
-    def set(self, given: Mapping[str, Any], name: str | None = None) -> None:
+    def set(self, attributes: Mapping[str, Any], name: str | None = None) -> None:
         """Say more of it. What is None or "" is left out."""
         if self._real is None:
             return
         try:
-            for key, value in given.items():
+            for key, value in attributes.items():
                 if value is not None and value != "":
                     self._real.set_attribute(key, _bounded(value))
             if name is not None:
@@ -174,12 +174,12 @@ class Span:
         """The headers that tell another program that it works for this span."""
         if self._real is None:
             return {}
-        found: dict[str, str] = {}
+        carrier: dict[str, str] = {}
         try:
-            _w3c().inject(found, sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
+            _w3c().inject(carrier, sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
         except Exception as error:  # noqa: BLE001 -- as above
             _fails(error)
-        return found
+        return carrier
 
     @property
     def trace(self) -> str:
@@ -277,14 +277,14 @@ def begin(
         headers: of whoever asked, which may say what span this is a part of; that counts where there is no current one.
         at: when it began, in seconds since the epoch; None for now.
     """
-    made = tracer()
-    if made is None:
+    current_tracer = tracer()
+    if current_tracer is None:
         return NONE
     api: Any = sys.modules["opentelemetry.trace"]
     shared = {**_about.get({}), **(about or {})}
     try:
         attributes = {key: _bounded(value) for key, value in {**shared, **given}.items() if value is not None and value != ""}
-        real = made.start_span(
+        real = current_tracer.start_span(
             name.strip()[:LONGEST],
             context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parent_of(headers),
             kind=api.SpanKind[kind],
@@ -299,21 +299,21 @@ def begin(
 
 @contextmanager
 def span(
-    name: str, given: Mapping[str, Any], *, kind: str = "INTERNAL", about: Mapping[str, Any] | None = None
+    name: str, attributes: Mapping[str, Any], *, kind: str = "INTERNAL", about: Mapping[str, Any] | None = None
 ) -> Iterator[Span]:
     """What happens inside, as a span; see `begin`."""
-    made = begin(name, given, kind=kind, about=about)
-    if not made.wanted:
-        yield made
+    opened = begin(name, attributes, kind=kind, about=about)
+    if not opened.wanted:
+        yield opened
         return
-    with made.current():
+    with opened.current():
         try:
-            yield made
+            yield opened
         except BaseException as error:
-            made.fail(type(error).__name__)
+            opened.fail(type(error).__name__)
             raise
         finally:
-            made.end()
+            opened.end()
 
 
 def carried(work: Callable[Given, Result]) -> Callable[Given, Result]:
@@ -337,44 +337,44 @@ def compacting(session: Any) -> Iterator[None]:
     began = time.time()
     with first.current():
         yield
-    made = first
+    opened = first
     for event in compactions(session, head):
-        if made is NONE:
-            made = begin("compact", {OPERATION: "compact", CONVERSATION: name}, at=began)
+        if opened is NONE:
+            opened = begin("compact", {OPERATION: "compact", CONVERSATION: name}, at=began)
         data, outcome = event.data, str(event.data.get("outcome", "done"))
-        asked = data.get("asked")
-        made.set(
+        questions = data.get("asked")
+        opened.set(
             {
                 "kilburn.policy": event.policy,
                 "kilburn.cause": event.cause,
                 "kilburn.outcome": outcome,
                 "kilburn.tokens.freed": data.get("freed"),
                 "kilburn.moves": data.get("moves"),
-                "kilburn.asked": len(asked) if isinstance(asked, Sequence) else None,
+                "kilburn.asked": len(questions) if isinstance(questions, Sequence) else None,
                 "kilburn.event": event.number,
             },
             f"compact {event.policy}",
         )
         if outcome in FAILED:
-            made.fail(outcome)
+            opened.fail(outcome)
         # One that the policy was asked for later in the same append began where the one before it ended.
         began = event.time
-        made.end(event.time if made is not first else None)
-        made = NONE
+        opened.end(event.time if opened is not first else None)
+        opened = NONE
 
 
 def compactions(session: Any, after: int) -> Iterator[Event]:
     """The compactions that a session's ledger has after an event, and last what the kernel evicted itself, as one. Nothing is
     written for their sake."""
-    own: Event | None = None
+    kernel_event: Event | None = None
     try:
         for event in session.backend.events(session.number, after):
             if event.act is Act.COMPACT:
                 yield event
             elif event.act is Act.EVICT and event.policy == "kernel":
-                own = event
-        if own is not None:
-            yield own
+                kernel_event = event
+        if kernel_event is not None:
+            yield kernel_event
     except Exception as error:  # noqa: BLE001 -- whoever asked for the append must not fail by what is told of it
         _fails(error)
 
@@ -409,31 +409,31 @@ def _watched(model: Model, request: Request) -> Iterator[Delta | Reply]:
     return _pieces(begin(f"chat {name}", given, kind=kind), model, request)
 
 
-def _pieces(made: Span, model: Model, request: Request) -> Iterator[Delta | Reply]:
+def _pieces(opened: Span, model: Model, request: Request) -> Iterator[Delta | Reply]:
     began, first = time.perf_counter(), True
     pieces: Iterator[Delta | Reply] | None = None
     try:
-        with made.current():
+        with opened.current():
             pieces = iter(model.stream(request))
         while True:
-            with made.current():
+            with opened.current():
                 piece = next(pieces, None)
             if piece is None:
                 return
             if first:
                 first = False
-                made.set({FIRST: time.perf_counter() - began})
+                opened.set({FIRST: time.perf_counter() - began})
             if isinstance(piece, Reply):
-                made.set({FINISHED: [str(piece.finish)], **used(piece.usage)})
-                made.end()
+                opened.set({FINISHED: [str(piece.finish)], **used(piece.usage)})
+                opened.end()
             yield piece
     except GeneratorExit:
         raise
     except BaseException as error:
-        made.fail(type(error).__name__)
+        opened.fail(type(error).__name__)
         raise
     finally:
-        made.end()
+        opened.end()
         close = getattr(pieces, "close", None)
         if close is not None:
             close()
@@ -441,8 +441,8 @@ def _pieces(made: Span, model: Model, request: Request) -> Iterator[Delta | Repl
 
 def _parent_of(headers: Mapping[str, str]) -> Any:
     """The context that headers name; that of nobody if they name none."""
-    named = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-    return _w3c().extract(named, sys.modules["opentelemetry.context"].Context())
+    carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    return _w3c().extract(carrier, sys.modules["opentelemetry.context"].Context())
 
 
 def _w3c() -> Any:

@@ -81,7 +81,7 @@ def check_one_of_each(note_pages: Mapping[str, int], pages: Iterable[tuple[Page,
     """Check that of each name one page is in force after a change.
 
     Args:
-        named: the pages in force before it, by name.
+        note_pages: the pages in force before it, by name.
         pages: those that it touches, as they are after it.
 
     Raises:

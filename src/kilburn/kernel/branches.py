@@ -130,7 +130,7 @@ def branches_in(
     """The branches of a session, oldest first, each with its fork. One that is damaged is left out, with a warning.
 
     Args:
-        known: the forks that were read before, by the number of the branch; it grows.
+        forks: the forks that were read before, by the number of the branch; it grows.
         below: whether each is followed by the branches below it.
     """
     by_parent, branches = named_in(backend, info.name), list[tuple[SegmentInfo, Fork]]()

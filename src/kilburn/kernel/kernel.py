@@ -507,7 +507,7 @@ class Kernel:
         """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
 
         Args:
-            least: tokens that the prompt takes in any case.
+            minimum: tokens that the prompt takes in any case.
         """
         window, budget, room = self.window, self.budget, self.capacity
         pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
@@ -619,7 +619,7 @@ class Kernel:
         """Put pages back to where they were before the newest moves, inside the current batch; returns those that came back.
 
         Args:
-            before, moved, since: see `check_undo`.
+            earlier, moved_pages, since: see `check_undo`.
             last: the last event of these moves.
 
         Raises:

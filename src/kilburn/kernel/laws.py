@@ -416,8 +416,8 @@ def check_undo(window: WindowState, earlier: WindowState, moved_pages: Set[int],
     If a page stays and the fold that stands for it leaves, the page is out.
 
     Args:
-        before: the window before these moves.
-        moved: the pages that they moved or made.
+        earlier: the window before these moves.
+        moved_pages: the pages that they moved or made.
         since: pages that were moved later, to keep the transcript whole.
     """
     states = earlier.states

@@ -95,7 +95,7 @@ def receipts(events: Iterable[Event], use: int = 0) -> Iterator[Receipt]:
     """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
 
     Args:
-        before: tokens in the window before the first of these events.
+        use: tokens in the window before the first of these events.
     """
     moves: list[Event] = []
     for event in events:

@@ -109,7 +109,7 @@ def transcript(
     A result that came late, and stands further down, is put after its call by the wire form.
 
     Args:
-        there: the window's items.
+        entries: the window's items.
         unsigned_to: the last page whose reasoning and signatures are left out.
     """
     messages: list[Message] = []

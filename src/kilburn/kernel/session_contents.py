@@ -80,7 +80,7 @@ class SessionContents(SegmentContents):
         """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
 
         Args:
-            gone: stands in the place of each page that is forgotten; None leaves these out.
+            placeholder: stands in the place of each page that is forgotten; None leaves these out.
         """
         messages: dict[int, Message] = {}
         with self._segment._current() as kernel:
