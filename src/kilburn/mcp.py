@@ -28,7 +28,7 @@ from kilburn import __version__
 from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.budget import Budget
 from kilburn.collections.collecting import LARGEST, as_changes
-from kilburn.collections.collection import MOST, Collection
+from kilburn.collections.collection import MAX_ADDRESS_PAGES, Collection
 from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
 from kilburn.forgetting.erasure import copies_of, described, pages_of
 from kilburn.kernel.branches import branches_in
@@ -425,8 +425,8 @@ class _Door:
                 raise UnknownAddress(f"there is no branch {path[:80]!r} there", advice="take the address from a hit")
             info = known
         first, last = parse_address(rest)
-        if last - first >= MOST:
-            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+        if last - first >= MAX_ADDRESS_PAGES:
+            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
         there = max(abs(first), abs(last)) < LARGEST
         rows = self.store.backend.read((_whole(info).number, page) for page in range(first, last + 1)) if there else {}
         if (info.number, last) not in rows or (info.number, first) not in rows:

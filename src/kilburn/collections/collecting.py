@@ -22,7 +22,7 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Page, Place, address_of, digest_of
 
-LONGEST = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
+MAX_CHARS = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
 """The kinds of pages that a collection may have, with the most characters of each."""
 
 ROLES = {Trust.TOOL: Role.TOOL, Trust.AGENT: Role.ASSISTANT, Trust.USER: Role.USER, Trust.OPERATOR: Role.SYSTEM}
@@ -94,13 +94,14 @@ def _as_change(value: object) -> Change:
 
 
 def _check_add(add: Add) -> None:
-    if add.kind not in LONGEST:
-        raise KernelError(f"a collection has no page of kind {add.kind}", advice="use " + ", ".join(LONGEST))
+    if add.kind not in MAX_CHARS:
+        raise KernelError(f"a collection has no page of kind {add.kind}", advice="use " + ", ".join(MAX_CHARS))
     if not add.text.strip():
         raise KernelError("an empty text says nothing", advice="give the statement in words")
-    if len(add.text) > LONGEST[add.kind]:
+    if len(add.text) > MAX_CHARS[add.kind]:
         raise KernelError(
-            f"a {add.kind} of {len(add.text):,} characters", advice=f"{LONGEST[add.kind]:,} at most; keep long texts as documents"
+            f"a {add.kind} of {len(add.text):,} characters",
+            advice=f"{MAX_CHARS[add.kind]:,} at most; keep long texts as documents",
         )
     add.text.encode("utf-8")
     if add.name and checked_name(add.name) != add.name:
@@ -114,7 +115,7 @@ def _check_add(add: Add) -> None:
     if add.claim is not None:
         for words in (add.claim.subject, add.claim.relation, add.claim.object):
             words.encode("utf-8")
-            if len(words) > LONGEST[Kind.ENTITY]:
+            if len(words) > MAX_CHARS[Kind.ENTITY]:
                 raise KernelError(f"a claim with {len(words):,} characters in one part", advice="keep the claim short")
     for numbers_named in (add.sources, add.refers, add.cites):
         if len(set(numbers_named)) != len(numbers_named):

@@ -35,13 +35,13 @@ __all__ = ["Collection"]
 
 T = TypeVar("T")
 
-READ = 500
+CHUNK_PAGES = 500
 """Pages that are read at a time."""
 
-TRIES = 50
+MAX_ATTEMPTS = 50
 """How often work is done again because another writer was faster; each of them has then written something."""
 
-MOST = 10_000
+MAX_ADDRESS_PAGES = 10_000
 """Pages that one address may name here."""
 
 
@@ -56,7 +56,7 @@ def undisturbed(work: Callable[[], T], head: Callable[[], int] | None = None) ->
     Raises:
         StoreStale: so it went each time. Whatever `work` raises.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         start = head() if head is not None else 0
         try:
             return work()
@@ -296,8 +296,8 @@ class Collection(Segment):
         def undone() -> Collecting:
             versions = Versions(self.backend.events(self.number))
             numbers = self._resolve(address)
-            stored = self.backend.read((self.number, page) for page in versions.of(*numbers))
-            rows = {page: row for (_, page), row in stored.items() if row[1].at is not Place.DROPPED}
+            versions_rows = self.backend.read((self.number, page) for page in versions.of(*numbers))
+            rows = {page: row for (_, page), row in versions_rows.items() if row[1].at is not Place.DROPPED}
             return self._carried(versions.undo(numbers, rows, why), cause="undo")
 
         return self._restored(undone)
@@ -402,7 +402,7 @@ class Collection(Segment):
         ids = itertools.chain(numbers, range(min(after, 0) - 1, derived - 1, -1))
         remaining = limit
         while remaining is None or remaining > 0:
-            chunk = list(itertools.islice(ids, READ))
+            chunk = list(itertools.islice(ids, CHUNK_PAGES))
             if not chunk:
                 return
             rows = self.backend.read((self.number, page) for page in chunk)
@@ -449,8 +449,8 @@ class Collection(Segment):
             kinds = [(kind, count) for kind, count in (("p", originals), ("f", -derived)) if count]
             extent = " and ".join(f"{kind}1" if count == 1 else f"{kind}1-{kind}{count}" for kind, count in kinds)
             raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=f"it has {extent or 'no pages yet'}")
-        if last - first >= MOST:
-            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+        if last - first >= MAX_ADDRESS_PAGES:
+            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
         rows = self.backend.read((self.number, page) for page in range(first, last + 1))
         if missing := [page for page in range(first, last + 1) if (self.number, page) not in rows]:
             raise StoreCorrupt(f"{address_of(missing[0])} of {self.name!r} is missing", advice="run `kilburn fsck`")
@@ -474,7 +474,7 @@ class Collection(Segment):
 
     def _flush(self) -> bool:
         with self.lock:
-            for _ in range(TRIES if self._pending.events else 0):
+            for _ in range(MAX_ATTEMPTS if self._pending.events else 0):
                 try:
                     self._refresh()
                     self._write(Batch(head=self._pending.head, events=self._pending.events, wait=False))

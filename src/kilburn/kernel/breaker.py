@@ -17,7 +17,7 @@ VAIN = 2
 """Turns after a compaction that asked a model and freed nothing, until a model is asked again; doubled each time the next one
 frees nothing either."""
 
-MOST = 6
+MAX_DOUBLINGS = 6
 """Doublings at most."""
 
 
@@ -39,12 +39,12 @@ class Breaker:
             return
         self._failed += 1
         if self._failed >= FAILURES:
-            self._until = max(self._until, turn + REST * 2 ** min(self._failed - FAILURES, MOST))
+            self._until = max(self._until, turn + REST * 2 ** min(self._failed - FAILURES, MAX_DOUBLINGS))
 
     def note_freed(self, freed: int, turn: int) -> None:
         """Count what a compaction freed for which a model was asked."""
         if freed > 0:
             self._vain = 0
             return
-        self._until = max(self._until, turn + VAIN * 2 ** min(self._vain, MOST))
+        self._until = max(self._until, turn + VAIN * 2 ** min(self._vain, MAX_DOUBLINGS))
         self._vain += 1

@@ -30,7 +30,7 @@ SPARED = Answer(
     detail="the model failed too often, or freed nothing the last time; it is asked again some turns later",
 )
 
-FOUND = 200
+MAX_HITS = 200
 """Tokens of a passage that a search finds, roughly."""
 
 
@@ -182,7 +182,7 @@ class Consultation:
     def _find(self, find: Find) -> Answer:
         kernel, limit = self.kernel, max(0, find.limit)
         searcher = kernel.searching(is_shown=None if find.shown is None else find.shown.__contains__)
-        tokens = find.tokens or FOUND * limit
+        tokens = find.tokens or MAX_HITS * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )

@@ -238,11 +238,11 @@ def keeps_its_spans(page: Page, text: str, text_of: Callable[[int], str]) -> boo
     if (len(cuts) == 1 and rest == cuts[0]) or rest == unmarked:
         return True
     nonce = nonce_of("".join(map(_ended, cuts)))
-    for (source, _), kept in zip(parts, cuts, strict=True):
-        who, _, rest = rest.partition(":\n")
-        if not who.startswith(f"{nonce} {address_of(source)} ") or not rest.startswith(_ended(kept)):
+    for (source, _), span_text in zip(parts, cuts, strict=True):
+        address, _, rest = rest.partition(":\n")
+        if not address.startswith(f"{nonce} {address_of(source)} ") or not rest.startswith(_ended(span_text)):
             return False
-        rest = rest[len(_ended(kept)) :]
+        rest = rest[len(_ended(span_text)) :]
     return rest == f"[end {nonce}]"
 
 

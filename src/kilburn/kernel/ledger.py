@@ -25,9 +25,9 @@ ALARM = 0.60
 
 ENOUGH = 20
 
-MOVED = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP})
+MOVING_ACTS = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP})
 
-HELD = frozenset({Place.IN, Place.STUB, Place.FOLDED})
+WINDOW_PLACES = frozenset({Place.IN, Place.STUB, Place.FOLDED})
 """Places of pages whose use is kept though they were never recalled."""
 
 
@@ -253,7 +253,7 @@ class Usage:
             self.pages.update({page: Use(0, event.turn, clock_of(event)) for page in event.pages})
         elif event.act is Act.FAULT:
             self._use(event.pages, event)
-        elif event.act in MOVED and "to" in event.data:
+        elif event.act in MOVING_ACTS and "to" in event.data:
             undo = self._move(event, event.data["to"])
             if on_rollback is not None:
                 on_rollback(undo)
@@ -274,7 +274,7 @@ class Usage:
     def _move(self, event: Event, to: Mapping[str, Sequence[int]]) -> Callable[[], None]:
         # A fold may cite thousands of pages: only those that leave with it now count as used.
         loaded = event.pages if event.act is Act.LOAD else to.get(Place.FOLDED, ()) if event.act is Act.FOLD else ()
-        evicted = [page for where, pages in to.items() if where not in HELD for page in pages]
+        evicted = [page for where, pages in to.items() if where not in WINDOW_PLACES for page in pages]
         uses = self.pages
         old_uses = {page: uses.get(page) for page in (*loaded, *evicted)}
         self._use(loaded, event, more=int(event.act is Act.LOAD))

@@ -91,8 +91,8 @@ def moves_of(
         passes: errors that are not the policy's: they are raised.
     """
     try:
-        made = _guarded(plan)
-        moves = (yield from _answers(name, made, course, ask, at_once)) if isinstance(made, Generator) else made
+        planned = _guarded(plan)
+        moves = (yield from _answers(name, planned, course, ask, at_once)) if isinstance(planned, Generator) else planned
         if not isinstance(moves, list | tuple) or len(moves) > MOVES or not all(isinstance(move, kinds) for move in moves):
             raise SpecError(
                 f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} of the moves that it may return"

@@ -28,7 +28,7 @@ from kilburn.errors import KilburnError, SpecError
 __all__ = ["resolve"]
 
 
-LONGEST = 10_000
+MAX_SPEC_CHARS = 10_000
 """Characters of a spec."""
 
 
@@ -94,8 +94,8 @@ def _verbs_of(kind: str) -> dict[str, int]:
 
 
 def _parsed(text: str, spec: str) -> ast.expr:
-    problem = f"more than {LONGEST:,} characters"
-    if len(text) <= LONGEST:
+    problem = f"more than {MAX_SPEC_CHARS:,} characters"
+    if len(text) <= MAX_SPEC_CHARS:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's warnings about code do not apply to a spec

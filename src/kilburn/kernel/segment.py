@@ -344,8 +344,8 @@ class SegmentLedger:
             segment._refresh()
             segment._flush()
             waiting = [event for event in segment._waiting() if event.number > after and act in (None, event.act)]
-            stored = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
-        return (event for events in (stored, waiting) for event in events)
+            recorded = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
+        return (event for events in (recorded, waiting) for event in events)
 
     def record(
         self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]

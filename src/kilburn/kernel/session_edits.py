@@ -131,11 +131,11 @@ class Edits:
                 by or self._session._planner.policy,
                 self._session._planner.name if by is None else type(by).__name__.lower(),
             )
-            asked = 0
+            questions = 0
 
             def count(ask: Ask) -> Answer:
-                nonlocal asked
-                asked += 1
+                nonlocal questions
+                questions += 1
                 return Answer(outcome=Outcome.NO_MODEL)
 
             try:
@@ -150,7 +150,7 @@ class Edits:
                 del pending.events[waiting:]
         return Preview(
             receipts=tuple(msgspec.structs.replace(receipt, folds=(), brought=()) for receipt in previewed),
-            use=changed.before, after=changed.after, capacity=capacity, again=changed.after - changed.kept, asks=asked,
+            use=changed.before, after=changed.after, capacity=capacity, again=changed.after - changed.kept, asks=questions,
         )  # fmt: skip
 
     def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:

@@ -65,9 +65,9 @@ class StandIns(Mapping[int, int]):
     def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
         """Make a fold stand for pages, in place of any other, beside those that it stands for already; returns what undoes it."""
         chosen = pages if isinstance(pages, Set) else set(pages)
-        if (there := self._folds.get(fold)) is not None:
+        if (existing := self._folds.get(fold)) is not None:
             # A fold that comes back may stand for some of its pages still.
-            changes = self._move(chosen - there.pages, there)
+            changes = self._move(chosen - existing.pages, existing)
             return lambda: self._put_back(changes)
         largest = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
         rest = chosen - largest.pages if largest is not None else chosen

@@ -416,12 +416,12 @@ class Store:
         for hit in hits:
             if hit.session == MEMORY or hit.session.startswith(f"{MEMORY}/"):
                 pages.setdefault(hit.session, []).append(parse_address(hit.address)[0])
-        for name, found in pages.items():
+        for name, numbers in pages.items():
             info = self.backend.segment(name, time=0.0, create=False)
             if info is not None and not info.damaged:
                 with self._lock:
                     memory = self._collect(info)
-                memory.ledger.record(Act.SEARCH, found, cause="fault")
+                memory.ledger.record(Act.SEARCH, numbers, cause="fault")
 
     def forget(
         self,
@@ -522,9 +522,9 @@ class Store:
 
     def _below(self, info: SegmentInfo) -> list[SegmentInfo]:
         """The branches of a session, and those that are damaged, too."""
-        below = {each.number for each, _ in branches_in(self.backend, info, {})}
+        below = {branch.number for branch, _ in branches_in(self.backend, info, {})}
         under = self.backend.segments(info.name)
-        damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
+        damaged = {branch.number for branch in under if branch.damaged and branch.name.startswith(f"{info.name}/{BRANCH}")}
         return [info for info in under if info.number in below | damaged]
 
     def close(self) -> None:

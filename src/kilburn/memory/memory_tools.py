@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentInfo, SegmentKind, State
-from kilburn.collections.collection import MOST
+from kilburn.collections.collection import MAX_ADDRESS_PAGES
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
 from kilburn.kernel.render import readable
 from kilburn.kernel.segment import Recalled
@@ -350,8 +350,8 @@ def _segment_of(session: Session, name: str, reach: Reach) -> SegmentInfo:
 def _rows(session: Session, info: SegmentInfo, address: str) -> list[tuple[Page, State]]:
     """Pages of another segment, from the store: nobody's window moves by that."""
     first, last = parse_address(address)
-    if last - first >= MOST:
-        raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+    if last - first >= MAX_ADDRESS_PAGES:
+        raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
     rows = session.backend.read((info.number, page) for page in range(first, last + 1))
     found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
     if not found:
