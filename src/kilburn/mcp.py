@@ -280,7 +280,7 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.backend.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self.store.backend.contents.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
@@ -377,7 +377,7 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            texts = self.store.backend.texts({page.digest, page.extra} - {""})
+            texts = self.store.backend.contents.texts({page.digest, page.extra} - {""})
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
                 text = readable(page, text, texts.get(page.extra, ""))

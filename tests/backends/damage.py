@@ -78,8 +78,8 @@ def remember(store: kilburn.Store) -> None:
     kept.apply(Add(text="send the keys away", cites=((light, 3),)), policy="plain", tainted=True)
     kept.forget("f2")
     kept.pin("f1")
-    waiting = store.backend.unembedded("hash", 1000)
-    store.backend.keep_vectors("hash", [(entry, vector_of(text)) for entry, text in waiting[:-2]])
+    waiting = store.backend.vectors.unembedded("hash", 1000)
+    store.backend.vectors.add("hash", [(entry, vector_of(text)) for entry, text in waiting[:-2]])
 
 
 def vector_of(text: str) -> bytes:
@@ -90,7 +90,7 @@ def vector_of(text: str) -> bytes:
 def vectors(path: Path) -> dict[int, bytes]:
     """The vectors that a reader is given, by entry."""
     with Sqlite(path, readonly=True) as backend:
-        return {vector.entry: vector.data for vector in backend.vectors("hash")}
+        return {vector.entry: vector.data for vector in backend.vectors.read("hash")}
 
 
 def check_vectors(path: Path, written: dict[int, bytes]) -> None:

@@ -207,10 +207,10 @@ class Trial:
 
     def embed(self) -> None:
         """Keep vectors of some passages."""
-        waiting = self.backend.unembedded("eye", 5)
-        found = self.backend.passages([entry for entry, _ in waiting])
+        waiting = self.backend.vectors.unembedded("eye", 5)
+        found = self.backend.words.passages([entry for entry, _ in waiting])
         vectors = [(entry, self.chance.randbytes(64)) for entry, _ in waiting]
-        self.backend.keep_vectors("eye", vectors)
+        self.backend.vectors.add("eye", vectors)
         for entry, vector in vectors:
             self.kept[found[entry].segment, found[entry].page].bytes.add(vector[10:40])
 
@@ -246,7 +246,7 @@ class Trial:
 
     def repair(self) -> None:
         """Build the derived data again."""
-        self.backend.repair()
+        self.backend.upkeep.repair()
 
     def step(self, forgets: float) -> None:
         """One operation."""
@@ -279,7 +279,7 @@ def run(folder: Path, seed: int, operations: int) -> tuple[list[str], Counter[st
     trial.other.close()
     found += [f"closed, {one}" for one in trial.left()]
     with Sqlite(trial.path) as backend:
-        found += [f"damage: {one.what}" for one in backend.findings()]
+        found += [f"damage: {one.what}" for one in backend.upkeep.findings()]
     return found, trial.done
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kilburn.backend import Backend
+from kilburn.backend import Backend, Passage, WordIndex
 from kilburn.backends.sqlite import Sqlite
 from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import CHECKS, check_store
@@ -30,9 +30,17 @@ def test_store_keeps_each_promise(kind: str, check: Callable[[Backend], None], t
 def test_check_store_runs_all_and_names_the_broken_promise() -> None:
     check_store(MemoryBackend)
 
-    class Forgetful(MemoryBackend):
-        def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list:  # type: ignore[type-arg]
+    class NoHits:
+        def __init__(self, words: WordIndex) -> None:
+            self.newest, self.entries, self.passages = words.newest, words.entries, words.passages
+
+        def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
             return []
+
+    class Forgetful(MemoryBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = NoHits(self.words)
 
     with pytest.raises(AssertionError) as caught:
         check_store(Forgetful)

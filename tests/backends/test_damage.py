@@ -279,7 +279,7 @@ def test_lost_settings_of_the_index_are_found_and_set_again(talk: Path) -> None:
     found = command("fsck", "--db", talk, "--json").json["findings"]
     assert [(item["kind"], item["derived"]) for item in found] == [("index", True)]
     with Sqlite(talk) as backend:
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM text_1_config WHERE k = 'version'", "DELETE FROM text_1_data"])

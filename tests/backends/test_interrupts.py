@@ -49,4 +49,4 @@ def test_a_write_goes_on_after_an_interrupt_at_any_line(tmp_path: Path) -> None:
             head += 1
         assert interrupted > 20
         assert len(list(backend.pages(info.number))) == head
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []

@@ -116,7 +116,7 @@ def test_an_ordinary_session_is_well_and_its_excerpts_are_made_again(tmp_path: P
         assert page.kind == "excerpt"
     assert findings(path) == []
     with Sqlite(path) as sqlite:
-        text = sqlite.texts([page.digest])[page.digest]
+        text = sqlite.contents.texts([page.digest])[page.digest]
     for other in (text[:-2] + "\n", text + "one word more\n", text.replace("in part", "in short")):
         copy = tmp_path / "copy.db"
         copy.write_bytes(path.read_bytes())

@@ -36,7 +36,7 @@ def test_a_branch_takes_little_beside_its_own_words(client: Callable[..., Client
     assert {*sessions} > names
     assert at.size() - before - words <= 20 * 4096
     with Sqlite(Path(at.db), readonly=True) as backend:
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []
 
 
 def test_a_branch_goes_on_as_a_session_does(client: Callable[..., Client]) -> None:
@@ -79,8 +79,8 @@ def test_what_is_forgotten_in_a_session_is_forgotten_in_its_branches(tmp_path: P
     gateway.again()
     assert gateway.turn([*talk, said("Because."), user("Really?")], said("Yes.")).name == branch.name
     backend = gateway.store.backend
-    assert not [owner for digest in after.chain for owner in backend.said_by(digest, 9)], "a digest of it is not kept"
-    assert backend.findings() == []
+    assert not [owner for digest in after.chain for owner in backend.histories.owners(digest, 9)], "a digest of it is not kept"
+    assert backend.upkeep.findings() == []
     gateway.store.close()
 
 

@@ -24,7 +24,7 @@ def test_a_session_ends_while_the_gateway_rests(gateway: Callable[..., Any]) -> 
     until(lambda: names(setup.db) == [])
     with Sqlite(setup.db) as backend:
         keep_rule(backend, None)
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []
     history = [{"role": "user", "content": "canary question"}, {"role": "assistant", "content": "first"}]
     reply, _ = setup.chat([*history, {"role": "user", "content": "and now?"}])
     assert reply.choices[0].message.content == "second"

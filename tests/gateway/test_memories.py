@@ -261,7 +261,7 @@ def test_a_gateway_may_leave_learning_and_embedding_to_workers(gateway: Any) -> 
     assert {one.kind for one in did} == {"learn", "embed"}
     assert any("locker" in fact for fact in facts(setup))
     with setup.store() as store:
-        assert store.backend.unembedded("hashing(64)", 1) == []
+        assert store.backend.vectors.unembedded("hashing(64)", 1) == []
         sessions = [info for info in store.sessions() if not info.name.startswith("@")]
         marks = [
             event for info in sessions for event in store.backend.events(info.number, act=Act.NOTE) if "learns" in event.data

@@ -322,4 +322,4 @@ def test_fuzzed_bodies_never_break_the_gateway(house: Callable[..., House], loca
     fuzz()
     assert it.ask("ana", CHAT, talk("ana", 1, same=True)).status_code == 200
     with Sqlite(str(it.db), tenant="tenant-ana") as backend:
-        assert not backend.findings()
+        assert not backend.upkeep.findings()

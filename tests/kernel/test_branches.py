@@ -639,8 +639,8 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
         assert store.forget(session="other").whole == ("other",)
     with Sqlite(path) as raw:
         # A note instead of it would make the branch a session without what it inherited.
-        assert [finding.derived for finding in raw.findings()] == [False]
-        assert [finding.derived for finding in raw.repair()] == [False]
+        assert [finding.derived for finding in raw.upkeep.findings()] == [False]
+        assert [finding.derived for finding in raw.upkeep.repair()] == [False]
 
 
 def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:

@@ -246,11 +246,11 @@ def test_what_follows_an_untrusted_text_waits(store: kilburn.Store, session: kil
     assert made == ["p2", "f1"]
     assert texts(memory) == ["Ana lives in Porto."]
     assert texts(memory, proposed=True) == ["Ana lives in Porto.", "Ana", "Ana lives in Rome."]
-    assert [hit.page for hit in store.backend.search("Rome", segments=[memory.number])] == []
+    assert [hit.page for hit in store.backend.words.search("Rome", segments=[memory.number])] == []
     check_collection(memory)
     assert memory.accept("f1") == ["f1", "p2"]
     assert texts(memory) == ["Ana", "Ana lives in Rome."]
-    assert [hit.page for hit in store.backend.search("Rome", segments=[memory.number])] == [-1]
+    assert [hit.page for hit in store.backend.words.search("Rome", segments=[memory.number])] == [-1]
     with pytest.raises(KernelError, match="not proposed"):
         memory.accept("f1")
     check_collection(memory)
@@ -571,7 +571,7 @@ def test_what_a_session_quotes_of_a_fact_goes_with_it(store: kilburn.Store, sess
     other = store.session("later")
     quote = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="Lua"),), cites=((memory.number, -1),))
     assert other.append(quote, {"role": "user", "content": "And who is that?"}) == "p1-p2"
-    assert store.backend.search("Lua", segments=[number(other)]) == []
+    assert store.backend.words.search("Lua", segments=[number(other)]) == []
     assert session.forget("p1") == ["p1", "@memory/ana f1", "later p1"]
     assert other.messages() == [{"role": "user", "content": "And who is that?"}]
     with pytest.raises(Forgotten, match=f"f1 of segment {memory.number}"):

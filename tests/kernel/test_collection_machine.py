@@ -258,7 +258,7 @@ class Memories(RuleBasedStateMachine):
     def nothing_forgotten_is_found(self) -> None:
         backend = self.writers[0].backend
         for (name, page), fact in self.model.items():
-            hits = {(hit.segment, hit.page) for hit in backend.search(fact.text)}
+            hits = {(hit.segment, hit.page) for hit in backend.words.search(fact.text)}
             if fact.place in (Place.DROPPED, Place.PROPOSED):
                 assert (self._number(name), page) not in hits
             elif name != "s":

@@ -94,7 +94,7 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         store.forget(session="work")
         assert [info.name for info in store.sessions()] == ["mine already", "copy~2"]
     with Sqlite(tmp_path / "b.db") as backend:
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []
 
 
 def test_killed_anywhere_it_leaves_the_destination_as_it_was(tmp_path: Path, target: str) -> None:
@@ -144,7 +144,7 @@ def check_live(source: str, target: str, copies: int) -> None:
             with closing(open_backend(source, readonly=True)) as backend:
                 for number, event in enumerate(copied["work"][7]):
                     assert event[0] == number + 1
-                assert backend.settings()["copies"]
+                assert backend.settings.all()["copies"]
             waiting.until(lambda: _head(source) > heads[-1])
     assert heads == sorted(set(heads))
     kilburn.copy(source, target)
@@ -247,9 +247,9 @@ def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
     assert look(tmp_path / "b.db") == before
     with Sqlite(tmp_path / "b.db") as backend:
-        assert backend.settings() == {}
+        assert backend.settings.all() == {}
     with Sqlite(tmp_path / "a.db") as backend:
-        assert "copies" not in backend.settings()
+        assert "copies" not in backend.settings.all()
 
 
 def goes_on(store: Store) -> None:
@@ -408,7 +408,7 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     assert "not copied: copy~2" in done.err
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
-        assert backend.findings() == []
+        assert backend.upkeep.findings() == []
 
 
 def test_a_damaged_session_is_copied_once_it_is_whole(tmp_path: Path, target: str) -> None:

@@ -169,7 +169,7 @@ def test_another_thread_reads_while_one_waits_to_write(tmp_path: Path) -> None:
         writer = threading.Thread(target=lambda: store.session("a").append(user("waits")))
         writer.start()
         for _ in range(50):
-            assert store.backend.search("needle")
+            assert store.backend.words.search("needle")
         assert writer.is_alive()
         other.execute("ROLLBACK")
         writer.join()

@@ -54,8 +54,8 @@ def fill(store: Store) -> None:
     ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
     document = store.document("canaryfolder/canaryfile.md").number
     shared.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
-    waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
-    store.backend.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
+    waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
+    store.backend.vectors.add(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
 
 
 def keep(store: Store) -> None:
@@ -102,14 +102,14 @@ def told(store: Store) -> str:
     for collection in store.collections():
         for page, state in collection.pages(history=True, proposed=True):
             found += [page, state, collection.text(page.id), collection.history(page.address)]
-    found += store.backend.vectors(EMBEDDER)
-    found += store.backend.unembedded(EMBEDDER, 1000)
+    found += store.backend.vectors.read(EMBEDDER)
+    found += store.backend.vectors.unembedded(EMBEDDER, 1000)
     words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
     for word in words:
         recalled = store.search(word, 10_000, abstain=True)
         hits = [*recalled, *recalled.withheld, *store.search(word, 10_000), *store.search(word, 10_000, at=store.clock() - 0.01)]
         found += [(hit.session, hit.address, hit.text, hit.claim, hit.speaker) for hit in hits]
-        found += store.backend.search(word)
+        found += store.backend.words.search(word)
     for info in store.sessions():
         found += [store.session(info.name).messages(), list(store.session(info.name).events())]
     return repr(found)
@@ -119,7 +119,7 @@ def check_kept(store: Store) -> None:
     assert store.session("light").recall("p1") == "the lamp burns colza oil"
     assert store.memory("bob").text(1) == "Bob keeps the lamp"
     assert store.document("manual").text(1) == "A manual of lamps."
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert store.backend.upkeep.findings() == []  # type: ignore[attr-defined]
 
 
 def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Store) -> None:

@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         if not opened._closed:
             for collection in opened.collections():
                 check_collection(collection)
-            assert opened.backend.findings() == []  # type: ignore[attr-defined]
+            assert opened.backend.upkeep.findings() == []  # type: ignore[attr-defined]
 
 
 def hear(session: Session, *tickets: tuple[str, str, str]) -> Session:

@@ -38,7 +38,7 @@ def notes(store: Store) -> Iterator[Notes]:
     made = store.notes("ana")
     yield made
     check_collection(made.collection)
-    assert store.backend.findings() == []
+    assert store.backend.upkeep.findings() == []
 
 
 def says(notes: Notes) -> dict[str, str]:
@@ -222,7 +222,7 @@ def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:
     notes.write("a", "two")
     number, head = notes.collection.number, notes.collection.head
     store.backend.commit(number, Batch(head=head, states={1: State(Place.OUT)}, index=[1]))
-    (found,) = [one for one in store.backend.findings() if "note" in one.what]
+    (found,) = [one for one in store.backend.upkeep.findings() if "note" in one.what]
     assert found.segment == number
     assert "f1 and p1 are both in force as the note 'a'" in found.what
 

@@ -200,7 +200,7 @@ def test_meaning_is_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        store.vectors = Near(store.backend.entries([(session.number, 2)])[session.number, 2][0])
+        store.vectors = Near(store.backend.words.entries([(session.number, 2)])[session.number, 2][0])
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
         assert not store.search("automobile", abstain=True).abstained

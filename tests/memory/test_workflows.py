@@ -36,7 +36,7 @@ def flows(store: Store) -> Iterator[Workflows]:
     made = Workflows(store, "ana")
     yield made
     check_collection(made.notes.collection)
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert store.backend.upkeep.findings() == []  # type: ignore[attr-defined]
 
 
 def done(_: Episode) -> bool:

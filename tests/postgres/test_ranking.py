@@ -63,12 +63,12 @@ def test_both_find_the_same(shared_url: str, sessions: list[list[str]], queries:
             for backend in (file, database):
                 backend.commit(numbers[0], Batch(head=len(sessions[0]), erase=[1]))
         for query in queries:
-            assert database.search(query, limit=limit) == file.search(query, limit=limit)
-            assert database.search(query, segments=numbers[::2], limit=limit) == file.search(
+            assert database.words.search(query, limit=limit) == file.words.search(query, limit=limit)
+            assert database.words.search(query, segments=numbers[::2], limit=limit) == file.words.search(
                 query, segments=numbers[::2], limit=limit
             )
             pairs = [(query, ""), (query, queries[0])]
-            assert database.newest(numbers[-1], pairs, limit) == file.newest(numbers[-1], pairs, limit)
+            assert database.words.newest(numbers[-1], pairs, limit) == file.words.newest(numbers[-1], pairs, limit)
 
 
 @pytest.mark.slow
@@ -92,7 +92,9 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
             "often seldom common",
         ):
             for segments in (None, [1], [2], [1, 2]):
-                assert database.search(query, segments=segments, limit=9) == file.search(query, segments=segments, limit=9), query
+                assert database.words.search(query, segments=segments, limit=9) == file.words.search(
+                    query, segments=segments, limit=9
+                ), query
 
 
 @pytest.mark.slow
@@ -113,10 +115,12 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
             backend.commit(other, Batch(head=40, erase=[2, 40]))
         for query in ("common", "often common word3", "item256 seldom item98", "rare0 and item600 item194", "again word2 word3"):
             for segments in (None, [1], [2], [1, 2]):
-                assert database.search(query, segments=segments, limit=3) == file.search(query, segments=segments, limit=3), query
+                assert database.words.search(query, segments=segments, limit=3) == file.words.search(
+                    query, segments=segments, limit=3
+                ), query
             for pairs in ([(query, "")], [("common", query)], [("word3", "often seldom")]):
                 for segment in (1, 2):
-                    assert database.newest(segment, pairs, 9) == file.newest(segment, pairs, 9)
+                    assert database.words.newest(segment, pairs, 9) == file.words.newest(segment, pairs, 9)
 
 
 @pytest.mark.slow
@@ -143,5 +147,5 @@ def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> 
             for made in (every, every[3:70], every[::2]):
                 for limit in (1, 2, 9):
                     segments = None if made == every else [number for number, *_ in made]
-                    found = file.search(query, segments=segments, limit=limit)
+                    found = file.words.search(query, segments=segments, limit=limit)
                     assert search(query, made, limit) == [(hit.entry, hit.score) for hit in found], query

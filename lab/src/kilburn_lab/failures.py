@@ -151,8 +151,8 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     for event in memory.events():
         if event.act in (Act.FAULT, Act.SEARCH, Act.RESTORE):
             used.update(dict.fromkeys(event.pages, event.time))
-    waiting = [entry for entry, _ in memory.backend.unembedded(embedder, MOST)] if embedder else []
-    bare = {hit.page for hit in memory.backend.passages(waiting).values() if hit.segment == memory.number}
+    waiting = [entry for entry, _ in memory.backend.vectors.unembedded(embedder, MOST)] if embedder else []
+    bare = {hit.page for hit in memory.backend.words.passages(waiting).values() if hit.segment == memory.number}
     found = []
     for page, state in _facts(memory):
         until = until_of(page, state)

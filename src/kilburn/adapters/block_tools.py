@@ -124,7 +124,7 @@ def _check_new(core: CoreMemory, session: Session, call: Page, label: str, new: 
     for (segment, _), (page, state) in rows.items():
         if state.at is Place.DROPPED or (segment == own and page.name == label):
             continue
-        if _is_in(new, session.backend.texts([page.digest])[page.digest]):
+        if _is_in(new, session.backend.contents.texts([page.digest])[page.digest]):
             name = f"{kinds[segment].name} {page.address}"
             raise KernelError(
                 f"that is remembered already, as {name}", advice="nothing was written; it is found again when needed"

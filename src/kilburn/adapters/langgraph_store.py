@@ -152,7 +152,7 @@ class KilburnStore(BaseStore):
     def _items(self, rows: Sequence[_Row], kind: Any) -> list[Any]:
         texts: dict[str, str] = {}
         for at in range(0, len(rows), READ):
-            texts |= self._store.backend.texts({row.page.digest for row in rows[at : at + READ]})
+            texts |= self._store.backend.contents.texts({row.page.digest for row in rows[at : at + READ]})
         return [
             kind(
                 namespace=_namespace(row.memory),

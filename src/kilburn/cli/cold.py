@@ -45,13 +45,13 @@ def set_place(
     with where.writing() as store:
         backend = store.backend
         # Also what is only to be deleted in the old place: nobody would find it there any more.
-        if backend.cold() or backend.scrub():
+        if backend.contents.cold() or backend.contents.scrub():
             raise there
         made = new_place(place, key, versions=versions)
         with backend.together():
-            backend.keep_setting("cold", msgspec.json.encode(made).decode())
+            backend.settings.put("cold", msgspec.json.encode(made).decode())
             # Whoever moves texts into the old place has done it by now, or will find the new one.
-            if backend.cold():
+            if backend.contents.cold():
                 raise there
     if where.json:
         emit(msgspec.to_builtins(made))
@@ -102,7 +102,7 @@ def back(*, where: StorePlace) -> None:
         kilburn cold back
     """
     with where.writing() as store, progress("bringing texts back"):
-        moved = store.backend.warm()
+        moved = store.backend.contents.warm()
     if where.json:
         emit(msgspec.to_builtins(moved))
     else:
@@ -125,8 +125,8 @@ def scrub(
         kilburn cold scrub
     """
     with where.writing() as store, progress("reading cold texts"):
-        found = store.backend.scrub(repair=repair)
-        texts = len(store.backend.cold())
+        found = store.backend.contents.scrub(repair=repair)
+        texts = len(store.backend.contents.cold())
     if where.json:
         emit({"texts": texts, "findings": list(found)})
     else:

@@ -124,11 +124,19 @@ def fsck(
         raise typer.Exit(1)
 
 
-class Inspectable(Backend, Protocol):
-    """A backend that can say what is wrong with it."""
+class Upkeep(Protocol):
+    """Inspects a store."""
 
     def findings(self) -> list[Finding]:
-        """Everything that is wrong; empty if nothing is."""
+        """Return everything that is wrong."""
+
+
+class Inspectable(Backend, Protocol):
+    """A backend that can be inspected."""
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """The part that inspects it."""
 
 
 def _opened(path: str, tenant: str, *, repair: bool) -> Inspectable:
@@ -149,7 +157,7 @@ def _check(backend: Inspectable, anchor: Anchor) -> list[Finding]:
     for _ in range(TRIES):
         before = backend.segments()
         with progress("checking pages"):
-            found = [*backend.findings(), *(anchor.findings(backend) if anchor.file else ())]
+            found = [*backend.upkeep.findings(), *(anchor.findings(backend) if anchor.file else ())]
         # What the store can mend: no second finding says that such a session cannot be replayed.
         mendable = {finding.segment for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in before if not info.damaged]
@@ -236,8 +244,8 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:
-            (text,) = backend.texts([fold.digest]).values()
-            exact = keeps_its_spans(fold, text, lambda page: backend.texts([pages[page].digest])[pages[page].digest])
+            (text,) = backend.contents.texts([fold.digest]).values()
+            exact = keeps_its_spans(fold, text, lambda page: backend.contents.texts([pages[page].digest])[pages[page].digest])
         except (StoreCorrupt, KernelError, KeyError) as error:
             yield f"its kept spans cannot be checked: {getattr(error, 'what', None) or f'{error} is no page'}"
             return
@@ -248,7 +256,7 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
 def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Finding]:
     """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
-        backend.repair()
+        backend.upkeep.repair()
     except StoreCorrupt as error:
         return [*found, Finding(kind="file", what=f"not repaired: {error.what}")]
     for info in backend.segments():
@@ -259,7 +267,7 @@ def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Findi
                 raise StoreCorrupt(info.damaged)
             replayed, rows = _replayed(backend, info).states, list(backend.pages(info.number))
         except StoreCorrupt as error:
-            name = backend.quarantine(info.number)
+            name = backend.upkeep.quarantine(info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}

@@ -87,7 +87,7 @@ def wipe(
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        if not backend.wipe():
+        if not backend.upkeep.wipe():
             raise StoreBusy("others use the tables, or older rows", advice="try again when few do")
     if json:
         emit({"wiped": True})
@@ -111,10 +111,11 @@ def tend(
     """
     if not is_url(url):
         raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")
+    from kilburn.backends.postgres.parts import PostgresVectors
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        done = backend.tend()
+        done = PostgresVectors(backend).tend()
     if json:
         emit({"done": done})
     else:

@@ -119,7 +119,7 @@ def rule(
     else:
         kept = None if never else TimeToLive(**after)
         with where.writing() as store:
-            if kept is not None and kept.archive is not None and "cold" not in store.backend.settings():
+            if kept is not None and kept.archive is not None and "cold" not in store.backend.settings.all():
                 raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
             keep_rule(store.backend, kept)
     if where.json:

@@ -455,7 +455,7 @@ class Collection(Segment):
             UnknownAddress, Forgotten, StoreCorrupt.
         """
         digest = self.read(page)[0].digest
-        return self.backend.texts([digest])[digest]
+        return self.backend.contents.texts([digest])[digest]
 
     def resolve(self, address: str) -> list[int]:
         """The ids of the pages that an address names, those that are not in force included.
@@ -487,7 +487,7 @@ class Collection(Segment):
 
     def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
         pages = self._named(address)
-        texts = self.backend.texts({page.digest for page in pages})
+        texts = self.backend.contents.texts({page.digest for page in pages})
         return pages, [texts[page.digest] for page in pages], [page.id for page in pages]
 
     # The ledger

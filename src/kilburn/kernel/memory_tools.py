@@ -268,7 +268,9 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(session, away[0]):
         info = _segment_of(session, away[0], reach)
         rows = _rows(session, info, away[1])
-        texts = {"": ""} | session.backend.texts({digest for page, _ in rows for digest in (page.digest, page.extra) if digest})
+        texts = {"": ""} | session.backend.contents.texts(
+            {digest for page, _ in rows for digest in (page.digest, page.extra) if digest}
+        )
         pieces, kept, left = _cut(
             asked,
             session.capacity,

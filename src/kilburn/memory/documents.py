@@ -145,7 +145,7 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
     seen = document.head
     before = in_order(document)
-    texts = document.backend.texts({page.digest for page in before})
+    texts = document.backend.contents.texts({page.digest for page in before})
     old = [texts[page.digest] for page in before]
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:
@@ -214,7 +214,7 @@ def in_order(document: Collection) -> list[Page]:
 def text_of(document: Collection) -> str:
     """The text of a document as it was handed over last, but for chunks that were forgotten."""
     pages = in_order(document)
-    texts = document.backend.texts({page.digest for page in pages})
+    texts = document.backend.contents.texts({page.digest for page in pages})
     return "".join(texts[page.digest] for page in pages)
 
 

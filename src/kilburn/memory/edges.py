@@ -67,7 +67,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Facts and entities of a memory whose claim has this name."""
     key = key_of(name)
-    passages = memory.backend.search(key, segments=[memory.number], limit=NAMED)
+    passages = memory.backend.words.search(key, segments=[memory.number], limit=NAMED)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
         (page, state)
@@ -175,7 +175,7 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
 
 
 def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
-    texts = memory.backend.texts({page.digest for page, _ in rows}) if rows else {}
+    texts = memory.backend.contents.texts({page.digest for page, _ in rows}) if rows else {}
     rivals = contested((memory.number, page.claim) for page, _ in rows)
     return [
         Edge(

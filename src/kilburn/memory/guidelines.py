@@ -162,7 +162,7 @@ class Guidelines:
         if not request.strip():
             return list(there.values())
         collection = self.notes.collection
-        hits = collection.backend.search(request, segments=[collection.number], limit=max(1, 8 * limit))
+        hits = collection.backend.words.search(request, segments=[collection.number], limit=max(1, 8 * limit))
         nearest = dict.fromkeys(hit.page for hit in hits if hit.page in there)
         return [there[page] for page in nearest][: max(0, limit)]
 
@@ -283,7 +283,7 @@ class Guidelines:
         """What makes the notes say what is wanted. What is newer stays, and what is trusted more than the feedback."""
         collection = self.notes.collection
         in_force = {page.name: page for page, state in rows if state.at is Place.OUT}
-        texts = collection.backend.texts(page.digest for page, _ in rows)
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows)
         own = {texts.get(page.digest, "").casefold(): page for page in in_force.values()}
         by_person = {page for event in collection.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
         refused = {

@@ -571,7 +571,7 @@ class LearningJob:
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that match a query and are in force, best first."""
-        return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
+        return self._in_force(self.memory.backend.words.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that are near a query in meaning and in force, best first; none where there are no vectors."""
@@ -639,7 +639,7 @@ class LearningJob:
         # Half of them by meaning, where there are so many: what says it in other words has none of these.
         by_words = max(most - len(alike), most - most // 2)
         rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:most]
-        texts = memory.backend.texts(page.digest for page, _ in rows)
+        texts = memory.backend.contents.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
             for at, (page, _) in enumerate(rows)

@@ -151,7 +151,7 @@ class Notes:
         Raises:
             StoreCorrupt: one of them was forgotten, or is damaged.
         """
-        return self._store.backend.texts({note.digest for note in versions}) if versions else {}
+        return self._store.backend.contents.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
         """A note as it is now.

@@ -125,7 +125,7 @@ class UserMemory(Collection):
         if pair is None and not words:
             return []
         wanted = [*([pair] if pair is not None else []), *((word, "") for word in words[:WORDS])]
-        found = [[hit.page for hit in hits] for hits in self.backend.newest(self.number, wanted, EACH if words else NEAR)]
+        found = [[hit.page for hit in hits] for hits in self.backend.words.newest(self.number, wanted, EACH if words else NEAR)]
         near = found.pop(0)[:NEAR] if pair is not None else []
         # Of a common word only the newest facts are looked at: it costs the same however many there are.
         worth: dict[int, float] = {}
@@ -137,7 +137,7 @@ class UserMemory(Collection):
         # What is marked is read again, and verified, when it is linked.
         skimmed = self.backend.skim(keys).values() if keys else ()
         rows = [page for page, state in skimmed if state.at is Place.OUT and page.kind is Kind.FACT]
-        texts = self.backend.texts({page.digest for page in rows}) if rows else {}
+        texts = self.backend.contents.texts({page.digest for page in rows}) if rows else {}
         rivals, resembles = rivalling(text), resembling(text) if words else None
         olds = []
         for row in rows:

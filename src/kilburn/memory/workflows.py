@@ -197,7 +197,7 @@ class Workflows:
     def list(self) -> Sequence[Record]:
         """Those in force, by name."""
         tally, notes = self._tally(), self.notes.list(FOLDER)
-        texts = self.notes.collection.backend.texts(note.digest for note in notes)
+        texts = self.notes.collection.backend.contents.texts(note.digest for note in notes)
         found = []
         for note in notes:
             won, lost = tally.get(note.page, (0, 0))
@@ -306,7 +306,7 @@ class Workflows:
                 if lost + 1 - won >= LEAD and not state.pinned:
                     moves.append(Retire((page.id,), why=f"lost {lost + 1} of {won + lost + 1}"))
                     retired.append(row.name or "")
-        texts = collection.backend.texts(page.digest for page, _ in rows) if wanted is not None else {}
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows) if wanted is not None else {}
         known = {Workflow.parse(text).signature for text in texts.values()}
         is_new = wanted is not None and wanted.signature not in known
         name = ""
