@@ -247,7 +247,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 @runtime_checkable
-class Contents(Protocol):
+class ContentStore(Protocol):
     """The texts of a tenant by their digests, and the cold place to which some of them are moved."""
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
@@ -331,7 +331,7 @@ class WordIndex(Protocol):
 
 
 @runtime_checkable
-class Vectors(Protocol):
+class VectorIndex(Protocol):
     """The vectors of passages, by embedder."""
 
     def unembedded(
@@ -374,7 +374,7 @@ class Vectors(Protocol):
 
 
 @runtime_checkable
-class Settings(Protocol):
+class SettingStore(Protocol):
     """The settings of a tenant, by name. Job leases are settings too."""
 
     def all(self) -> dict[str, str]:
@@ -403,7 +403,7 @@ class Settings(Protocol):
 
 
 @runtime_checkable
-class Histories(Protocol):
+class HistoryIndex(Protocol):
     """The index of histories: the digests of each session's messages, by which a client's history is recognised.
 
     Whoever recognises histories derives the digests from the pages. Forgetting a page of a session erases the session's digests.
@@ -449,11 +449,11 @@ class Backend(Protocol):
 
     tenant: str
     readonly: bool
-    contents: Contents
+    contents: ContentStore
     words: WordIndex
-    vectors: Vectors
-    settings: Settings
-    histories: Histories
+    vectors: VectorIndex
+    settings: SettingStore
+    histories: HistoryIndex
 
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""

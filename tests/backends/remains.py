@@ -23,6 +23,7 @@ import apsw
 from kilburn.backend import Batch, State
 from kilburn.backends.codec import key_of, zstd
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.event import Act, Event
 from kilburn.page import Page, Place
 from kilburn.testing.stores import page_of
@@ -246,7 +247,7 @@ class Trial:
 
     def repair(self) -> None:
         """Build the derived data again."""
-        self.backend.upkeep.repair()
+        repair_store(self.backend)
 
     def step(self, forgets: float) -> None:
         """One operation."""
@@ -279,7 +280,7 @@ def run(folder: Path, seed: int, operations: int) -> tuple[list[str], Counter[st
     trial.other.close()
     found += [f"closed, {one}" for one in trial.left()]
     with Sqlite(trial.path) as backend:
-        found += [f"damage: {one.what}" for one in backend.upkeep.findings()]
+        found += [f"damage: {one.what}" for one in inspect_store(backend)]
     return found, trial.done
 
 

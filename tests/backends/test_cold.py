@@ -23,6 +23,7 @@ from kilburn.backends.chilling import Chilling
 from kilburn.backends.cold import new_place
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.errors import SpecError, StoreCorrupt, StoreError
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of
@@ -65,8 +66,8 @@ def check_stray(backend: Any, folder: Path) -> None:
     stray = folder / "zz" / "zz-nobody"
     stray.parent.mkdir()
     stray.write_bytes(b"nobody's")
-    assert [(finding.kind, finding.derived) for finding in backend.upkeep.findings()] == [("cold", True)]
-    assert [finding.what for finding in backend.upkeep.findings()] == backend.contents.scrub()
+    assert [(finding.kind, finding.derived) for finding in inspect_store(backend)] == [("cold", True)]
+    assert [finding.what for finding in inspect_store(backend)] == backend.contents.scrub()
     assert backend.contents.scrub(repair=True) == []
     assert not stray.exists()
 
@@ -115,7 +116,7 @@ def test_a_cold_text_is_read_back_exactly(tmp_path: Path, held: Held, encrypted:
         assert 3 in {hit.page for hit in other.words.search("canaryword3")}
         assert other.vectors.unembedded("hash", 9) == waiting
         assert backend.contents.chill(DIGESTS.values()) == other.contents.chill(DIGESTS.values()) == Moved()
-        assert backend.upkeep.findings() == backend.contents.scrub() == []
+        assert inspect_store(backend) == backend.contents.scrub() == []
         other.commit(1, Batch(head=1, unindex=[4]))
         assert 4 not in {hit.page for hit in other.words.search("canaryword4")}
         other.commit(1, Batch(head=1, index=[4]))
@@ -130,7 +131,7 @@ def test_a_cold_text_is_read_back_exactly(tmp_path: Path, held: Held, encrypted:
         assert backend.contents.cold() == {}
         assert objects(folder) == []
         assert backend.contents.texts(whole) == whole
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte(tmp_path: Path, held: Held) -> None:
@@ -149,7 +150,7 @@ def test_forgetting_deletes_the_object_when_no_page_has_the_text_and_every_byte(
             assert len(objects(folder)) == 4
             backend.commit(1, Batch(head=1, erase=[4]))
         assert len(objects(folder)) == 2
-        assert backend.upkeep.findings() == backend.contents.scrub() == []
+        assert inspect_store(backend) == backend.contents.scrub() == []
         with backend.together():
             backend.commit(1, Batch(head=1, erase=[5]))
             assert len(objects(folder)) == 2
@@ -230,7 +231,7 @@ def test_damage_is_said_and_never_hidden(tmp_path: Path, held: Held, damage: Cal
         with pytest.raises(StoreCorrupt) as caught:
             backend.contents.texts([DIGESTS[wrong[0]]])
         assert "backup of the cold place" in caught.value.advice
-        assert [finding.kind for finding in backend.upkeep.findings()] == ["content"]
+        assert [finding.kind for finding in inspect_store(backend)] == ["content"]
         assert len(backend.contents.scrub()) == 1
         before = backend.contents.cold()
         with pytest.raises(StoreCorrupt):
@@ -242,11 +243,11 @@ def test_damage_is_said_and_never_hidden(tmp_path: Path, held: Held, damage: Cal
             # To take a text out of the index it must be read; a repair gives up the index of what cannot be.
             with pytest.raises(StoreCorrupt):
                 backend.commit(segments[0], Batch(head=1, erase=wrong))
-            backend.upkeep.repair()
+            repair_store(backend)
         for segment in segments:
             backend.commit(segment, Batch(head=1, erase=wrong))
         assert wrong[0] not in {hit.page for hit in backend.words.search(f"canaryword{wrong[0]}")}
-        assert backend.upkeep.findings() == backend.contents.scrub() == []
+        assert inspect_store(backend) == backend.contents.scrub() == []
         held.check_index()
 
 
@@ -274,7 +275,7 @@ def test_another_key_or_none_is_refused_and_to_forget_nobody_needs_it(tmp_path: 
     key.write_text(right)
     with held.open() as backend:
         assert backend.contents.texts([DIGESTS[1]])
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_place_that_cannot_be_written_leaves_everything_where_it_was(tmp_path: Path, held: Held) -> None:
@@ -360,7 +361,7 @@ def test_texts_on_their_way_do_not_go_to_a_place_that_is_the_tenants_no_more(tmp
         assert backend.contents.texts(DIGESTS.values()) == {DIGESTS[number]: text for number, text in TEXTS.items()}
         assert backend.contents.chill(DIGESTS.values()).texts == len(objects(after)) == 6
         assert command("cold", "set", before, "--db", held.place).status == 2
-        assert backend.upkeep.findings() == backend.contents.scrub() == []
+        assert inspect_store(backend) == backend.contents.scrub() == []
 
 
 def test_what_two_move_at_once_and_one_cannot_write_is_deleted(tmp_path: Path, held: Held) -> None:
@@ -388,7 +389,7 @@ def test_what_two_move_at_once_and_one_cannot_write_is_deleted(tmp_path: Path, h
         (tmp_path / "aside").rename(blocked[0])
         assert backend.contents.chill(DIGESTS.values()) == Moved()
         assert len(objects(folder)) == 6
-        assert backend.upkeep.findings() == backend.contents.scrub() == []
+        assert inspect_store(backend) == backend.contents.scrub() == []
 
 
 class Killed(BaseException):
@@ -419,7 +420,7 @@ def test_what_a_mover_writes_that_was_given_up_and_is_killed_then_is_deleted(tmp
         other._chilling.sweep()
         assert objects(folder) == []
         assert other.contents.chill(DIGESTS.values()).texts == 5
-        assert other.upkeep.findings() == other.contents.scrub() == []
+        assert inspect_store(other) == other.contents.scrub() == []
         assert all(len(path.read_bytes()) > 0 for path in objects(folder))
 
 
@@ -481,7 +482,7 @@ def test_an_object_that_cannot_be_deleted_is_deleted_later(tmp_path: Path) -> No
         (own / name[:2] / name).unlink()
         (own / name[:2] / name / "inside").mkdir(parents=True)
         backend.commit(1, Batch(head=1, erase=[2]))
-        assert [(finding.kind, finding.derived) for finding in backend.upkeep.findings()] == [("cold", True)]
+        assert [(finding.kind, finding.derived) for finding in inspect_store(backend)] == [("cold", True)]
         (own / name[:2] / name / "inside").rmdir()
         (own / name[:2] / name).rmdir()
         (own / name[:2] / name).write_bytes(b"")
@@ -551,7 +552,7 @@ def check():
         backend.contents.chill(kept)
         assert backend.contents.scrub(repair=True) == []
         assert len(objects(root / "cold")) == len(backend.contents.cold()) == len(kept), kills
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 def apart(work):
     # The library of the cold place has threads, which no fork takes along: each part is a process of its own.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kilburn.backend import Batch, Scope, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import quarantine_segment
 from kilburn.errors import StoreError
 from kilburn.event import Act, Event
 from kilburn.page import Place
@@ -82,7 +83,7 @@ def undone(backend: Sqlite, name: str) -> None:
 def quarantine(backend: Sqlite, name: str) -> None:
     info = backend.segment(name, time=0.0, create=False)
     if info is not None:
-        backend.upkeep.quarantine(info.number)
+        quarantine_segment(backend, info.number)
 
 
 def do(backend: Sqlite, what: str, name: str, word: str) -> None:

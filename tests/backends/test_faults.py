@@ -14,6 +14,7 @@ import kilburn
 from effort import rounds
 from kilburn.backend import Batch, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.errors import StoreError, StoreFull
 from kilburn.kernel.store import Store
@@ -92,7 +93,7 @@ def crash(backend: Sqlite | None, vfs: FaultVFS, power: bool) -> None:
 
 def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged: int, attempted: int) -> None:
     with Sqlite(path, synchronous="OFF") as backend:
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
         info = backend.segment("s", time=1.0, create=False)
         assert info is not None
         events = list(backend.events(info.number))
@@ -146,7 +147,7 @@ def test_a_full_disk_says_so_and_the_store_lives_on(tmp_path: Path) -> None:
     assert [page.id for page, _ in backend.pages(info.number)] == [1]
     backend.commit(info.number, batch_of(1, {3: "written once there is space"}))
     assert [page.id for page, _ in backend.pages(info.number)] == [1, 3]
-    assert backend.upkeep.findings() == []
+    assert inspect_store(backend) == []
     backend.close()
     vfs.unregister()
 

@@ -18,6 +18,7 @@ from effort import rounds
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.passages import passages, searchable
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span, digest_of, tombstone_of
@@ -165,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
         return Sqlite(self.folder / "k.db", synchronous="OFF")
 
     def check(self) -> None:
-        assert self.sqlite.upkeep.findings() == []
+        assert inspect_store(self.sqlite) == []
 
     def teardown(self) -> None:
         if hasattr(self, "sqlite"):

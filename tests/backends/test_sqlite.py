@@ -15,6 +15,7 @@ import pytest
 from kilburn.backend import Batch, State
 from kilburn.backends.schema import check_library
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreVersion
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of, start
@@ -140,8 +141,8 @@ def test_a_changed_byte_is_never_served(tmp_path: Path) -> None:
             store.contents.texts([digest_of(text)])
     db.close()
     with Sqlite(path) as backend:
-        assert [finding.kind for finding in backend.upkeep.findings()] == ["content"]
-        assert [finding.kind for finding in backend.upkeep.repair()] == ["content"]
+        assert [finding.kind for finding in inspect_store(backend)] == ["content"]
+        assert [finding.kind for finding in repair_store(backend)] == ["content"]
         assert backend.words.search("page8")
         with pytest.raises(StoreCorrupt):
             backend.contents.texts([digest_of(text)])
@@ -158,8 +159,8 @@ def test_what_is_derived_is_rebuilt(tmp_path: Path) -> None:
     db.execute("INSERT INTO content(tenant, digest, size, codec, data) VALUES(1, x'00', 0, 0, x'')")
     db.close()
     with Sqlite(path) as backend:
-        assert {finding.kind for finding in backend.upkeep.findings()} == {"index", "orphan", "content"}
-        assert backend.upkeep.repair() == []
+        assert {finding.kind for finding in inspect_store(backend)} == {"index", "orphan", "content"}
+        assert repair_store(backend) == []
         assert backend.words.search("page7 needle", limit=50) == whole
 
 
@@ -178,9 +179,9 @@ def test_reading_only(tmp_path: Path) -> None:
         with pytest.raises(StoreReadOnly):
             store.commit(1, Batch(head=1))
         with pytest.raises(StoreReadOnly):
-            store.upkeep.repair()
+            repair_store(store)
     with Sqlite(path, tenant="nobody", readonly=True) as backend:
-        assert (backend.segments(), backend.words.search("needle"), list(backend.pages(1)), backend.upkeep.findings()) == (
+        assert (backend.segments(), backend.words.search("needle"), list(backend.pages(1)), inspect_store(backend)) == (
             [],
             [],
             [],
@@ -232,7 +233,7 @@ def test_a_folder_that_cannot_be_written() -> None:
                 Sqlite(path)
         with Sqlite(folder / "k.db", readonly=True) as backend:
             assert backend.words.search("page7")
-            assert backend.upkeep.findings() == []
+            assert inspect_store(backend) == []
     finally:
         os.seteuid(before)
         folder.chmod(0o700)
@@ -260,7 +261,7 @@ def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
             backend.commit(number, batch_of(1, {100: "the very same"}))
         a.commit(mine.number, Batch(head=2, erase=[100]))
         assert b.contents.texts([digest_of("the very same")])
-        assert a.upkeep.findings() == b.upkeep.findings() == []
+        assert inspect_store(a) == inspect_store(b) == []
 
 
 def test_a_second_writer_waits_then_gets_a_clear_error(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_a_check_sees_the_text_index_as_another_process_left_it(tmp_path: Path) 
         for head in range(24):
             writer.commit(number, batch_of(head, {head + 1: " ".join(f"word{head * 99 + at}" for at in range(99))}))
             if head % 4 == 0:
-                assert checker.upkeep.findings() == []
+                assert inspect_store(checker) == []
                 checker.words.search("word1")
 
 

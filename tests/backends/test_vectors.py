@@ -13,6 +13,7 @@ import pytest
 from effort import rounds
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.errors import StoreError, StoreFull, StoreReadOnly
 from kilburn.page import digest_of
 from kilburn.testing.faults import FaultVFS
@@ -82,14 +83,14 @@ def test_a_damaged_vector_is_never_served_and_made_again(tmp_path: Path, stateme
         if "done" in statement:
             # More passages than there are do no harm but to those that come.
             backend.commit(1, batch_of(1, {100: "comes later"}))
-        found = backend.upkeep.findings()
+        found = inspect_store(backend)
         assert {(one.kind, one.derived) for one in found} == {("vector", True)}
-        assert backend.upkeep.repair() == []
+        assert repair_store(backend) == []
         embed(backend)
         assert served(backend).items() >= whole.items()
         assert {vector_of("comes later")} <= set(served(backend).values()) or "done" not in statement
         assert embed(backend) == 0
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_repair_keeps_the_vectors_of_passages(tmp_path: Path) -> None:
@@ -101,8 +102,8 @@ def test_a_repair_keeps_the_vectors_of_passages(tmp_path: Path) -> None:
     change(path, "DELETE FROM text_1_data")
     change(path, "DELETE FROM passage WHERE page = 7")
     with Sqlite(path) as backend:
-        assert backend.upkeep.findings()
-        assert backend.upkeep.repair() == []
+        assert inspect_store(backend)
+        assert repair_store(backend) == []
         assert (served(backend), backend.words.search("page7", limit=50)) == before
         assert embed(backend) == 0
         # No number is given twice.
@@ -119,8 +120,8 @@ def test_a_page_that_has_not_its_passages_gets_new_ones(tmp_path: Path) -> None:
         before = served(store)
     change(path, "UPDATE page SET last_passage = last_passage + 16 WHERE id = 7")
     with Sqlite(path) as backend:
-        assert {one.kind for one in backend.upkeep.findings()} >= {"index"}
-        assert backend.upkeep.repair() == []
+        assert {one.kind for one in inspect_store(backend)} >= {"index"}
+        assert repair_store(backend) == []
         gone = before.keys() - served(backend).keys()
         assert embed(backend) == len(gone) > 0
         assert set(served(backend).values()) == set(before.values())
@@ -145,7 +146,7 @@ def test_no_byte_of_a_vector_is_left_after_a_forget(tmp_path: Path) -> None:
         files = b"".join(one.read_bytes() for one in tmp_path.iterdir())
         assert not [secret for secret in secrets if any(secret[at : at + 8] in files for at in range(0, 376, 4))]
         assert len(list(backend.vectors.read("hash"))) == len(list(backend.vectors.read("other"))) == 59 - 9
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_reader_of_the_file_writes_nothing(tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_tenants_have_their_own_vectors(tmp_path: Path) -> None:
         assert other.citing(1, [1]) == []
         other.vectors.drop("hash")
         assert list(served(backend)) == entries
-        assert backend.upkeep.findings() == other.upkeep.findings() == []
+        assert inspect_store(backend) == inspect_store(other) == []
 
 
 def test_one_learns_of_new_vectors_while_another_writes_and_forgets(tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def run(folder: Path, seed: int, operation: int, power: bool) -> bool:
             vfs.lose_power()
         vfs.unregister()
     with Sqlite(path, synchronous="OFF") as again:
-        assert again.upkeep.findings() == []
+        assert inspect_store(again) == []
         there = set(served(again).values())
         assert there <= {vector_of(text) for text in written} | {vector_of("page 1 3")}
         assert {vector_of(text) for text in acknowledged} <= there
@@ -258,7 +259,7 @@ def test_a_full_disk_keeps_no_half_of_the_vectors(tmp_path: Path) -> None:
         assert served(backend) == {}
         vfs.disarm()
         assert embed(backend) == 199
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
     vfs.unregister()
 
 
@@ -276,4 +277,4 @@ def test_a_name_and_a_text_are_data(tmp_path: Path) -> None:
         assert list(backend.vectors.read("hash")) == []
         assert backend.words.search(hostile)[0].entry == entry
         assert backend.contents.texts([digest_of(hostile)])
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []

@@ -18,6 +18,7 @@ import kilburn
 from effort import rounds
 from gateway.test_lost_writes import lost
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import repair_store
 from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
@@ -457,7 +458,7 @@ def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_o
         assert turn(histories, talk, "2") == f"{name}~2"
         assert store.backend.histories.missing(name, "", 9) == []
     with Sqlite(path) as file:
-        assert file.upkeep.repair() == []
+        assert repair_store(file) == []
     with opened(path) as store:
         assert set(store.backend.histories.missing(name, "", 9)) == {name, f"{name}~2"}
         assert turn(Histories(store), [*talk, assistant("2"), user("on")], "4") == f"{name}~2"

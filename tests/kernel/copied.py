@@ -16,6 +16,7 @@ import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
+from kilburn.backends.upkeep import inspect_store
 from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.message import Kind
@@ -191,5 +192,5 @@ def seen(backend: Backend) -> dict[str, Any]:
 def look(place: Path | str, tenant: str = "default") -> dict[str, Any]:
     """`seen` of a file or a database, which is sound."""
     with closing(open_backend(str(place), tenant=tenant)) as backend:
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
         return seen(backend)

@@ -23,6 +23,7 @@ from effort import rounds
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Batch, SegmentInfo
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -639,8 +640,8 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
         assert store.forget(session="other").whole == ("other",)
     with Sqlite(path) as raw:
         # A note instead of it would make the branch a session without what it inherited.
-        assert [finding.derived for finding in raw.upkeep.findings()] == [False]
-        assert [finding.derived for finding in raw.upkeep.repair()] == [False]
+        assert [finding.derived for finding in inspect_store(raw)] == [False]
+        assert [finding.derived for finding in repair_store(raw)] == [False]
 
 
 def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:

@@ -22,6 +22,7 @@ from kernel.talk import user
 from kilburn.backend import Batch
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
@@ -94,7 +95,7 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         store.forget(session="work")
         assert [info.name for info in store.sessions()] == ["mine already", "copy~2"]
     with Sqlite(tmp_path / "b.db") as backend:
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_killed_anywhere_it_leaves_the_destination_as_it_was(tmp_path: Path, target: str) -> None:
@@ -408,7 +409,7 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     assert "not copied: copy~2" in done.err
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
-        assert backend.upkeep.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_damaged_session_is_copied_once_it_is_whole(tmp_path: Path, target: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
 from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
@@ -181,7 +182,7 @@ def test_a_session_goes_as_a_whole_while_somebody_always_goes_on_with_it(two: Tw
     two.disk.do = two.append
     receipt = two.store.forget(session="s")
     assert receipt.whole == ("s",)
-    assert (two.store.sessions(), two.disk.upkeep.findings()) == ([], [])
+    assert (two.store.sessions(), inspect_store(two.disk)) == ([], [])
     with pytest.raises(KilburnError):
         two.append()
 
@@ -202,7 +203,7 @@ def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None
     assert two.store.forget(session="s").whole == ("s",)
     # It came in time once.
     assert (len(two.disk.alone), len(refused)) == (2, 1)
-    assert (left(two.memory), two.store.sessions(), two.disk.upkeep.findings()) == ([], [], [])
+    assert (left(two.memory), two.store.sessions(), inspect_store(two.disk)) == ([], [], [])
 
 
 def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
@@ -226,7 +227,7 @@ def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
     # It was added to once: from then on it could not be.
     assert len(refused) == two.disk.done - 1
     assert left(two.memory) == left(two.store.memory("ana")) == []
-    assert two.disk.upkeep.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two) -> None:
@@ -328,7 +329,7 @@ def test_what_goes_as_a_whole_meanwhile_does_not_come_back_and_nothing_goes_that
         write(two, 1, "Ana lives in Porto.")
         two.disk.after_name = overtake
         assert "p1" in two.session.forget("p1")
-        reached, findings = two.disk.done, two.disk.upkeep.findings()
+        reached, findings = two.disk.done, inspect_store(two.disk)
         there = [two.disk.pages(info.number) for info in two.disk.segments() if info.name.endswith("Ana")]
         states = [[state.at for _, state in pages] for pages in there]
         two.close()
@@ -347,7 +348,7 @@ def test_a_session_that_goes_as_a_whole_while_it_is_read_is_not_called_damaged(t
     assert two.session.forget("p1") == ["p1"]
     assert [info.name for info in two.store.sessions()] == ["s"]
     two.disk.before_pages = None
-    assert two.disk.upkeep.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two: Two) -> None:
@@ -360,7 +361,7 @@ def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two
     receipt = two.store.forget(session="s")
     assert receipt.whole
     assert [info.name for info in two.disk.segments() if "@" not in info.name] == []
-    assert two.disk.upkeep.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_an_answer_is_kept_without_what_is_being_forgotten_and_then_forgotten(two: Two) -> None:
@@ -426,16 +427,16 @@ def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays
             with disk.leaving([(two.session.number, 1)]):
                 busy.execute("BEGIN IMMEDIATE")
             busy.execute("ROLLBACK")
-            assert len(disk.upkeep.findings()) == 1
+            assert len(inspect_store(disk)) == 1
             with suppress(RuntimeError), disk.together():
                 disk.commit(two.session.number, Batch(head=two.session.head))
                 raise RuntimeError
-            assert len(disk.upkeep.findings()) == 1, "what is undone has taken nothing away"
+            assert len(inspect_store(disk)) == 1, "what is undone has taken nothing away"
             if write == "commit":
                 disk.commit(two.session.number, Batch(head=two.session.head))
             else:
                 disk.begin("new", batch_of(0, {1: "hello"}), time=1.0)
-            assert disk.upkeep.findings() == []
+            assert inspect_store(disk) == []
         busy.close()
 
 

@@ -18,6 +18,7 @@ import kilburn
 from kilburn.adapters.memory_tool import run
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.records import Quotations
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import Forgotten, KernelError, LawBroken, NoteConflict, StoreReadOnly, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.notes import Notes
@@ -38,7 +39,7 @@ def notes(store: Store) -> Iterator[Notes]:
     made = store.notes("ana")
     yield made
     check_collection(made.collection)
-    assert store.backend.upkeep.findings() == []
+    assert inspect_store(store.backend) == []
 
 
 def says(notes: Notes) -> dict[str, str]:
@@ -222,7 +223,7 @@ def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:
     notes.write("a", "two")
     number, head = notes.collection.number, notes.collection.head
     store.backend.commit(number, Batch(head=head, states={1: State(Place.OUT)}, index=[1]))
-    (found,) = [one for one in store.backend.upkeep.findings() if "note" in one.what]
+    (found,) = [one for one in inspect_store(store.backend) if "note" in one.what]
     assert found.segment == number
     assert "f1 and p1 are both in force as the note 'a'" in found.what
 

@@ -11,6 +11,7 @@ import pytest
 import kilburn
 from kilburn.backend import Backend
 from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.upkeep import inspect_store
 from kilburn.testing import check_laws
 from kilburn.testing.stores import CHECKS
 
@@ -19,7 +20,7 @@ from kilburn.testing.stores import CHECKS
 def test_store_keeps_each_promise(check: Callable[[Backend], None], backend: Postgres, shared_url: str, tenant: str) -> None:
     check(backend)
     with Postgres(shared_url, tenant=tenant) as again:
-        assert again.upkeep.findings() == [], "`fsck` finds nothing wrong"
+        assert inspect_store(again) == [], "`fsck` finds nothing wrong"
 
 
 def test_a_damaged_setting_is_left_out(backend: Postgres, shared_url: str) -> None:

@@ -195,7 +195,7 @@ def test_who_uses_the_tables_is_not_waited_for_for_ever(pooled: str, url: str, c
         backend.commit(segment, erased())
         assert "others use the tables" in caplog.text
         other.rollback()
-        assert backend.upkeep.wipe()
+        assert backend.wipe()
 
 
 def test_what_a_pooler_refuses(server: OwnServer, url: str) -> None:

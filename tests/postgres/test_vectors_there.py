@@ -12,6 +12,7 @@ from tests.memory import test_vectors as promises
 from kilburn.backend import Backend
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.kernel.store import Store
 from kilburn.search.choice import vectors_for
@@ -32,7 +33,7 @@ PROMISES: list[Callable[[Backend], None]] = [
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 def test_vectors_keep_each_promise(promise: Callable[[Backend], None], backend: Postgres) -> None:
     promise(backend)
-    assert backend.upkeep.findings() == []
+    assert inspect_store(backend) == []
 
 
 def test_nothing_that_is_stored_is_read_into_memory(url: str) -> None:

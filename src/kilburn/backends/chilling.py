@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from kilburn.backend import Moved
 from kilburn.backends.codec import key_of, parted, unpack
-from kilburn.backends.findings import Finding
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt
 
 if TYPE_CHECKING:
@@ -305,10 +304,6 @@ class Chilling:
             else:
                 found.append((f"the object {name} belongs to no text", True))
         return found
-
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with the objects, without reading them."""
-        return [Finding(kind="cold", what=what, derived=derived) for what, derived in self.wrong(repair=False, read=False)]
 
     def _abandon(self) -> None:
         """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""

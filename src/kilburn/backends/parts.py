@@ -13,17 +13,15 @@ from kilburn.backend import Digests, HistoryOwner, Vector, check_name
 from kilburn.backends import histories
 from kilburn.backends.chilling import ChangesRows, Chilling, ReadsRows
 from kilburn.backends.codec import key_of, sound_passages
-from kilburn.backends.common import READ_ROWS, IndexView
 from kilburn.backends.connection import rows
 from kilburn.backends.contenttable import ContentTable, searchable_of
 from kilburn.backends.directory import Directory
-from kilburn.backends.findings import Finding
-from kilburn.backends.inspection import inspect, quarantine_session, rebuild
+from kilburn.backends.durable import READ_ROWS, IndexView
 from kilburn.backends.ranked import Extents
-from kilburn.backends.records import UNREADABLE, seal_of
+from kilburn.backends.records import seal_of
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import KilburnError, StoreCorrupt
+from kilburn.errors import StoreCorrupt
 from kilburn.page import Span
 
 if TYPE_CHECKING:
@@ -47,14 +45,14 @@ class Writing(Protocol):
 
 
 class SqliteContents(Chilling):
-    """See `kilburn.backend.Contents`."""
+    """See `kilburn.backend.ContentStore`."""
 
     def __init__(self, store: Sqlite, table: ContentTable, read: ReadsRows, change: ChangesRows) -> None:
         super().__init__(store.path, read, change, store.sync, store._keeps_objects)
         self._store, self._table = store, table
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        """See `Contents`."""
+        """See `ContentStore`."""
         keys = {digest: key_of(digest) for digest in digests}
         with self._store._lock:
             texts = self._read_texts(keys)
@@ -77,7 +75,7 @@ class SqliteContents(Chilling):
 
 
 class SqliteView:
-    """See `kilburn.backends.common.IndexView`."""
+    """See `kilburn.backends.durable.IndexView`."""
 
     def __init__(self, index: TextIndex, directory: Directory, reading: Reading) -> None:
         self.index, self._table, self._directory, self._reading = index, index, directory, reading
@@ -101,7 +99,7 @@ class SqliteView:
 
 
 class SqliteVectors:
-    """See `kilburn.backend.Vectors`."""
+    """See `kilburn.backend.VectorIndex`."""
 
     def __init__(self, db: apsw.Connection, table: VectorTable, directory: Directory, reading: Reading, writing: Writing) -> None:
         self._db, self._table, self._directory, self._reading, self._writing = db, table, directory, reading, writing
@@ -109,7 +107,7 @@ class SqliteVectors:
     def unembedded(
         self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
     ) -> list[tuple[int, str]]:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         name, errors = check_name(embedder, "embedder"), damaged if damaged is not None else {}
         with self._reading("reading"):
             # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
@@ -124,12 +122,12 @@ class SqliteVectors:
         return passages
 
     def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         with self._writing("writing", to=()):
             self._table.keep(check_name(embedder, "embedder"), rows)
 
     def read(self, embedder: str, after: int = 0) -> Iterator[Vector]:
-        """See `Vectors`. `fsck --repair` drops damaged vectors; their passages then wait for new ones."""
+        """See `VectorIndex`. `fsck --repair` drops damaged vectors; their passages then wait for new ones."""
         while True:
             with self._reading("reading"):
                 vectors, after = self._table.read(embedder, after, READ_ROWS)
@@ -138,34 +136,34 @@ class SqliteVectors:
                 return
 
     def embedders(self) -> list[str]:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         with self._reading("reading"):
             return self._table.names()
 
     def drop(self, embedder: str) -> None:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         with self._writing("writing"):
             self._table.drop(embedder)
 
 
 class SqliteSettings:
-    """See `kilburn.backend.Settings`."""
+    """See `kilburn.backend.SettingStore`."""
 
     def __init__(self, db: apsw.Connection, tenant: int, reading: Reading, writing: Writing) -> None:
         self._db, self._tenant, self._reading, self._writing = db, tenant, reading, writing
 
     def all(self) -> dict[str, str]:
-        """See `Settings`. A damaged setting is left out; `fsck` reports it."""
+        """See `SettingStore`. A damaged setting is left out; `fsck` reports it."""
         with self._reading("reading"):
             return self._all()
 
     def put(self, name: str, value: str | None) -> None:
-        """See `Settings`."""
+        """See `SettingStore`."""
         with self._writing("writing", to=()):
             self._put(name, value)
 
     def replace(self, name: str, known: str | None, value: str | None) -> bool:
-        """See `Settings`."""
+        """See `SettingStore`."""
         with self._writing("writing", to=()):
             is_known = self._all().get(name) == known
             if is_known:
@@ -192,66 +190,22 @@ class SqliteSettings:
 
 
 class SqliteHistories:
-    """See `kilburn.backend.Histories`."""
+    """See `kilburn.backend.HistoryIndex`."""
 
     def __init__(self, db: apsw.Connection, tenant: int, reading: Reading, writing: Writing) -> None:
         self._db, self._tenant, self._reading, self._writing = db, tenant, reading, writing
 
     def put(self, segment: int, digests: Digests, *, page: int) -> bool:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         with self._writing("writing", to=()):
             return histories.put(self._db, self._tenant, segment, digests, page)
 
     def owners(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         with self._reading("reading"):
             return histories.owners(self._db, self._tenant, digest, limit, tail=tail)
 
     def missing(self, root: str, user: str, limit: int) -> list[str]:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         with self._reading("reading"):
             return histories.missing(self._db, self._tenant, root, user, limit)
-
-
-class SqliteUpkeep:
-    """Inspects and repairs the file."""
-
-    def __init__(self, store: Sqlite) -> None:
-        self._store = store
-
-    def findings(self) -> list[Finding]:
-        """Return everything that is wrong with the file, as far as this tenant can see."""
-        store = self._store
-        with store._reading("checking"):
-            findings = inspect(store._db, store._sealed, store._index, store._vector_table, store._number)
-        try:
-            return findings + store._chilling.findings()
-        except (KilburnError, apsw.Error) as error:
-            return [*findings, Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
-
-    def repair(self) -> list[Finding]:
-        """Rebuild derived data (text index, counters), remove unused content, and quarantine records that cannot be read.
-
-        A note replaces an observation that cannot be read, and its bytes stay in quarantine. Nothing that was admitted is
-        deleted.
-
-        Returns:
-            The remaining findings: lost content cannot be restored.
-        """
-        store = self._store
-        # The bytes of removed rows are wiped afterwards.
-        with store._removing("repairing"):
-            try:
-                rebuild(store._db, store._sealed, store._index, store._vector_table, store._number)
-            except UNREADABLE as error:
-                raise StoreCorrupt(f"{store.path} cannot be repaired: {error}", advice="restore it from a copy") from error
-        return self.findings()
-
-    def quarantine(self, segment: int) -> str:
-        """Quarantine a session that cannot be read, under a new name. Its old name becomes free; nothing is deleted.
-
-        Returns:
-            The new name.
-        """
-        with self._store._writing("repairing"):
-            return quarantine_session(self._store._db, self._store._number, segment)

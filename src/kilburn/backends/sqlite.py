@@ -22,13 +22,13 @@ from kilburn.backend import Batch, Scope, SegmentInfo, SegmentKind, State, check
 from kilburn.backends import citations, mentions
 from kilburn.backends.chilling import ColdRows
 from kilburn.backends.coldtable import ColdTable
-from kilburn.backends.common import Words
 from kilburn.backends.connection import row, rows, rows_of_each, translate_errors, write_transaction
 from kilburn.backends.contenttable import ContentTable
 from kilburn.backends.directory import Directory
-from kilburn.backends.inspection import erase_segment, erase_session, rebuild
-from kilburn.backends.parts import SqliteContents, SqliteHistories, SqliteSettings, SqliteUpkeep, SqliteVectors, SqliteView
+from kilburn.backends.durable import PassageIndex
+from kilburn.backends.parts import SqliteContents, SqliteHistories, SqliteSettings, SqliteVectors, SqliteView
 from kilburn.backends.records import seal_of
+from kilburn.backends.repair import erase_segment, erase_session, rebuild
 from kilburn.backends.schema import prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.storefile import StoreFile
@@ -119,11 +119,10 @@ class Sqlite(StoreFile):
         texts = ContentTable(db, number)
         self._transaction = Transaction(db, self._sealed, texts, self._index, self._vector_table, number)
         self._chilling = self.contents = SqliteContents(self, texts, self._read_cold, self._change_cold)
-        self.words = Words(SqliteView(self._index, self._directory, reading).read)
+        self.words = PassageIndex(SqliteView(self._index, self._directory, reading).read)
         self.vectors = SqliteVectors(db, self._vector_table, self._directory, reading, writing)
         self.settings = SqliteSettings(db, number, reading, writing)
         self.histories = SqliteHistories(db, number, reading, writing)
-        self.upkeep = SqliteUpkeep(self)
 
     def _register(self, *, restore: bool) -> int:
         """The tenant's number in the file; 0 where it is read only and has none."""
@@ -207,7 +206,7 @@ class Sqlite(StoreFile):
             self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
             found = self._sealed.segment(self._number, made[0])
             assert found is not None
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(made[0], batch)
         return found.whole().info
 
@@ -303,7 +302,7 @@ class Sqlite(StoreFile):
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:
             # First, as an object's name is a hash of what it holds.

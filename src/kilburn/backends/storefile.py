@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import apsw
 
-from kilburn.backends.common import CommonStore
 from kilburn.backends.connection import (
     StoreConnection,
     row,
@@ -23,6 +22,7 @@ from kilburn.backends.connection import (
     write_transaction,
 )
 from kilburn.backends.directory import Directory
+from kilburn.backends.durable import DurableStore
 from kilburn.backends.schema import check_library, schema_number
 from kilburn.backends.slack import logged_pages, wipe
 from kilburn.backends.transaction import FLAG
@@ -44,7 +44,7 @@ MOVE_TIMEOUT_MS = 50
 """Milliseconds for which the end of such a move waits until no other process writes, and then until none reads the log."""
 
 
-class StoreFile(CommonStore):
+class StoreFile(DurableStore):
     """A store in an SQLite file; see `kilburn.backends.sqlite.Sqlite` for the arguments and errors.
 
     A subclass reads and writes within `_reading` and `_writing`.
@@ -289,7 +289,7 @@ class StoreFile(CommonStore):
                 yield
                 return
         try:
-            with self.anchor.held(), self._writing("writing"):
+            with self._hold_anchor(), self._writing("writing"):
                 self._joined = True
                 try:
                     yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -19,6 +19,7 @@ from kilburn.backends.findings import Finding
 from kilburn.backends.places import anchor_of, is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -124,24 +125,9 @@ def fsck(
         raise typer.Exit(1)
 
 
-class Upkeep(Protocol):
-    """Inspects a store."""
-
-    def findings(self) -> list[Finding]:
-        """Return everything that is wrong."""
-
-
-class Inspectable(Backend, Protocol):
-    """A backend that can be inspected."""
-
-    @property
-    def upkeep(self) -> Upkeep:
-        """The part that inspects it."""
-
-
-def _opened(path: str, tenant: str, *, repair: bool) -> Inspectable:
+def _opened(path: str, tenant: str, *, repair: bool) -> Backend:
     if is_url(path):
-        return cast(Inspectable, open_backend(path, tenant=tenant, readonly=True))
+        return open_backend(path, tenant=tenant, readonly=True)
     return Sqlite(path, tenant=tenant, readonly=not repair, restore=repair)
 
 
@@ -151,13 +137,13 @@ def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(backend: Inspectable, anchor: Anchor) -> list[Finding]:
+def _check(backend: Backend, anchor: Anchor) -> list[Finding]:
     """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
     found: list[Finding] = []
     for _ in range(TRIES):
         before = backend.segments()
         with progress("checking pages"):
-            found = [*backend.upkeep.findings(), *(anchor.findings(backend) if anchor.file else ())]
+            found = [*inspect_store(backend), *(anchor.findings(backend) if anchor.file else ())]
         # What the store can mend: no second finding says that such a session cannot be replayed.
         mendable = {finding.segment for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in before if not info.damaged]
@@ -256,7 +242,7 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
 def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Finding]:
     """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
-        backend.upkeep.repair()
+        repair_store(backend)
     except StoreCorrupt as error:
         return [*found, Finding(kind="file", what=f"not repaired: {error.what}")]
     for info in backend.segments():
@@ -267,7 +253,7 @@ def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Findi
                 raise StoreCorrupt(info.damaged)
             replayed, rows = _replayed(backend, info).states, list(backend.pages(info.number))
         except StoreCorrupt as error:
-            name = backend.upkeep.quarantine(info.number)
+            name = quarantine_segment(backend, info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}

@@ -87,7 +87,7 @@ def wipe(
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        if not backend.upkeep.wipe():
+        if not backend.wipe():
             raise StoreBusy("others use the tables, or older rows", advice="try again when few do")
     if json:
         emit({"wiped": True})

@@ -12,15 +12,15 @@ import msgspec
 
 from kilburn.backend import (
     Backend,
-    Contents,
-    Histories,
+    ContentStore,
+    HistoryIndex,
     Passage,
     Scope,
     SegmentInfo,
     SegmentKind,
-    Settings,
+    SettingStore,
     State,
-    Vectors,
+    VectorIndex,
     WordIndex,
 )
 from kilburn.errors import SpecError, StoreReadOnly
@@ -45,7 +45,7 @@ class _Contents:
     texts: Callable[[Iterable[str]], dict[str, str]]
     chill = warm = scrub = cold = unreached = _refused
 
-    def __init__(self, whole: Contents) -> None:
+    def __init__(self, whole: ContentStore) -> None:
         self.texts = whole.texts
 
 
@@ -53,7 +53,7 @@ class _Vectors:
     embedders: Callable[[], list[str]]
     unembedded = add = read = drop = _refused
 
-    def __init__(self, whole: Vectors) -> None:
+    def __init__(self, whole: VectorIndex) -> None:
         self.embedders = whole.embedders
 
 
@@ -61,7 +61,7 @@ class _Settings:
     all: Callable[[], dict[str, str]]
     put = replace = _refused
 
-    def __init__(self, whole: Settings) -> None:
+    def __init__(self, whole: SettingStore) -> None:
         self.all = whole.all
 
 
@@ -111,11 +111,11 @@ class LookingBackend:
     def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:
         self.whole, self._shows = whole, shows
         self.tenant, self.now = whole.tenant, whole.now
-        self.contents: Contents = _Contents(whole.contents)
+        self.contents: ContentStore = _Contents(whole.contents)
         self.words: WordIndex = _Words(self)
-        self.vectors: Vectors = _Vectors(whole.vectors)
-        self.settings: Settings = _Settings(whole.settings)
-        self.histories: Histories = _Histories()
+        self.vectors: VectorIndex = _Vectors(whole.vectors)
+        self.settings: SettingStore = _Settings(whole.settings)
+        self.histories: HistoryIndex = _Histories()
         self.path = str(getattr(whole, "path", ""))
         self._known: dict[int, bool] = {}
         """By its number, which is given once: whose a segment is does not change."""

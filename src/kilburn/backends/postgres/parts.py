@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, TypeVar
 from kilburn.backend import Digests, HistoryOwner, Moved, Vector, check_name, root_of
 from kilburn.backends.chilling import Chilling, required
 from kilburn.backends.codec import key_of, sound_passages
-from kilburn.backends.common import READ_ROWS, IndexView
-from kilburn.backends.findings import Finding
+from kilburn.backends.durable import READ_ROWS, IndexView
+from kilburn.backends.findings import Finding, cold_findings
 from kilburn.backends.postgres import halves, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
 from kilburn.backends.postgres.connection import connected
-from kilburn.backends.postgres.erasing import held, wipe
+from kilburn.backends.postgres.erasing import held
 from kilburn.backends.postgres.inspection import Inspection, orphans
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import seal_of
 from kilburn.backends.sealed import ADVICE, SegmentRow
-from kilburn.errors import KilburnError, StoreCorrupt, StoreError
+from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.page import Span
 from kilburn.retrieval import EXACT
 
@@ -56,14 +56,14 @@ class _Part:
 
 
 class PostgresContents(Chilling):
-    """See `kilburn.backend.Contents`."""
+    """See `kilburn.backend.ContentStore`."""
 
     def __init__(self, store: Postgres) -> None:
         super().__init__(store.path, store._read_cold, store._change_cold, store.sync, store._keeps_objects)
         self._store, self._number = store, store._number
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        """See `Contents`."""
+        """See `ContentStore`."""
         wanted = {digest: key_of(digest) for digest in digests}
         if not wanted:
             return {}
@@ -76,17 +76,17 @@ class PostgresContents(Chilling):
         return {digest: found[key] for digest, key in wanted.items()}
 
     def chill(self, digests: Iterable[str]) -> Moved:
-        """See `Contents`."""
+        """See `ContentStore`."""
         self._store._check_writes()
         return super().chill(digests)
 
     def warm(self, digests: Iterable[str] | None = None) -> Moved:
-        """See `Contents`."""
+        """See `ContentStore`."""
         self._store._check_writes()
         return super().warm(digests)
 
     def unreached(self) -> tuple[str, ...]:
-        """See `Contents`."""
+        """See `ContentStore`."""
         places = self._store._db.read("reading", lambda statements: held(statements, self._number))
         return places + super().unreached()
 
@@ -100,7 +100,7 @@ class PostgresContents(Chilling):
 
 
 class PostgresView:
-    """See `kilburn.backends.common.IndexView`."""
+    """See `kilburn.backends.durable.IndexView`."""
 
     def __init__(self, store: Postgres, statements: Statements) -> None:
         self._store, self._statements = store, statements
@@ -142,12 +142,12 @@ def read_index(store: Postgres, do: Callable[[IndexView], T]) -> T:
 
 
 class PostgresVectors(_Part):
-    """See `kilburn.backend.Vectors`, and `kilburn.search.vectors.Nearby`."""
+    """See `kilburn.backend.VectorIndex`, and `kilburn.search.vectors.Nearby`."""
 
     def unembedded(
         self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
     ) -> list[tuple[int, str]]:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         name = check_name(embedder, "embedder").encode()
         texts = (
             "SELECT page.segment, page.id, text.size, text.codec, text.data, text.digest,"
@@ -181,14 +181,14 @@ class PostgresVectors(_Part):
         return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
 
     def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         name = check_name(embedder, "embedder")
         self._store._check_writes()
         if rows:
             self._db.write("writing", lambda statements: self._add(statements, name, dict(rows)))
 
     def read(self, embedder: str, after: int = 0) -> Iterator[Vector]:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         select = (
             "SELECT vector.id, entry, data, seal FROM kilburn.vector"
             " JOIN kilburn.embedder ON embedder.tenant = vector.tenant AND embedder.id = vector.embedder"
@@ -204,12 +204,12 @@ class PostgresVectors(_Part):
             after = found[-1][0]
 
     def embedders(self) -> list[str]:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         select = "SELECT name FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
         return [name.decode() for (name,) in self._store._ask(select, self._number)]
 
     def drop(self, embedder: str) -> None:
-        """See `Vectors`."""
+        """See `VectorIndex`."""
         self._store._check_writes()
         delete = "DELETE FROM kilburn.embedder WHERE tenant = %s AND name = %s"
         name = embedder.encode("utf-8", "surrogatepass")
@@ -224,18 +224,14 @@ class PostgresVectors(_Part):
         name = embedder.encode("utf-8", "surrogatepass")
         rows = self._db.read(
             "searching",
-            lambda statements: halves.HalfVectors(statements, self._number, self._store._halves).near(
-                name, vector, limit, segments
-            ),
+            lambda statements: self._half_vectors(statements).near(name, vector, limit, segments),
         )
         return self._whole_vectors(embedder, rows) if rows is not None else None
 
     def lookup(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
         """See `kilburn.search.vectors.Nearby`."""
         name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
-        rows = self._db.read(
-            "reading", lambda statements: halves.HalfVectors(statements, self._number, self._store._halves).of(name, wanted)
-        )
+        rows = self._db.read("reading", lambda statements: self._half_vectors(statements).of(name, wanted))
         return self._whole_vectors(embedder, rows)
 
     def tend(self, above: int = EXACT) -> list[str]:
@@ -317,15 +313,18 @@ class PostgresVectors(_Part):
             *(self._number, embedder, segment, done),
         )
 
+    def _half_vectors(self, statements: Statements) -> halves.HalfVectors:
+        return halves.HalfVectors(statements, self._number, self._store._halves)
+
     def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
         return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
 
 
 class PostgresSettings(_Part):
-    """See `kilburn.backend.Settings`."""
+    """See `kilburn.backend.SettingStore`."""
 
     def all(self) -> dict[str, str]:
-        """See `Settings`."""
+        """See `SettingStore`."""
         select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
         return {
             name.decode(): value.decode()
@@ -334,7 +333,7 @@ class PostgresSettings(_Part):
         }
 
     def put(self, name: str, value: str | None) -> None:
-        """See `Settings`."""
+        """See `SettingStore`."""
         self._store._check_writes()
         key, kept = name.encode(), None if value is None else value.encode()
         insert = (
@@ -351,7 +350,7 @@ class PostgresSettings(_Part):
         self._db.write("writing", do)
 
     def replace(self, name: str, known: str | None, value: str | None) -> bool:
-        """See `Settings`."""
+        """See `SettingStore`."""
         self._store._check_writes()
         key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
 
@@ -382,10 +381,10 @@ class PostgresSettings(_Part):
 
 
 class PostgresHistories(_Part):
-    """See `kilburn.backend.Histories`."""
+    """See `kilburn.backend.HistoryIndex`."""
 
     def put(self, segment: int, digests: Digests, *, page: int) -> bool:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         self._store._check_writes()
         fits = (
             "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND segment = %s)"
@@ -407,7 +406,7 @@ class PostgresHistories(_Part):
         return self._db.write("writing", do)
 
     def owners(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         select = (
             "SELECT name, message, (SELECT max(message) FROM kilburn.history AS own"
             " WHERE own.tenant = history.tenant AND own.segment = history.segment)"
@@ -421,7 +420,7 @@ class PostgresHistories(_Part):
         ]
 
     def missing(self, root: str, user: str, limit: int) -> list[str]:
-        """See `Histories`."""
+        """See `HistoryIndex`."""
         select = (
             "SELECT name FROM kilburn.segment"
             " WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s) OR (name > %s AND name < %s))"
@@ -435,27 +434,16 @@ class PostgresHistories(_Part):
         return [name for name in found if root_of(name) == root]
 
 
-class PostgresUpkeep(_Part):
-    """Inspects the tenant's rows, and removes erased bytes."""
+def findings_in(store: Postgres) -> list[Finding]:
+    """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
+    repaired, and nobody waits meanwhile but who would wipe what is forgotten."""
 
-    def findings(self) -> list[Finding]:
-        """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
-        repaired, and nobody waits meanwhile but who would wipe what is forgotten."""
+    def do(statements: Statements) -> list[Finding]:
+        cold = PostgresColdRows(statements, store._number, store._opened)
+        return Inspection(statements, store._number, cold).findings()
 
-        def do(statements: Statements) -> list[Finding]:
-            cold = PostgresColdRows(statements, self._number, self._store._opened)
-            return Inspection(statements, self._number, cold).findings()
-
-        found = self._db.read("checking", do, long=True)
-        with connected(self._store._url, "checking") as connection:
-            found += orphans(connection)
-        try:
-            found += self._store._chilling.findings()
-        except KilburnError as error:
-            found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
-        return found
-
-    def wipe(self) -> bool:
-        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
-        self._store._check_writes()
-        return wipe(self._db, self._store._patience, largest=1 << 62)
+    found = store._db.read("checking", do, long=True)
+    with connected(store._url, "checking") as connection:
+        found += orphans(connection)
+    found += cold_findings(store._chilling)
+    return found

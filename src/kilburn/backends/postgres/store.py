@@ -24,7 +24,7 @@ from kilburn.backend import (
 from kilburn.backends import citations, mentions
 from kilburn.backends.chilling import ColdRows, OpenPlace
 from kilburn.backends.codec import inflate
-from kilburn.backends.common import CommonStore, Words
+from kilburn.backends.durable import DurableStore, PassageIndex
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
@@ -34,7 +34,6 @@ from kilburn.backends.postgres.parts import (
     PostgresContents,
     PostgresHistories,
     PostgresSettings,
-    PostgresUpkeep,
     PostgresVectors,
     read_index,
 )
@@ -66,7 +65,7 @@ _NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 
 
-class Postgres(CommonStore):
+class Postgres(DurableStore):
     """A store in a database of PostgreSQL.
 
     Args:
@@ -103,11 +102,10 @@ class Postgres(CommonStore):
             self._number = self._db.tenant = self._register()
             self._chilling: PostgresContents = PostgresContents(self)
             self.contents = self._chilling
-            self.words = Words(partial(read_index, self))
+            self.words = PassageIndex(partial(read_index, self))
             self.vectors = PostgresVectors(self)
             self.settings = PostgresSettings(self)
             self.histories = PostgresHistories(self)
-            self.upkeep = PostgresUpkeep(self)
             if not readonly:
                 # A program that was killed, or a reader, may have left erased bytes.
                 self._chilling.sweep()
@@ -180,7 +178,7 @@ class Postgres(CommonStore):
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(info.number, batch)
         return info
 
@@ -230,7 +228,7 @@ class Postgres(CommonStore):
 
         self._db.write("writing", do, settled)
         self._written(segment, last)
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:
             self._chilling.sweep()
@@ -455,7 +453,7 @@ class Postgres(CommonStore):
         inner, lasting = self._db.joined is not None, self._db.lasting
         if not inner:
             lasting.joined = []
-        with self.anchor.held(), self._db.together():
+        with self._hold_anchor(), self._db.together():
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
@@ -486,6 +484,11 @@ class Postgres(CommonStore):
         """Remove erased bytes from the server's files, if there are any."""
         if self._db.joined is None and not self._is_erasing():
             self._db.erased = not wipe(self._db, self._patience)
+
+    def wipe(self) -> bool:
+        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
+        self._check_writes()
+        return wipe(self._db, self._patience, largest=1 << 62)
 
     @contextmanager
     def lasting(self) -> Iterator[None]:

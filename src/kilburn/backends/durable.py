@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from kilburn.backend import Contents, Histories, Passage, Settings, Vectors, WordIndex
+from kilburn.backend import ContentStore, HistoryIndex, Passage, SettingStore, VectorIndex, WordIndex
 from kilburn.backends import citations
-from kilburn.backends.anchor import Anchor
 from kilburn.backends.chilling import Chilling
 from kilburn.backends.ranked import Extents, RankedIndex
 from kilburn.errors import StoreError
 from kilburn.event import Act, Event
 from kilburn.page import Span
+
+if TYPE_CHECKING:
+    from kilburn.backends.anchor import Anchor
 
 T = TypeVar("T")
 
@@ -28,21 +30,22 @@ FIRST_EVENTS = 16
 """Events that are read first: what a session was made of stands among them."""
 
 
-class CommonStore(ABC):
+class DurableStore(ABC):
     """A store of one tenant."""
 
     path: str
     tenant: str
     readonly: bool
-    contents: Contents
+    contents: ContentStore
     words: WordIndex
-    vectors: Vectors
-    settings: Settings
-    histories: Histories
+    vectors: VectorIndex
+    settings: SettingStore
+    histories: HistoryIndex
     _chilling: Chilling
 
     def __init__(self, tenant: str, *, readonly: bool) -> None:
-        self.tenant, self.readonly, self.anchor = tenant, readonly, Anchor()
+        self.tenant, self.readonly = tenant, readonly
+        self.anchor: Anchor | None = None
         # Whether a thread is within `erasing`.
         self._erasing = threading.local()
         # Marks of pages that are no longer being forgotten, and that could not be removed yet.
@@ -102,6 +105,9 @@ class CommonStore(ABC):
         with suppress(StoreError):
             self._remove_citations(marks, wait=wait)
             self._stale_marks -= marks
+
+    def _hold_anchor(self) -> AbstractContextManager[None]:
+        return self.anchor.held() if self.anchor is not None else nullcontext()
 
     def _is_erasing(self) -> bool:
         return bool(getattr(self._erasing, "inside", False))
@@ -164,7 +170,7 @@ class ReadsIndex(Protocol):
         ...
 
 
-class Words:
+class PassageIndex:
     """See `kilburn.backend.WordIndex`."""
 
     def __init__(self, read: ReadsIndex) -> None:
