@@ -19,6 +19,7 @@ import kilburn
 from cli.terminal import kilburn as command
 from effort import each_value
 from kilburn.agents.loop import Limits, Returned
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
 from kilburn.kernel.session import Session
@@ -31,7 +32,7 @@ from kilburn.recursion.answer import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
 from kilburn.recursion.sub_calls import TOGETHER
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 MANY = TOGETHER + 20
@@ -323,7 +324,7 @@ def test_slow_calls_are_written_as_they_come_and_their_seconds_are_counted(tmp_p
             yield from super().stream(request)
 
     seen: list[int] = []
-    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
+    store = Store(Sqlite(":memory:"), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
     session, code = store.session("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
     cut(session, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
     assert seen == [0, 1, 2, 3]

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
-from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import bounded_lines, read_lines, read_runs
 
 ANTHROPIC: list[dict[str, Any]] = [
@@ -356,7 +356,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
 
 
 def brought(path: Path) -> None:
-    with Store(MemoryBackend(), Budget(1 << 40), "fifo") as store:
+    with Store(Sqlite(":memory:"), Budget(1 << 40), "fifo") as store:
         for saved in gather(read_lines(path), "bad"):
             rebuild(store, Clock(0), saved)
 

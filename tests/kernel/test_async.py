@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError, UnknownAddress
 from kilburn.kernel.store import Store
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 
 def said(number: int) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def test_a_store_in_memory_and_one_for_reading(tmp_path: Path) -> None:
     opened(tmp_path / "a.db").close()
     with opened(tmp_path / "a.db", readonly=True) as store:
         assert repr(store.backend).endswith("of tenant 'default', for reading>")
-    with Store(MemoryBackend("works"), kilburn.Budget(500), "fifo", tokenizer="chars/4") as made:
+    with Store(Sqlite(":memory:", tenant="works"), kilburn.Budget(500), "fifo", tokenizer="chars/4") as made:
         made.session("s").append(said(1))
         assert repr(made.backend) == "<Sqlite ':memory:' of tenant 'works'>"
         assert repr(made.session("s")).startswith("<Session 's' of tenant 'works': 1 pages, ")

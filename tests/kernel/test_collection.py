@@ -42,7 +42,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.testing import FakeClock, MemoryBackend
+from kilburn.testing import FakeClock
 from kilburn.testing.laws import check_collection, check_laws
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
@@ -788,7 +788,7 @@ def test_what_is_listed_is_what_a_search_finds(
 ) -> None:
     """One rule says what is true when (law 9), also where the clock of the one who reads is not the writer's."""
     clock = FakeClock(written, tick=0)
-    with Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=clock) as store:
         memory = store.memory("ana")
         for number, (since, until) in enumerate(facts):
             if since is None or until is None or since <= until:
@@ -804,7 +804,7 @@ def test_what_is_listed_is_what_a_search_finds(
 @given(st.lists(st.integers(-200, 200), min_size=1, max_size=12))
 def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: list[int]) -> None:
     clocks = [FakeClock(), FakeClock(1_700_000_000.5)]
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     stores = [Store(backend, Budget(1000), "fifo", tokenizer="chars/4", clock=clock) for clock in clocks]
     cities = [stores[0].memory("ana").add("Ana lives in city 0")]
     for number, step in enumerate(steps, 1):
@@ -829,7 +829,7 @@ def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: 
 
 def test_an_event_of_a_clock_that_is_behind_says_what_the_clock_showed() -> None:
     clock = FakeClock(tick=0.0)
-    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(1000), "fifo", tokenizer="chars/4", clock=clock) as store:
         session, memory = store.session("s"), store.memory("ana")
         session.append(TOLD)
         memory.add("one")

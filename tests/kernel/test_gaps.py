@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import kilburn
 from kernel.talk import assistant, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.move import Drop, Evict, Fold, Load, Retire
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 
 def opened(window: int = 1000, policy: str = "fifo") -> Session:
@@ -92,7 +93,7 @@ def test_a_batch_that_fails_puts_the_gaps_back() -> None:
 
 
 def test_gaps_are_the_same_when_reopened() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
 
     def session() -> Session:
         return Store(backend, Budget(900), "fifo", tokenizer="chars/4").session("a")

@@ -24,7 +24,7 @@ from kilburn.kernel.pending import GATHERED
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 CANARY = "canaryword"
 
@@ -61,7 +61,7 @@ def test_what_another_forgot_is_in_no_answer(tmp_path: Path, readonly: bool) -> 
 
 
 def test_the_same_in_memory() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     agent = Store(backend, Budget(2000), "fifo", tokenizer="chars/4").session("a")
     agent.append(user("go"), user(CANARY))
     assert CANARY in json.dumps(agent.render())

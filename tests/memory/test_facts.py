@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.event import Act
@@ -17,13 +18,13 @@ from kilburn.memory.learning import Learned
 from kilburn.memory.words import agreement
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
-from kilburn.testing import FakeClock, MemoryBackend, Scripted
+from kilburn.testing import FakeClock, Scripted
 
 NOVEMBER_22 = 1795346400.0  # a Sunday, 2026
 
 
 def opened() -> Store:
-    return Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
+    return Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
 
 
 @pytest.fixture

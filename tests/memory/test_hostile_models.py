@@ -24,14 +24,14 @@ from kilburn.memory.account import progress
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 POLICIES = ("facts(summary=False)", "additive")
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
         yield made
 
 

@@ -28,7 +28,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
 from kilburn.search.choice import vectors_for
-from kilburn.testing import MemoryBackend, Scripted
+from kilburn.testing import Scripted
 from kilburn.testing.faults import FaultVFS
 
 
@@ -291,9 +291,9 @@ class DamagedWords:
         return self.whole.search(query, segments=segments, limit=limit)
 
 
-class Damaged(MemoryBackend):
+class Damaged(Sqlite):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(":memory:")
         self.words = DamagedWords(self.words)
 
 
@@ -619,7 +619,7 @@ class _Looking:
 
 
 def test_what_a_policy_looks_for_is_found_by_meaning_too() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     with Store(backend, Budget(4000), "fifo", tokenizer="chars/4", vectors=vectors_for(backend, _Bicycles())) as store:
         memory = store.memory()
         for text in ("Ana rides a red bicycle.", "Ana likes to go to work early.", "Ana is at work."):

@@ -19,7 +19,6 @@ from kilburn.search.choice import vectors_for
 from kilburn.search.embedders.hashing import Hashing
 from kilburn.search.scan import BLOCK, Scan, pack
 from kilburn.search.vectors import SHORT, Vectors
-from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import until
 
@@ -28,7 +27,7 @@ Open = Callable[..., Backend]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made: Backend = MemoryBackend() if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
+    made: Backend = Sqlite(":memory:") if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
     yield made
     made.close()
 

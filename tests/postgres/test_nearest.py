@@ -27,9 +27,9 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.statements import ServerAnswer, Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import Extents
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError, StoreReadOnly
 from kilburn.search.scan import Scan, pack, unpack
-from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import MINUTES, until
 
@@ -106,7 +106,7 @@ def test_both_find_the_same(url: str, count: int, dimensions: int, seed: int, ki
     if same:
         # Texts that were said again have equal vectors.
         made[count // 2 :] = made[0]
-    with MemoryBackend() as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
+    with Sqlite(":memory:") as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
         assert fill(file, made, split(count, 3)) == fill(database, made, split(count, 3))
         scan = scan_of(file, dimensions)
         for vector in (made[0], *units(2, dimensions, seed + 1)):

@@ -14,7 +14,7 @@ from kilburn.backends.postgres.connection import Statements
 from kilburn.backends.postgres.postings import AHEAD, BLOCK, Postings
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import ROWS, Extents
-from kilburn.testing import MemoryBackend
+from kilburn.backends.sqlite import Sqlite
 from kilburn.testing.stores import batch_of, start
 
 WORDS = [
@@ -56,7 +56,7 @@ def fill(backend: Backend, sessions: list[list[str]]) -> list[int]:
     st.booleans(),
 )
 def test_both_find_the_same(shared_url: str, sessions: list[list[str]], queries: list[str], limit: int, forgets: bool) -> None:
-    with MemoryBackend() as file, Postgres(shared_url, tenant=f"ranked {next(tenants)}") as database:
+    with Sqlite(":memory:") as file, Postgres(shared_url, tenant=f"ranked {next(tenants)}") as database:
         numbers = fill(file, sessions)
         assert fill(database, sessions) == numbers
         if forgets:
@@ -78,7 +78,7 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
         number: f"common {'often' if number % 2 else 'seldom'} word{number % 97} rare{number % 997} and item{number}"
         for number in range(1, ROWS + 900)
     }
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             one, other = start(backend, "one"), start(backend, "other")
             backend.commit(one, batch_of(0, texts))
@@ -105,7 +105,7 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
         for number in range(1, 3 * BLOCK - 50)
     }
     gone = [1, 2, 97, BLOCK, BLOCK + 1, BLOCK + 97, 2 * BLOCK, 600]
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             one, other = start(backend, "one"), start(backend, "other")
             backend.commit(one, batch_of(0, texts))
@@ -128,7 +128,7 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
 def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> None:
     """Of words that are not known to their end, the rest is looked up among the passages with a rarer word."""
     common = "common often and then file window policy branch token cache line error module"
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             for at in range(90):
                 texts = {page: f"{common} rare{at % 5} seldom{page % 3} item{at * page}" for page in range(1, 9)}
