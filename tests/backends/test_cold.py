@@ -24,7 +24,7 @@ from kilburn.backends.cold import new_place
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store, repair_store
-from kilburn.errors import SpecError, StoreCorrupt, StoreError
+from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreStale
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of
 
@@ -98,6 +98,29 @@ def filled(path: Path, folder: Path, key: str = "") -> Sqlite:
 
 def objects(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("change", ["forget", "warm"])
+def test_a_snapshot_says_that_a_cold_text_was_forgotten_or_moved_meanwhile(tmp_path: Path, change: str) -> None:
+    path, folder = tmp_path / "a.db", tmp_path / "cold"
+    with filled(path, folder) as backend, Sqlite(path) as other:
+        backend.contents.chill(DIGESTS.values())
+        with backend.snapshot():
+            assert list(backend.pages(1))
+            if change == "forget":
+                other.commit(2, Batch(head=1, erase=[1]))
+                other.commit(1, Batch(head=1, erase=[1, 2, 3]))
+            else:
+                other.contents.warm()
+            with pytest.raises(StoreStale, match="since this snapshot began"):
+                backend.contents.texts([DIGESTS[1]])
+        with backend.snapshot():
+            assert list(backend.pages(1))
+            for each in objects(folder):
+                each.unlink()
+            if change == "forget":
+                with pytest.raises(StoreCorrupt, match="is not in"):
+                    backend.contents.texts([DIGESTS[4]])
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -13,7 +13,7 @@ from kilburn.backend import Digests, HistoryOwner, Vector, check_name
 from kilburn.backends import histories
 from kilburn.backends.chilling import ChangesRows, Chilling, ReadsRows
 from kilburn.backends.codec import key_of, sound_passages
-from kilburn.backends.connection import rows
+from kilburn.backends.connection import rows, rows_of_each
 from kilburn.backends.contenttable import ContentTable, searchable_of
 from kilburn.backends.directory import Directory
 from kilburn.backends.durable import READ_ROWS, IndexView
@@ -21,7 +21,7 @@ from kilburn.backends.ranked import Extents
 from kilburn.backends.records import seal_of
 from kilburn.backends.textindex import TextIndex
 from kilburn.backends.vectortable import VectorTable
-from kilburn.errors import StoreCorrupt
+from kilburn.errors import StoreCorrupt, StoreStale
 from kilburn.page import Span
 
 if TYPE_CHECKING:
@@ -61,17 +61,30 @@ class SqliteContents(Chilling):
             raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
         return texts
 
-    def _read_texts(self, digests: Iterable[str]) -> dict[str, str]:
+    def _read_texts(self, digests: Mapping[str, bytes]) -> dict[str, str]:
         for attempt in range(MAX_READS + 1):
             version = self._store._written_by_others()
             try:
                 with self._store._reading("reading"):
                     return dict(self._table.texts(digests))
-            except StoreCorrupt:
+            except StoreCorrupt as error:
                 # The object of a cold text is gone if another program has just brought the text back, or forgotten it.
+                if self._store._is_joined() and self._is_superseded(digests.values()):
+                    what = "another program has forgotten or moved a cold text since this snapshot began"
+                    raise StoreStale(what, advice="do it again from the beginning") from error
                 if attempt == MAX_READS or self._store._written_by_others() == version:
                     raise
         raise AssertionError("the last attempt returns or raises")
+
+    def _is_superseded(self, keys: Iterable[bytes]) -> bool:
+        """Whether others have changed the rows of these texts since the present snapshot began."""
+        store, select = self._store, "SELECT codec, data FROM content WHERE tenant = ? AND digest = ?"
+        values = [(store._number, key) for key in keys]
+        present = apsw.Connection(store.path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            return list(rows_of_each(present, select, values)) != list(rows_of_each(store._db, select, values))
+        finally:
+            present.close()
 
 
 class SqliteView:
