@@ -46,8 +46,8 @@ def main() -> None:
         print("third call:", told(memory.learn(talk, policy, Scripted([fact("Ana lives in Braga", "Braga")]))))
 
         now = [page.id for page, _ in memory.pages()]
-        print("what is known:", *map(memory.text, now))
-        print("what was known:", *[memory.text(page.id) for page, _ in memory.pages(history=True) if page.id not in now])
+        print("what is known:", *map(memory.contents.text, now))
+        print("what was known:", *[memory.contents.text(page.id) for page, _ in memory.pages(history=True) if page.id not in now])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def session_of(window: int = 4000, policy: str = "memento") -> Session:
 
 
 def spoken(session: Session) -> list[str]:
-    return [str(message["content"]) for message in session.messages() if message["role"] == "assistant"]
+    return [str(message["content"]) for message in session.contents.messages() if message["role"] == "assistant"]
 
 
 @pytest.mark.parametrize("piece", [1, 3, 50, None])
@@ -48,7 +48,7 @@ def test_reasoning_far_beyond_the_window(piece: int | None) -> None:
     assert session.recall(outcome.blocks[3].address) == block(3, 25)
     # What is said after a restart moves it on, and is no part of the past.
     assert [request.messages[-1]["content"] for request in model.requests[1:]] == ["Continue."] * 20
-    assert "Continue." not in str(session.messages())
+    assert "Continue." not in str(session.contents.messages())
     check_laws(session)
 
 

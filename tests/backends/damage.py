@@ -54,7 +54,7 @@ def make(path: Path, *, memory: bool = True) -> None:
             last = session.window.last
             # The latest message stays; the one before it may be shortened, as long as the policy has not done so.
             session.append({"role": "assistant", "content": "done"})
-            session.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
+            session.edits.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
             session.append(user(f"forget this of {name}"))
             session.forget(f"p{last + 2}")
             session.rate("p2", 0.5)
@@ -109,13 +109,13 @@ def read(path: Path, name: str) -> Reading | kilburn.KilburnError:
             if name == MEMORY:
                 return read_memory(store)
             session = store.session(name)
-            pages = session.pages()
+            pages = session.contents.pages()
             return {
                 "pages": pages,
-                "messages": session.messages(),
+                "messages": session.contents.messages(),
                 "texts": [session.recall(page.address) for page, state in pages if state.at != "dropped"],
                 "prompt": list(session.render()),
-                "events": list(session.events()),
+                "events": list(session.ledger.events()),
             }
     except kilburn.KilburnError as error:
         return error
@@ -127,10 +127,10 @@ def read_memory(store: kilburn.Store) -> Reading:
     pages = list(store.backend.pages(memory.number))
     return {
         "pages": pages,
-        "messages": [memory.user, memory.kind],
+        "messages": [memory.info.user, memory.info.kind],
         "texts": [memory.recall(page.address) for page, state in pages if state.at != "dropped"],
         "prompt": sorted(store.backend.read([(memory.number, page.id) for page, _ in pages])),
-        "events": list(memory.events()),
+        "events": list(memory.ledger.events()),
     }
 
 

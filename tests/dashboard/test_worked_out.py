@@ -97,7 +97,7 @@ def test_the_same_policy_replayed_gives_what_the_ledger_says(made: Path) -> None
         reading = LedgerReader(backend)
         session = reading.session("misses")
         told: list[float] = []
-        found = otherwise(backend, session, "fifo", session.head, told.append)
+        found = otherwise(backend, session, "fifo", session.ledger.head, told.append)
         assert found is not None
         for figure in ("prompts", "shipped", "again", "fresh", "left", "folds"):
             assert getattr(found.was, figure) == getattr(found.other, figure), figure
@@ -105,11 +105,11 @@ def test_the_same_policy_replayed_gives_what_the_ledger_says(made: Path) -> None
         assert found.whole.shipped > found.was.shipped
         assert found.whole.again == 0
         assert max(told) < 1
-        other = otherwise(backend, session, "hybrid", session.head, told.append)
+        other = otherwise(backend, session, "hybrid", session.ledger.head, told.append)
         assert other is not None
         assert other.was == found.was
         assert other.other.again < found.other.again
-        part = otherwise(backend, session, "fifo", session.head, told.append, most=30)
+        part = otherwise(backend, session, "fifo", session.ledger.head, told.append, most=30)
         assert part is not None
         assert (part.pages, part.was.shipped) == (30, part.other.shipped)
     assert hashlib.sha256(made.read_bytes()).hexdigest() == before
@@ -137,7 +137,7 @@ def test_a_replay_leaves_out_what_was_forgotten(tmp_path: Path) -> None:
         session.forget("p5")
         with Sqlite(path, readonly=True) as backend:
             reading = LedgerReader(backend)
-            found = otherwise(backend, reading.session("a"), "lru", session.head, lambda share: None)
+            found = otherwise(backend, reading.session("a"), "lru", session.ledger.head, lambda share: None)
     assert found is not None
     assert found.forgotten >= 1
     assert found.other.prompts == found.was.prompts
@@ -149,7 +149,7 @@ def test_tokens_that_a_cache_lost_by_edits_are_an_alarm(tmp_path: Path) -> None:
         for name, cached in (("dear", 200), ("without a cache", 0)):
             session = store.session(name)
             work(session, 39)
-            session.observe(Tokens(prompt=400, reply=5, cached=cached), 400)
+            session.prompts.observe(Tokens(prompt=400, reply=5, cached=cached), 400)
             session.append({"role": "user", "content": "And then?"})
             session.render()
     with kilburn.open(str(path), window=90_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
@@ -280,11 +280,13 @@ def test_a_ledger_that_says_nonsense_is_shown_all_the_same(tmp_path: Path) -> No
     with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("odd")
         work(session, 6)
-        session.record(Act.NOTE, **wrong)
-        session.record(Act.NOTE, [3], refused="many", limit=SCRIPT, prompt="")
-        session.record(Act.NOTE, files="none", how="forgotten")
-        session.record(Act.FAULT, [3, 999_999, -7], missed="p3")
-        session.record(Act.CACHE, [1, 999_999], policy=SCRIPT, cause="pressure", how=SCRIPT, prefilled="x", evicted=-3, cached=5)
+        session.ledger.record(Act.NOTE, **wrong)
+        session.ledger.record(Act.NOTE, [3], refused="many", limit=SCRIPT, prompt="")
+        session.ledger.record(Act.NOTE, files="none", how="forgotten")
+        session.ledger.record(Act.FAULT, [3, 999_999, -7], missed="p3")
+        session.ledger.record(
+            Act.CACHE, [1, 999_999], policy=SCRIPT, cause="pressure", how=SCRIPT, prefilled="x", evicted=-3, cached=5
+        )
     with Sqlite(path, readonly=True) as backend:
         app = build(backend)
         for screen in SCREENS:

@@ -62,7 +62,7 @@ async def test_leaving_it_closes_it_once_and_hands_on_what_was_raised(tmp_path: 
         await broken()
     assert "closed" in repr(store)
     async with opened(tmp_path / "a.db") as store:
-        assert len(store.session("s").messages()) == 1
+        assert len(store.session("s").contents.messages()) == 1
         store.close()
 
 
@@ -100,7 +100,7 @@ async def test_readers_beside_a_writer_and_one_that_is_given_up(tmp_path: Path) 
             await waiting
         free.set()
         await asyncio.to_thread(holder.join)
-        assert len(session.messages()) == 40
+        assert len(session.contents.messages()) == 40
         check_laws(session)
 
 
@@ -110,7 +110,7 @@ def test_stores_and_sessions_show_what_they_are_and_no_text(tmp_path: Path) -> N
     session, memory = store.session("s"), store.memory("ana")
     session.append(said(1), {"role": "assistant", "content": "Secret words."})
     memory.add("Secret words.")
-    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.use} of 2000 tokens>"
+    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.prompts.use} of 2000 tokens>"
     assert repr(memory).startswith("<Collection '@memory/ana' of tenant 'works': ")
     assert repr(store.backend) == f"<Sqlite {str(path)!r} of tenant 'works'>"
     assert repr(store) == f"<Store on {store.backend!r}: window=2000, policy='lru', 1 sessions open>"

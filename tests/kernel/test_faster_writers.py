@@ -115,7 +115,7 @@ class Two:
 
     def append(self) -> None:
         session = self.other.session("s")
-        session.refresh()
+        session.ledger.refresh()
         session.append({"role": "user", "content": "and more"})
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def left(memory: Memory) -> list[str]:
-    return [memory.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+    return [memory.contents.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
 
 
 def once(do: Callable[[], Any]) -> Callable[[], None]:
@@ -236,16 +236,16 @@ def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two
     two.memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
 
     def drop(segment: Session | Memory, page: int) -> None:
-        with segment.alone():
-            assert segment.drop([page]) == [page]
+        with segment.contents.alone():
+            assert segment.contents.drop([page]) == [page]
 
     for segment, page in ((two.memory, -1), (two.session, 2)):
-        segment.record(Act.NOTE, why="waits")
+        segment.ledger.record(Act.NOTE, why="waits")
         two.disk.full = True
         with pytest.raises(StoreFull):
             drop(segment, page)
         two.disk.full = False
-        assert [event.why for event in segment.events(act=Act.NOTE)].count("waits") == 1
+        assert [event.why for event in segment.ledger.events(act=Act.NOTE)].count("waits") == 1
     assert (left(two.memory), two.session.recall("p1-p2")) == (["Ana lives in Porto."], f"{TOLD['content']}nobody cites this")
     two.session.append({"role": "user", "content": "it goes on"})
     assert two.session.forget("p1") == ["p1", "@memory f1"]
@@ -370,9 +370,9 @@ def test_an_answer_is_kept_without_what_is_being_forgotten_and_then_forgotten(tw
     answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
     with two.other.backend.leaving([fact]):
         keep(two.session, answer, [fact, (two.session.number, 1)])
-    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+    assert [message["content"] for message in two.session.contents.messages()] == [TOLD["content"]]
     keep(two.session, answer, [fact])
-    assert two.session.messages()[-1]["content"] == "A heron."
+    assert two.session.contents.messages()[-1]["content"] == "A heron."
     check_laws(two.session)
 
 
@@ -382,7 +382,7 @@ def test_an_answer_whose_fact_goes_while_it_is_kept_is_forgotten_too(two: Two) -
     two.disk.before_read = lambda keys: two.other.memory().forget("p1") if fact in keys and two.disk.reads(fact) == 2 else None
     keep(two.session, Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),)), [fact])
     assert two.disk.reads(fact) > 2
-    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+    assert [message["content"] for message in two.session.contents.messages()] == [TOLD["content"]]
 
 
 def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two: Two) -> None:
@@ -406,7 +406,7 @@ def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two:
         disk.do = once(lambda: two.other.memory().forget("p2"))
         keep(session, answer, [(memory.number, 2)])
         assert store.session("s") is session
-        assert [message["content"] for message in session.messages()] == [TOLD["content"]]
+        assert [message["content"] for message in session.contents.messages()] == [TOLD["content"]]
         check_laws(session)
 
 
@@ -429,11 +429,11 @@ def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays
             busy.execute("ROLLBACK")
             assert len(inspect_store(disk)) == 1
             with suppress(RuntimeError), disk.together():
-                disk.commit(two.session.number, Batch(head=two.session.head))
+                disk.commit(two.session.number, Batch(head=two.session.ledger.head))
                 raise RuntimeError
             assert len(inspect_store(disk)) == 1, "what is undone has taken nothing away"
             if write == "commit":
-                disk.commit(two.session.number, Batch(head=two.session.head))
+                disk.commit(two.session.number, Batch(head=two.session.ledger.head))
             else:
                 disk.begin("new", batch_of(0, {1: "hello"}), time=1.0)
             assert inspect_store(disk) == []

@@ -210,7 +210,7 @@ def test_retired_pages_of_sessions_are_not_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "hello"), {"role": "assistant", "content": "walrus"}, said("Ana", "go on"))
-        session.apply(Retire((2,), why="wrong"))
+        session.edits.apply(Retire((2,), why="wrong"))
         assert session.window.at(2) is Place.RETIRED
         assert not store.search("walrus")
         assert not session.search("walrus")

@@ -54,7 +54,7 @@ class AgentsSession(SessionABC):
         self._ahead = []
         if limit is None:
             return items_of(await asyncio.to_thread(self.history.render))
-        whole = items_of(await asyncio.to_thread(self.history.session.messages))
+        whole = items_of(await asyncio.to_thread(self.history.session.contents.messages))
         return whole[-limit:] if limit > 0 else []
 
     async def add_items(self, items: list[Any]) -> None:
@@ -77,18 +77,18 @@ class AgentsSession(SessionABC):
     def _pop(self) -> Any | None:
         session = self.history.session
         with session.lock:
-            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in GONE]
+            pages = [page for page, state in session.contents.pages() if page.id > 0 and state.at not in GONE]
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
-            item = items_of(session.messages()[-1:])
-            self.history.session.take_back(page.id for page in last)
+            item = items_of(session.contents.messages()[-1:])
+            self.history.session.edits.take_back(page.id for page in last)
         return item[-1] if item else None
 
     async def clear_session(self) -> None:
         """Take all items back."""
         session = self.history.session
-        await asyncio.to_thread(self.history.session.take_back, list(range(1, session.window.last + 1)))
+        await asyncio.to_thread(self.history.session.edits.take_back, list(range(1, session.window.last + 1)))
 
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""

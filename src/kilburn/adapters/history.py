@@ -101,11 +101,11 @@ class KeptHistory:
 
     def count_for(self, model: object) -> None:
         """Count by the tokenizer of a framework's model, which is a name, or has one as `model_name` or `model`; what has no name
-        changes nothing. See `Session.count_for`."""
+        changes nothing. See `Session.prompts.count_for`."""
         names = (model, getattr(model, "model_name", None), getattr(model, "model", None))
         name = next((name for name in names if isinstance(name, str) and name), None)
         if name is not None:
-            self.session.count_for(name)
+            self.session.prompts.count_for(name)
 
     def prompt(
         self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, model: object = None, rewinds: bool = True
@@ -145,7 +145,7 @@ class KeptHistory:
         """
         given = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             known = [(entry, self.session.window.pages[entry.first].role) for entry in self._known()]
             known = [(entry, role) for entry, role in known if role is not Role.SYSTEM]
             said = [digest(message) for message in given]
@@ -161,8 +161,8 @@ class KeptHistory:
                 if not before or went_on or not self._began:
                     self._pass(chain, lead, before)
                     return True
-                mine = [page.id for page, _ in self.session.pages() if page.id > 0 and page.role is not Role.SYSTEM]
-                self.session.take_back(mine)
+                mine = [page.id for page, _ in self.session.contents.pages() if page.id > 0 and page.role is not Role.SYSTEM]
+                self.session.edits.take_back(mine)
             if lead not in self._leads:
                 self._leads.append(lead)
             return False
@@ -202,7 +202,7 @@ class KeptHistory:
         reply = last_reply(self.session)
         for message in given[:-1][:OPENING]:
             found = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
-            if found and is_summary(reply, found, self.session.originals()):
+            if found and is_summary(reply, found, self.session.contents.originals()):
                 return True
         return False
 
@@ -216,7 +216,7 @@ class KeptHistory:
 
     def _fits(self, given: Sequence[Message]) -> bool:
         """Whether a history is no longer than the window."""
-        counter, left = self.session.counter, self.session.capacity
+        counter, left = self.session.counter, self.session.prompts.capacity
         for message in given:
             left -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
             if left < 0:
@@ -239,7 +239,7 @@ class KeptHistory:
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.session.render(form)
-        self._counted = prompt.tokens + self.session.budget.overhead
+        self._counted = prompt.tokens + self.session.prompts.budget.overhead
         self._shown.update(digest(message) for message in apart(parse(list(prompt))))
         return prompt
 
@@ -248,13 +248,13 @@ class KeptHistory:
         if usage is not None and usage.prompt:
             # The reply is stored already, and the session is made to fit when it is rendered.
             with suppress(StoreError):
-                self.session.observe(usage, self._counted)
+                self.session.prompts.observe(usage, self._counted)
 
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""
         given = apart(parse(list(messages)))
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             if not self._shown and self.session.window.last:
                 self.render()
             known = self._known()
@@ -281,7 +281,7 @@ class KeptHistory:
             if new:
                 self.session.append(*self._with_recollections(new), instead_of=gone)
             elif gone:
-                self.session.take_back(gone)
+                self.session.edits.take_back(gone)
             return new
 
     def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
@@ -307,7 +307,7 @@ class KeptHistory:
     def append(self, messages: Iterable[Any]) -> None:
         """Append messages that are new, a reply for example."""
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             ids: dict[str, str] = {}
             new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]
             if new:
@@ -362,14 +362,14 @@ class KeptHistory:
         """The messages of the session that the framework has too, in order: those that are neither hidden from it nor taken
         back."""
         groups: list[list[Page]] = []
-        for page, state in self.session.pages():
+        for page, state in self.session.contents.pages():
             if page.id < 0 or state.at in GONE or page.cites:
                 continue
             if groups and groups[-1][0].message == page.message and page.kind is not Kind.RESULT:
                 groups[-1].append(page)
             else:
                 groups.append([page])
-        self.session.fetch(page for group in groups if group[0].id not in self._digests for page in group)
+        self.session.contents.fetch(page for group in groups if group[0].id not in self._digests for page in group)
         known: list[_Known] = []
         said = ""
         for group in groups:
@@ -378,11 +378,11 @@ class KeptHistory:
                 continue
             if calls and all(call.startswith(HIDDEN) for call in calls):
                 # A stream has shown these words to the framework, as the beginning of the reply.
-                said += "".join(self.session.text(page.id) for page in group if page.kind is Kind.TEXT)
+                said += "".join(self.session.contents.text(page.id) for page in group if page.kind is Kind.TEXT)
                 continue
             key = group[0].id
             if key not in self._digests:
-                parts = [self.session.part(page)[0] for page in group]
+                parts = [self.session.contents.part(page)[0] for page in group]
                 self._digests[key] = (digest(Message(role=group[0].role, parts=tuple(parts))),)
                 if said and group[0].role is Role.ASSISTANT:
                     whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said), *parts))
@@ -398,9 +398,9 @@ class KeptHistory:
         if beside:
             text = beside if isinstance(beside, str) else msgspec.json.encode(beside, enc_hook=str).decode()
             overhead += counter.count(text)
-        budget = session.budget
+        budget = session.prompts.budget
         if overhead != budget.overhead:
-            session.resize(Budget(budget.window, budget.reserve, overhead))
+            session.edits.resize(Budget(budget.window, budget.reserve, overhead))
 
 
 def _alike(one: str, other: str) -> bool:

@@ -143,7 +143,7 @@ class KilburnStore(BaseStore):
         rows = rows[op.offset :][: op.limit]
         for memory in memories if op.query else ():
             if hits := [row.page.id for row in rows if row.memory is memory]:
-                memory.record(Act.SEARCH, hits, cause="fault")
+                memory.ledger.record(Act.SEARCH, hits, cause="fault")
         found = self._items(rows, SearchItem)
         for item, row in zip(found, rows, strict=True):
             item.score = scores.get((row.memory.number, row.page.id))
@@ -190,7 +190,7 @@ class KilburnStore(BaseStore):
             memory = self._store.memory(".".join(namespace))
 
         def write() -> None:
-            seen = memory.head
+            seen = memory.ledger.head
             standing = {row.page.claim.subject: row.page.id for row in self._rows(memory, adds) if row.page.claim}
             new = [add for add in adds.values() if add is not None]
             places = {add.claim.subject: at for at, add in enumerate(new) if add.claim}
@@ -203,7 +203,7 @@ class KilburnStore(BaseStore):
         undisturbed(write)
 
     def _memories(self) -> Iterator[Collection]:
-        return (memory for memory in self._store.collections() if memory.kind is SegmentKind.MEMORY)
+        return (memory for memory in self._store.collections() if memory.info.kind is SegmentKind.MEMORY)
 
     def _memory(self, namespace: tuple[str, ...]) -> Collection | None:
         name = ".".join(namespace)
@@ -229,11 +229,11 @@ class KilburnStore(BaseStore):
     def _kept(self, memory: Collection) -> dict[str, _Kept]:
         """The last page of each key; only what happened since the last look is read."""
         with self._lock:
-            head = memory.head
+            head = memory.ledger.head
             after, before = self._seen.get(memory.number, (0, {}))
             if after == head:
                 return before
-            changed = sorted({page for event in memory.events(after) if event.act in STATE for page in event.pages})
+            changed = sorted({page for event in memory.ledger.events(after) if event.act in STATE for page in event.pages})
             rows = [row for at in range(0, len(changed), READ) for row in self._read(memory, changed[at : at + READ])]
             known = dict(before)
             for page, state in sorted(rows, key=lambda row: (row[1].at is Place.OUT, row[0].id)):
@@ -252,7 +252,7 @@ class KilburnStore(BaseStore):
 
 
 def _namespace(memory: Collection) -> tuple[str, ...]:
-    return tuple(memory.user.split(".")) if memory.user else ()
+    return tuple(memory.info.user.split(".")) if memory.info.user else ()
 
 
 def _relation(page: Page) -> str:

@@ -152,7 +152,7 @@ class Branching(Agent):
         window = self.session.window
         waiting = [window.pages[number] for number in window.waiting()]
         calls = [
-            Part(kind=Kind.CALL, text=self.session.text(page.id), call=page.call, name=page.name)
+            Part(kind=Kind.CALL, text=self.session.contents.text(page.id), call=page.call, name=page.name)
             for page in waiting
             if page.name in self.agents
         ]
@@ -203,13 +203,13 @@ class Branching(Agent):
                 self._begun.append(part.call or "")
             branch = self.session.fork(told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
             most = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
-            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
+            branch.ledger.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
             _note(branch, outcome, text)
         said = branch.branches.returning(text)
-        branch.release()
+        branch.store.release(branch.name)
         return said
 
     def _done(self, part: Part) -> Message | None:
@@ -226,7 +226,7 @@ class Branching(Agent):
             if any(page.answers and result in page.sources for page in window.resident()):
                 return None  # it was shown again, and is there
             said = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
-            return result_of(part, f"{said}\n{self.session.text(result)}", sources=(result,))
+            return result_of(part, f"{said}\n{self.session.contents.text(result)}", sources=(result,))
         return None
 
     def _of(self, part: Part) -> Session | None:
@@ -254,7 +254,7 @@ class Branching(Agent):
 
     def _inside(self, agent: SubAgent, branch: Session, path: Path | None = None) -> Branching:
         if agent.policy:
-            branch.decide_by(resolve("policies", agent.policy), agent.policy)
+            branch.edits.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
         options |= {"rights": agent.rights, "confirm": self.confirmation}
         agents, tools = [*self.agents.values()], agent.tools
@@ -314,7 +314,7 @@ class Branching(Agent):
         assert fork is not None
         own = [page for number, page in pages.items() if number > fork.known]
         steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
-        self.session.take_back([page.id for page in own if steps and page.message >= steps[0]])
+        self.session.edits.take_back([page.id for page in own if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
         self.session.append(said_by(Role.USER, text, trust=Trust.AGENT))
         reply = finished(self._reply(), self._show)
@@ -335,7 +335,7 @@ def told(prompt: str) -> str:
 
 def _note(branch: Session, outcome: BranchOutcome, text: str) -> None:
     """Write down how a branch ended and its result, before its parent has it."""
-    branch.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
+    branch.ledger.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
     branch.append({"role": "assistant", "content": text})
 
 
@@ -348,14 +348,14 @@ def _close(branch: Session, text: str) -> None:
             if fork.call in branch.window.waiting():
                 _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
         _note(branch, BranchOutcome.ABANDONED, text)
-    branch.exit(text if outcome is None else said)
+    branch.branches.exit(text if outcome is None else said)
 
 
 def _ended(branch: Session) -> tuple[BranchOutcome | None, str]:
     """How a branch ended and its result, if its parent does not have it yet because of a crash."""
-    noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
+    noted = [event.data["branch"] for event in branch.ledger.events() if event.act is Act.NOTE and "branch" in event.data]
     if not noted:
         return None, ""
     last = branch.window.last
     gone = branch.window.at(last) is Place.DROPPED
-    return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.text(last)
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.contents.text(last)

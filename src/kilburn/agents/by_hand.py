@@ -63,13 +63,13 @@ def preview(
         policy: a spec, or an object; None for the policy that decided last.
 
     Raises:
-        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
+        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
     known = opened(backend, name)
-    policy = policy or decider(known.receipts())
+    policy = policy or decider(known.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    previewed = session.preview(tokens, capacity=None if window else session.shipped)
-    return WindowPreview(previewed, policy, window or known.figures.window or otherwise)
+    previewed = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    return WindowPreview(previewed, policy, window or known.ledger.figures.window or otherwise)
 
 
 def decider(found: Sequence[Receipt]) -> str:
@@ -83,12 +83,12 @@ def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> R
 
     Args:
         tokens: that the prompt may take then; None for what the last one might take.
-        dry: see `Session.undo`.
+        dry: see `Session.edits.undo`.
 
     Raises:
-        KernelError, LawBroken: see `Session.undo`.
+        KernelError, LawBroken: see `Session.edits.undo`.
     """
-    return session.undo(tokens or _room(session), dry=dry)
+    return session.edits.undo(tokens or _room(session), dry=dry)
 
 
 def keep(session: Session, address: str) -> None:
@@ -98,7 +98,7 @@ def keep(session: Session, address: str) -> None:
         PinsExceedWindow: they do not. UnknownAddress, Forgotten.
     """
     room = _room(session)
-    held = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
+    held = sum(map(session.window.cost, session.window.pins.union(session.contents.resolve(address))))
     if room is not None and held > room:
         raise PinsExceedWindow(
             f"all pins would take {held:,} tokens, and the window of the last prompt has {room:,}",
@@ -108,4 +108,4 @@ def keep(session: Session, address: str) -> None:
 
 
 def _room(session: Session) -> int | None:
-    return min(session.shipped, session.capacity) if session.shipped is not None else None
+    return min(session.prompts.shipped, session.prompts.capacity) if session.prompts.shipped is not None else None

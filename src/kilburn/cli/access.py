@@ -175,7 +175,7 @@ def counting(store: Store, name: str) -> Store:
 
 def owners(store: Store, kind: SegmentKind) -> list[str]:
     """Whose collections of a kind there are; "" among them for those of all users."""
-    return [held.user for held in store.collections() if held.kind is kind]
+    return [held.info.user for held in store.collections() if held.info.kind is kind]
 
 
 def ownerless(store: Store, kind: SegmentKind, owner: str, what: str, otherwise: str) -> SpecError:

@@ -51,7 +51,7 @@ def learn(
         store = counting(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            held = Guidelines(store, session.user if user is None else user)
+            held = Guidelines(store, session.info.user if user is None else user)
             told = held.learn(session, model=speaker, anew=anew, secrets=looked)
             texts = {note: held.notes.read(note).text for note in (*told.learned, *told.supported)}
         embed(opened)
@@ -91,6 +91,6 @@ def unalign(
     with closed_after(model_of(model)) as speaker, where.writing() as opened:
         store = counting(opened, name)
         session = store.session(name)
-        held = Guidelines(store, session.user if user is None else user)
+        held = Guidelines(store, session.info.user if user is None else user)
         forget = partial(held.unalign, session, address, why, model=speaker, secrets=looked)
         carry_out(lambda only: forget(dry=only), store, yes=yes, json=where.json)

@@ -77,7 +77,7 @@ def stream(
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
     """
-    counter, capacity = session.counter, session.budget.capacity
+    counter, capacity = session.counter, session.prompts.budget.capacity
     found = Measured(name=run.name)
     curve: list[tuple[int, int]] = []
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def stream(
         first, last = parse_address(session.append(message))
         found.messages += 1
         seen += sum(map(session.window.cost, range(first, last + 1)))
-        curve.append((seen, session.use))
+        curve.append((seen, session.prompts.use))
         progress(found.messages)
     if found.messages:
         _ship(session, form, counter, capacity, found)
@@ -156,7 +156,7 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a session that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    for before, after in zip(run.messages, chain(session.messages(), repeat(None)), strict=False):
+    for before, after in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
         written = msgspec.json.encode(before)
         if after is None or msgspec.json.encode(after) != written:
             lost += len(written)

@@ -84,7 +84,7 @@ def remember(
     with where.writing(new=True) as store:
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
-        page, state = memory.read(memory.resolve(address)[0])
+        page, state = memory.read(memory.contents.resolve(address)[0])
         row = describe(memory, page, state)
         embed(store)
     if where.json:
@@ -142,7 +142,7 @@ def list_memories(
 
 def _memories(store: Store, user: str | None) -> Iterator[Collection]:
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             yield memory
 
 
@@ -156,11 +156,11 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     Raises:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
-    known = [memory for memory in _memories(store, None) if memory.user == user]
+    known = [memory for memory in _memories(store, None) if memory.info.user == user]
     if not known:
         raise _unknown(store, user)
     try:
-        known[0].resolve(address)
+        known[0].contents.resolve(address)
     except UnknownAddress as error:
         others = ", ".join(repr(one) for one in owners(store, SegmentKind.MEMORY) if one)
         if not user and others:
@@ -194,7 +194,7 @@ def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         memory = _memory(store, user, address)
-        rows = [provenance(store, memory, number) for number in memory.resolve(address)]
+        rows = [provenance(store, memory, number) for number in memory.contents.resolve(address)]
     if where.json:
         emit(rows)
         return
@@ -279,7 +279,7 @@ def _change(address: str, user: str, change: Change, done: str, where: StorePlac
     """Do something to the facts of an address, and print them."""
     with where.writing() as store:
         memory = _memory(store, user, address)
-        numbers = memory.resolve(address)
+        numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
     if where.json:
@@ -308,9 +308,9 @@ def update(
     """
     begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
     with where.writing() as store:
-        memory = store.memory(_memory(store, user, address).user)
+        memory = store.memory(_memory(store, user, address).info.user)
         made = memory.update(address, text, since=begins, secrets=looked)
-        row = describe(memory, *memory.read(memory.resolve(made)[0]))
+        row = describe(memory, *memory.read(memory.contents.resolve(made)[0]))
         embed(store)
     if where.json:
         emit(row)
@@ -356,7 +356,7 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
     """
 
     def retired(memory: Collection) -> None:
-        memory.apply(Retire(pages=tuple(memory.resolve(address)), why=why))
+        memory.apply(Retire(pages=tuple(memory.contents.resolve(address)), why=why))
 
     _change(address, user, retired, "retired", where)
 

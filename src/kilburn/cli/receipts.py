@@ -49,7 +49,7 @@ def receipts(
     """
     with reading(db, tenant) as store:
         opened = session(store, name)
-        found = opened.receipts()
+        found = opened.ledger.receipts()
         if address is not None:
             _check(opened, address)
             found = [receipt for receipt in found if _concerns(receipt, address)]
@@ -67,7 +67,7 @@ def receipts(
 def _check(session: Session, address: str) -> None:
     """Raise `UnknownAddress` for pages that never existed; forgotten pages still have their receipts."""
     if not set(parse_address(address)) <= session.window.pages.keys():
-        session.resolve(address)
+        session.contents.resolve(address)
 
 
 def _concerns(receipt: Receipt, address: str) -> bool:

@@ -123,7 +123,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
         with writing(existing(db), tenant) as store:
             for name in names:
                 opened = session(store, name)
-                with opened.batch() as kernel:
+                with opened.edits.batch() as kernel:
                     kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=opened.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")

@@ -90,7 +90,7 @@ def diff(
         kilburn window diff session-1 3 5 --json
     """
     with where.reading() as store:
-        found = session(store, name).difference(turn, until)
+        found = session(store, name).ledger.difference(turn, until)
     if where.json:
         emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(found))
         return
@@ -166,7 +166,7 @@ def undo(
     """
     with where.writing() as store:
         opened = session(store, name)
-        receipt, use = by_hand.undo(opened, size), opened.use
+        receipt, use = by_hand.undo(opened, size), opened.prompts.use
     _changed(name, where.json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
 
 
@@ -193,7 +193,7 @@ def compact(
     with closed_after(answers), where.writing() as store:
         opened = session(store, name)
         done = compact_session(opened, answers, keep=keep, pages=address)
-        use = opened.use
+        use = opened.prompts.use
     if where.json:
         emit({"session": name, "use": use} | msgspec.to_builtins(done))
     elif done.outcome is Outcome.DONE:
@@ -215,7 +215,7 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
     """
     with where.writing() as store:
         opened = session(store, name)
-        left, use = opened.evict(address, why), opened.use
+        left, use = opened.edits.evict(address, why), opened.prompts.use
     _changed(name, where.json, "let go", left, use)
 
 
@@ -233,7 +233,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     with where.writing() as store:
         opened = session(store, name)
         by_hand.keep(opened, address)
-        use = opened.use
+        use = opened.prompts.use
     _changed(name, where.json, "kept", [address], use)
 
 
@@ -251,7 +251,7 @@ def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     with where.writing() as store:
         opened = session(store, name)
         opened.unpin(address)
-        use = opened.use
+        use = opened.prompts.use
     _changed(name, where.json, "may leave again", [address], use)
 
 

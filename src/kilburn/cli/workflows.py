@@ -37,7 +37,7 @@ def list_workflows(
         kilburn workflows list --user ana
     """
     with where.reading() as store:
-        known = any(held.kind is SegmentKind.NOTES and held.user == user for held in store.collections())
+        known = any(held.info.kind is SegmentKind.NOTES and held.info.user == user for held in store.collections())
         records = Workflows(store, user).list() if known else []
         heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
@@ -92,7 +92,7 @@ def learn(
         store = counting(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            flows = Workflows(store, session.user if user is None else user)
+            flows = Workflows(store, session.info.user if user is None else user)
             judge = None if succeeded is None else lambda _: succeeded
             told = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)

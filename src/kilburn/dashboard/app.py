@@ -215,10 +215,10 @@ def build(
         query = query_of(request)
         try:
             session = reading.session(query.get("name", ""))
-            pages = session.resolve(query.get("address", ""))
+            pages = session.contents.resolve(query.get("address", ""))
             if len(pages) != 1:
                 return PlainTextResponse("give the address of one page\n", 404)
-            said = session.text(pages[0])
+            said = session.contents.text(pages[0])
         except KilburnError as error:
             return PlainTextResponse(f"{error.what}\n", 404)
         return PlainTextResponse(said)

@@ -105,7 +105,7 @@ class OwnHands:
 
         def change(backend: Backend) -> T:
             store = Store(backend, Budget(by_hand.WIDE), "fifo")
-            if not any(one.kind is SegmentKind.MEMORY and one.user == owner for one in store.collections()):
+            if not any(one.info.kind is SegmentKind.MEMORY and one.info.user == owner for one in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
             return do(store.memory(owner))
 
@@ -131,7 +131,7 @@ def _undone(hands: Hands, given: Mapping[str, str]) -> None:
     expected = given.get("event", "")
 
     def undo(session: Session) -> None:
-        newest, *_ = newest_moves(list(session.events()))
+        newest, *_ = newest_moves(list(session.ledger.events()))
         if newest is not None and str(newest.events[1]) != expected:
             raise KernelError("something else has happened since this page was shown", advice="look at the receipts again")
         by_hand.undo(session)
@@ -161,7 +161,7 @@ def _range_of(given: Mapping[str, str]) -> tuple[str | None, int]:
 
 def _evicted(hands: Hands, given: Mapping[str, str]) -> None:
     why = given.get("why", "")[:1_000]
-    hands.session(given.get("name", ""), lambda session: session.evict(given.get("pages", ""), why))
+    hands.session(given.get("name", ""), lambda session: session.edits.evict(given.get("pages", ""), why))
 
 
 def _kept(hands: Hands, given: Mapping[str, str]) -> None:
@@ -178,7 +178,7 @@ def _accepted(hands: Hands, given: Mapping[str, str]) -> None:
 
 def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
     def retire(memory: UserMemory) -> None:
-        pages = memory.resolve(given.get("pages", ""))
+        pages = memory.contents.resolve(given.get("pages", ""))
         if any(state.at is not Place.PROPOSED for _, state in map(memory.read, pages)):
             raise KernelError("it does not wait any more", advice="look at the memory again")
         memory.apply(Retire(pages=tuple(pages), why="rejected by hand"))
@@ -256,7 +256,7 @@ def said_of(query: Mapping[str, str]) -> str:
 
 def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
     """What the screen of previews and changes shows."""
-    found, _ = reading.receipts(session.number, session.head, NEWEST)
+    found, _ = reading.receipts(session.number, session.ledger.head, NEWEST)
     shown: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
@@ -266,7 +266,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": session.figures.window or by_hand.WINDOW,
+        "window": session.ledger.figures.window or by_hand.WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,
@@ -286,7 +286,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
                 shown["newest"] = by_hand.undo(looked, dry=True)
             case "diff":
                 until = _number(shown["until"]) if shown["until"] else None
-                shown["difference"] = session.difference(_number(shown["turn"]), until)
+                shown["difference"] = session.ledger.difference(_number(shown["turn"]), until)
     except KilburnError as error:
         shown["trouble"] = error
     return shown

@@ -74,7 +74,7 @@ def lines_of(events: Sequence[Event]) -> list[Cached]:
 
 def held_of(reading: LedgerReader, session: Session) -> Held | None:
     """What the newest events say together; None where there are none."""
-    newest, older = reading.of_act(session.number, Act.CACHE, session.head, READ)
+    newest, older = reading.of_act(session.number, Act.CACHE, session.ledger.head, READ)
     if not newest:
         return None
     edits = again = largest = relieved = 0
@@ -99,7 +99,7 @@ def held_of(reading: LedgerReader, session: Session) -> Held | None:
 
 def removed_files(reading: LedgerReader, session: Session) -> int:
     """Spilled files that were removed because something in them was forgotten."""
-    notes, _ = reading.of_act(session.number, Act.NOTE, session.head, READ)
+    notes, _ = reading.of_act(session.number, Act.NOTE, session.ledger.head, READ)
     said: list[Any] = [event.data["files"] for event in notes if "files" in event.data]
     return sum(len(files) for files in said if isinstance(files, list | tuple))
 

@@ -76,7 +76,7 @@ class Marks:
         with self._lock:
             known = self._known.pop(number, None)
             if known is None or (known.over.is_set() and known.until < until):
-                known = _Work(session.head)
+                known = _Work(session.ledger.head)
                 threading.Thread(target=self._make, args=(session, known), name="kilburn-replay", daemon=True).start()
             self._known[number] = known
             while len(self._known) > SESSIONS:

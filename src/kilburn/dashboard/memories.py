@@ -34,9 +34,9 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
         SpecError: no such user.
     """
     collections = reading.store().collections()
-    memories = [one for one in collections if one.kind is SegmentKind.MEMORY]
+    memories = [one for one in collections if one.info.kind is SegmentKind.MEMORY]
     user = query.get("user")
-    chosen = [one for one in memories if user is None or one.user == user]
+    chosen = [one for one in memories if user is None or one.info.user == user]
     if user is not None and not chosen:
         raise SpecError(f"there is no memory of {user[:80]!r}", advice="see the list of users")
     memory = chosen[0] if chosen else None
@@ -71,8 +71,8 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
         "facts": facts,
         "waiting": [fact for fact in facts if fact.row["at"] == Place.PROPOSED],
         "next": address_of(found[most - 1][0].id) if len(found) > most else "",
-        "documents": [one for one in collections if one.kind is SegmentKind.DOCUMENT],
-        "notes": [one for one in collections if one.kind is SegmentKind.NOTES],
+        "documents": [one for one in collections if one.info.kind is SegmentKind.DOCUMENT],
+        "notes": [one for one in collections if one.info.kind is SegmentKind.NOTES],
     }
 
 
@@ -102,7 +102,7 @@ def collection_of(reading: LedgerReader, query: Mapping[str, str], most: int) ->
     """
     name = query.get("of", "")
     found = next((one for one in reading.store().collections() if one.name == name), None)
-    if found is None or found.kind is SegmentKind.MEMORY:
+    if found is None or found.info.kind is SegmentKind.MEMORY:
         raise SpecError(f"there is no document and no notes {name[:80]!r}", advice="see the list below the memory")
     pages = list(found.pages(history=True, proposed=True, after=_after(query.get("after", "")), limit=most + 1))
     return {

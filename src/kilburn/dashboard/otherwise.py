@@ -174,7 +174,7 @@ def _messages(session: Session, numbers: Iterable[int]) -> tuple[list[Message], 
     with session.lock:
         session.window.pages.fetch(wanted)
         pages = [session.window.pages[number] for number in wanted]
-        session.fetch(page for page in pages if session.window.at(page.id) is not Place.DROPPED)
+        session.contents.fetch(page for page in pages if session.window.at(page.id) is not Place.DROPPED)
         told = [(page, *_part(session, page)) for page in pages]
     lost = sum(part.text == GONE for _, part, _ in told)
     return list(_joined(told)), lost
@@ -191,7 +191,7 @@ def _joined(told: Sequence[tuple[Page, Part, str | None]]) -> Iterator[Message]:
 def _part(session: Session, page: Page) -> tuple[Part, str | None]:
     if session.window.at(page.id) is not Place.DROPPED:
         try:
-            return session.part(page)
+            return session.contents.part(page)
         except Forgotten:
             pass
     call = session.window.pages[page.answers].call if page.answers else page.call

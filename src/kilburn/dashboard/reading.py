@@ -136,7 +136,7 @@ class LedgerReader:
                 first = next(iter(self._opened))
                 self._opened.pop(first).release(first)
         session = store.session(name)
-        session.refresh()
+        session.ledger.refresh()
         return session
 
     # Figures
@@ -273,7 +273,7 @@ class LedgerReader:
         """
         wanted = {page, *islice(sources, 1)}
         found = self.backend.naming(session.number, wanted)
-        owner, fork = session.owner(page), session.branches.forked
+        owner, fork = session.contents.owner(page), session.branches.forked
         if owner != session.number and fork is not None:
             found = [*(event for event in self.backend.naming(owner, wanted) if event.number <= fork.at), *found]
         return [event for event in found if page in event.pages or event.data.get("fold") == page]

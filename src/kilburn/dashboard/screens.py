@@ -127,7 +127,7 @@ def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 
 def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "at", 0)
-    at = at if 0 < at < session.head else 0
+    at = at if 0 < at < session.ledger.head else 0
     event: Event | None = None
     if at:
         try:
@@ -205,7 +205,7 @@ def _fill_of(event: Event, use: int) -> float | None:
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """What each compaction took out, newest first."""
     session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     found, older = reading.receipts(session.number, until, SHOWN)
     return "receipts.html", shown | {"receipts": found, "older": older, "until": until}
 
@@ -214,7 +214,7 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """One receipt: the window before and after, side by side, and the pages that left."""
     session, shown = _opened(reading, query)
     at = number_in(query, "event", 0)
-    if not 0 < at <= session.head:
+    if not 0 < at <= session.ledger.head:
         raise SpecError(f"there is no event {at} in {session.name!r}", advice="see its receipts")
     made = next(iter(reading.receipts(session.number, at, 1)[0]), None)
     if made is None or made.events[1] != at:
@@ -274,7 +274,7 @@ def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
 def text_of(session: Session, page: Page, most: int) -> tuple[str, int]:
     """The beginning of a page's text, and how many characters there are more; -1 where it was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
     return text[:most], max(0, len(text) - most)
@@ -288,7 +288,7 @@ def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     numbers = [number for number in range(begin, min(begin + SHOWN, window.last + 1)) if number in window.states]
     window.pages.fetch(numbers)
     there = [window.pages[number] for number in numbers]
-    session.fetch(one for one in there if window.at(one.id) is not Place.DROPPED)
+    session.contents.fetch(one for one in there if window.at(one.id) is not Place.DROPPED)
     return "transcript.html", shown | {
         "rows": [(one, window.at(one.id), what(window, one), text_of(session, one, BRIEF * 4)) for one in there],
         "begin": begin,
@@ -305,7 +305,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     begin = number_in(query, "from", 0)
     text, more = _part(session, there, begin)
     events = reading.naming(session, number, there.sources)
-    owner = session.owner(number)
+    owner = session.contents.owner(number)
     cited = reading.backend.citing(owner, [number])
     names = {info.number: info.name for info in reading.backend.segments()} if cited or there.cites else {}
     return "page.html", shown | {
@@ -319,7 +319,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "letters": LETTERS,
         "events": [(event, deed(event, number)) for event in events[-SHOWN * 2 :]],
         "earlier": max(0, len(events) - SHOWN * 2),
-        "life": life(events, number, session.turn),
+        "life": life(events, number, session.window.turn),
         "made": [(names.get(segment, "?"), address_of(other), segment == session.number) for segment, other in cited[:SHOWN]],
         "cites": [(names.get(segment, "?"), address_of(other)) for segment, other in there.cites[:SHOWN]],
         "sources": [address_of(source) for source in there.sources[:SHOWN]],
@@ -340,7 +340,7 @@ def _numbered(session: Session, address: str) -> int:
 def _part(session: Session, page: Page, begin: int) -> tuple[str, int]:
     """A part of a page's text, and how many characters come behind it; -1 where it was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
     return text[begin : begin + LETTERS], max(0, len(text) - begin - LETTERS)
@@ -407,9 +407,9 @@ def life(events: Sequence[Event], page: int, turn: int) -> list[Stay]:
 def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """What was recalled and searched, newest first."""
     session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     found, older = reading.faults(session.number, until, SHOWN)
-    asked = min(number_in(query, "regret", 0), session.head)
+    asked = min(number_in(query, "regret", 0), session.ledger.head)
     regret, share = regret_at(reading, session, asked) if asked else (None, 0.0)
     return "faults.html", shown | {
         "asked": asked,
@@ -449,12 +449,12 @@ def _asked(event: Event) -> dict[str, Any]:
 
 def edits_of(reading: LedgerReader, session: Session) -> list[WeighedEdit]:
     """The newest compactions that freed tokens, newest first, and whether they paid."""
-    found, _ = reading.receipts(session.number, session.head, SHOWN)
+    found, _ = reading.receipts(session.number, session.ledger.head, SHOWN)
     done = [receipt for receipt in found if receipt.freed > 0]
     if not done:
         return []
-    after = max(done[-1].events[1], session.head - FARTHEST)
-    return list(edits_in(done, reading.stretch(session.number, after, session.head)))
+    after = max(done[-1].events[1], session.ledger.head - FARTHEST)
+    return list(edits_in(done, reading.stretch(session.number, after, session.ledger.head)))
 
 
 def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
@@ -464,7 +464,7 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     taken = taken_by("", stats) if stats else None
     again = taken.again if taken else 0
     edits = {name: again * (table.written - table.cached) / 1e6 for name, table in PRICES.items()}
-    policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.head)
+    policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.ledger.head)
     share, chosen = 1.0, []
     if upto and policy in CHOICES:
         _, share = reading.later.ask(
@@ -479,7 +479,7 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "edits": edits_of(reading, session),
         "policy": policy if policy in CHOICES else "",
         "choices": CHOICES,
-        "upto": upto or session.head,
+        "upto": upto or session.ledger.head,
         "share": share,
         "others": [found for _, found in chosen if isinstance(found, Otherwise)],
         "failed": [(each, found) for each, found in chosen if isinstance(found, KilburnError)],
@@ -522,7 +522,7 @@ def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Keys and values of a session: what is on the device, and what was computed again for each edit, newest first."""
     session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     found, older = reading.of_act(session.number, Act.CACHE, until, SHOWN)
     return "cache.html", shown | {
         "rows": lines_of(found),
@@ -530,7 +530,7 @@ def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "until": until,
         "held": held_of(reading, session),
         "files": removed_files(reading, session),
-        "use": session.use,
+        "use": session.prompts.use,
     }
 
 

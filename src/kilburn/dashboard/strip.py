@@ -128,7 +128,7 @@ def pieces_of(window: WindowState) -> tuple[PromptItem, ...]:
 
 def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = PROMPTS[1]) -> Strip:
     """The last so many prompts up to an event; 0 for the last one of all."""
-    until = min(until or session.head, session.head)
+    until = min(until or session.ledger.head, session.ledger.head)
     events, begin = _prompts(reading, session, until, many + 1)
     ships = [event for event in events if event.act is Act.SHIP]
     columns = [_column(event) for event in ships]
@@ -148,7 +148,7 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = P
     if len(columns) > many or (columns and begin > 0):
         made.older = columns[-many:][0].event - 1
     made.columns = columns = columns[-many:]
-    made.newer = until if until < session.head else 0
+    made.newer = until if until < session.ledger.head else 0
     made.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
     made.blocks = list(blocks(columns, made.top)) if made.split else []
     return made
@@ -255,7 +255,7 @@ def _joined(pieces: Sequence[PromptItem], least: float, *, mixed: bool) -> Itera
 
 def overview(reading: LedgerReader, session: Session) -> list[Column]:
     """Prompts of the whole session, so many at most, evenly spread; nothing is replayed."""
-    head = session.head
+    head = session.ledger.head
     if head <= 8 * SAMPLES:
         ships = [event for event in reading.stretch(session.number, 0, head) if event.act is Act.SHIP]
         every = max(1, -(-len(ships) // SAMPLES))

@@ -199,9 +199,9 @@ def _work(
     results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
     results.files, results.lines = len(library.covered), sum(library.covered.values())
     results.stats = session.stats()
-    cost = {page.id: page.tokens for page, _ in session.pages()}
+    cost = {page.id: page.tokens for page, _ in session.contents.pages()}
     seen = 0
-    for entry in session.events():
+    for entry in session.ledger.events():
         seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
             results.curve.append((seen, entry.tokens))
@@ -224,15 +224,15 @@ def _answer(session: Session, asked: Sequence[LibraryQuestion], results: JobResu
         exact = found.text == question.expected
         results.asked.append(Checked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
     # Not from `stats`: forty questions and nothing else give a low hit rate, and that is no reason for a warning.
-    acts = Counter(event.act for event in session.events())
+    acts = Counter(event.act for event in session.ledger.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
-    results.faults = sum(len(event.data.get("missed", ())) for event in session.events() if event.act is Act.FAULT)
+    results.faults = sum(len(event.data.get("missed", ())) for event in session.ledger.events() if event.act is Act.FAULT)
 
 
 def _compare(session: Session, given: Sequence[str], asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
     """The same questions for the rivals, which keep only their window: each searches and recalls what it kept."""
-    count, capacity = session.counter.count, session.capacity
-    transcript = [(page, text) for (page, _), text in zip(session.pages(), given, strict=False)]
+    count, capacity = session.counter.count, session.prompts.capacity
+    transcript = [(page, text) for (page, _), text in zip(session.contents.pages(), given, strict=False)]
 
     def summarising(page: int) -> None:
         told("rivals", page, len(given), "pages summarised")

@@ -69,7 +69,7 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
                 told(asked, "asked for a summary")
                 if asked >= number:
                     break
-        receipts = [receipt for receipt in session.receipts() if receipt.asked][:number]
+        receipts = [receipt for receipt in session.ledger.receipts() if receipt.asked][:number]
         return [
             Folded(
                 pages=" ".join(receipt.left),

@@ -143,7 +143,7 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
 
 def _changed(document: Collection, text: str, name: str) -> Ingested:
     """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
-    seen = document.head
+    seen = document.ledger.head
     before = in_order(document)
     texts = document.backend.contents.texts({page.digest for page in before})
     old = [texts[page.digest] for page in before]
@@ -202,7 +202,7 @@ def in_order(document: Collection) -> list[Page]:
     here = {page.id: page for page, _ in document.pages()}
     order: list[int] = []
     added: tuple[int, ...] = ()
-    for event in document.events():
+    for event in document.ledger.events():
         if event.act is Act.ADMIT:
             added = event.pages
         elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
@@ -221,7 +221,7 @@ def text_of(document: Collection) -> str:
 def documents(store: Store, user: str | None = None) -> Iterator[Collection]:
     """The documents of a tenant, or of one of its users, oldest first."""
     for collection in store.collections():
-        if collection.kind is SegmentKind.DOCUMENT and user in (None, collection.user):
+        if collection.info.kind is SegmentKind.DOCUMENT and user in (None, collection.info.user):
             yield collection
 
 

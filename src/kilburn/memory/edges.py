@@ -163,7 +163,7 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
     """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
     again. What was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
-    for event in memory.events():
+    for event in memory.ledger.events():
         if event.time > known:
             break
         if event.data.get("at") == Place.PROPOSED:
@@ -246,7 +246,7 @@ def unmerge(memory: Collection, address: str) -> None:
     Raises:
         UnknownAddress, Forgotten. KernelError: it is no such edge.
     """
-    (number,) = memory.resolve(address)[:1]
+    (number,) = memory.contents.resolve(address)[:1]
     page, _ = memory.read(number)
     if page.claim is None or page.claim.relation != ALIAS:
         raise KernelError(f"{address} merges nothing", advice="give the address of an edge that `merge` returned")

@@ -83,7 +83,7 @@ def episodes(session: Session, after: int = 0) -> list[Episode]:
         after: only those that end, with what was said next, after this page.
     """
     with session.lock:
-        session.refresh()
+        session.ledger.refresh()
         pages = session.window.pages.originals()
         gone = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
         read = lowest_read(session)
@@ -108,23 +108,23 @@ def _asks(page: Page) -> bool:
 
 
 def _episode(session: Session, group: Sequence[Page], spoken: Sequence[Page], taint: Trust) -> Episode:
-    session.fetch((*group, *spoken))
-    results = {page.answers: session.text(page.id) for page in group if page.kind is Kind.RESULT}
+    session.contents.fetch((*group, *spoken))
+    results = {page.answers: session.contents.text(page.id) for page in group if page.kind is Kind.RESULT}
     asked = [page for page in group if page.message == group[0].message and _asks(page)]
     answers = [page for page in group if page.role is Role.ASSISTANT and page.kind is Kind.TEXT and not page.is_blank]
     return Episode(
         session=session.name,
         number=session.number,
-        goal="\n".join(session.text(page.id) for page in asked),
+        goal="\n".join(session.contents.text(page.id) for page in asked),
         calls=tuple(
-            Call(tool=page.name or "", arguments=session.text(page.id), result=results.get(page.id, ""))
+            Call(tool=page.name or "", arguments=session.contents.text(page.id), result=results.get(page.id, ""))
             for page in group
             if page.kind is Kind.CALL
         ),
-        answer=session.text(answers[-1].id) if answers else "",
-        said="\n".join(session.text(page.id) for page in spoken),
-        pages=tuple((session.owner(page.id), page.id) for page in group),
-        spoken=tuple((session.owner(page.id), page.id) for page in spoken),
+        answer=session.contents.text(answers[-1].id) if answers else "",
+        said="\n".join(session.contents.text(page.id) for page in spoken),
+        pages=tuple((session.contents.owner(page.id), page.id) for page in group),
+        spoken=tuple((session.contents.owner(page.id), page.id) for page in spoken),
         shown=frozenset(cite for page in group for cite in page.cites),
         taint=taint,
         first=group[0].id,
@@ -163,7 +163,7 @@ class Experience:
             return dict(self._told)
 
     def _follow(self) -> None:
-        head = self._notes.head
+        head = self._notes.ledger.head
         for event in self._notes.backend.events(self._notes.number, self._head, Act.NOTE):
             data: Mapping[str, Any] = event.data
             if event.policy == self._policy and "learned" in data:

@@ -263,7 +263,7 @@ class _Bookmarks:
         """How far a policy has learned from a session; from nothing, if the ledger does not say."""
         key, block = (session.number, policy), BLOCK
         with self._lock:
-            head = memory.head
+            head = memory.ledger.head
             if not self._high:
                 self._low = self._high = head
             self._known |= _noted(memory, self._high, head)[0]
@@ -322,7 +322,7 @@ class LearningJob:
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
         if cursor := getattr(self.policy, "cursor", ""):
             self.name = f"{self.name} {cursor}"
-        whose = self.session.user if user is None else user
+        whose = self.session.info.user if user is None else user
         self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
         self.memory: Collection = store.notes(whose).collection if self.writes is SegmentKind.NOTES else store.memory(whose)
         self.messages = max(1, int(getattr(self.policy, "messages", MESSAGES)))
@@ -368,7 +368,7 @@ class LearningJob:
         """How many messages of the user the policy has not read yet, and whether one that it has not read has left the window."""
         progress, session = self._progress(), self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             new = [page for page in session.window.pages.originals() if _within(page.id, progress) and page.kind is Kind.TEXT]
             said = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
             left = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in said)
@@ -391,7 +391,7 @@ class LearningJob:
         for place, exchange in enumerate(exchanges):
             if self.stopped():
                 return
-            head, spent = self.memory.head, self.spent
+            head, spent = self.memory.ledger.head, self.spent
             try:
                 view = self._view(exchange)
                 course = (yield from self._plan(view)) if view.new else _Course()
@@ -457,9 +457,9 @@ class LearningJob:
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
         """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
-        self.session.refresh()
+        self.session.ledger.refresh()
         said = (each.page.id for each in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in said)
+        return self.memory.ledger.head != head or any(self.session.window.at(page) is Place.DROPPED for page in said)
 
     def _commit(
         self,
@@ -477,7 +477,7 @@ class LearningJob:
         note = cast(Data, {**figures, **told})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
-        rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
+        rows = [self.memory.read(self.memory.contents.resolve(address)[0]) for address in added]
         waits = {place for place, (_, state) in enumerate(rows) if state.at is Place.PROPOSED}
         for place, address in enumerate(added):
             (self.proposed if place in waits else self.stored).append(address)
@@ -492,10 +492,10 @@ class LearningJob:
         """The exchanges to learn from, in order, and the last page of the session."""
         session = self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             pages = session.window.pages.originals()
             gone = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(session.owner, pages, gone, lowest_read(session)))
+            heard = list(_heard(session.contents.owner, pages, gone, lowest_read(session)))
             wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
         groups: list[list[int]] = []
         for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
@@ -515,11 +515,11 @@ class LearningJob:
 
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """With their texts, without the secrets in them; without those that hold one and are to be refused."""
-        self.session.fetch(said.page for said in heard)
+        self.session.contents.fetch(said.page for said in heard)
         found = []
         for said in heard:
             try:
-                text, _ = screen(self.session.text(said.page.id), self.secrets)
+                text, _ = screen(self.session.contents.text(said.page.id), self.secrets)
                 found.append(dataclasses.replace(said, text=text))
             except SecretFound as error:
                 log.info("%s of session %s is not learned from: %s", said.address, self.session.name, error.what)
@@ -532,12 +532,12 @@ class LearningJob:
         return MemoryView(
             new=self._with_texts(exchange.new),
             earlier=self._with_texts(exchange.earlier),
-            summary=memory.text(summary) if summary else "",
+            summary=memory.contents.text(summary) if summary else "",
             now=self.clock(),
             session=self.session.name,
-            user=memory.user,
+            user=memory.info.user,
             page=lambda page: memory.read(page)[0],
-            text=memory.text,
+            text=memory.contents.text,
             about=self._about,
             summary_page=summary,
             made_from=self._made_from,
@@ -547,7 +547,7 @@ class LearningJob:
     def _note(self, name: str) -> Page | None:
         """Of notes, the page in force of that name."""
         with self.memory.lock:
-            self.memory.refresh()
+            self.memory.ledger.refresh()
             page = (self.memory.named() or {}).get(name)
         return None if page is None else self.memory.read(page)[0]
 
@@ -622,7 +622,7 @@ class LearningJob:
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]
-            self.memory.record(
+            self.memory.ledger.record(
                 Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
             )
         return answer

@@ -65,7 +65,7 @@ class NoteVersion:
         Raises:
             Forgotten, StoreCorrupt.
         """
-        return self._collection.text(self.page)
+        return self._collection.contents.text(self.page)
 
 
 @checked
@@ -95,7 +95,7 @@ class Notes:
     @property
     def head(self) -> int:
         """Number of the last event in their ledger now; 0 where there are none."""
-        return self.collection.head if self._exist() else 0
+        return self.collection.ledger.head if self._exist() else 0
 
     def _exist(self) -> bool:
         backend = self._store.backend
@@ -333,7 +333,7 @@ class Notes:
         if not self._exist():
             return {}
         with self.collection.lock:
-            self.collection.refresh()
+            self.collection.ledger.refresh()
             return dict(self.collection.named() or {})
 
     def _find(self, name: str) -> NoteVersion | None:
@@ -354,7 +354,7 @@ class Notes:
         raise NoteConflict(what, advice=f"read it: it is {before.address} now; then edit that", note=before)
 
     def _version(self, name: str, address: str) -> Page:
-        numbers = self.collection.resolve(address)
+        numbers = self.collection.contents.resolve(address)
         page = self.collection.read(numbers[0])[0]
         if len(numbers) > 1 or page.name != name:
             called = f", but of {page.name!r}" if len(numbers) == 1 and page.name else ""

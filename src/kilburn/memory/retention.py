@@ -80,7 +80,7 @@ def within(quota: Quota | None, memory: Collection, changes: Sequence[Add | Reti
     while units := over(have):
         if not quota.evict or not spare:
             unit = units[0]
-            raise QuotaExceeded(unit, have=have[unit], more=more[unit], most=most[unit], user=memory.user)
+            raise QuotaExceeded(unit, have=have[unit], more=more[unit], most=most[unit], user=memory.info.user)
         page, _ = spare.pop()
         evicted.append(page.id)
         have = {"facts": have["facts"] - 1, "tokens": have["tokens"] - page.tokens}
@@ -121,7 +121,7 @@ def sweep(
     roots: dict[int, list[int]] = {}
     kept: dict[str, tuple[str, ...]] = {}
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             rows = {page.id: (page, state) for page, state in memory.pages(history=True, proposed=True)}
             over = [number for number, row in rows.items() if _is_over(*row, now, retention, history)]
             held = _holding_pins(memory, over, {number for number, (_, state) in rows.items() if state.pinned})

@@ -80,7 +80,7 @@ class UserMemory(Collection):
         add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
 
         def write() -> str:
-            seen = None if quota is None else self.head
+            seen = None if quota is None else self.ledger.head
             olds = self._rivals(clean)
             adds = [add, *([link(olds)] if olds else [])]
             return self.apply(*within(quota, self, adds, self.clock()), seen=seen)[0]
@@ -102,15 +102,15 @@ class UserMemory(Collection):
         """
         clean, _ = screen(text, secrets)
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
             said = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
-            its = next((page for page in reversed(said[-RECENT:]) if is_said(clean, session.text(page.id))), None)
+            its = next((page for page in reversed(said[-RECENT:]) if is_said(clean, session.contents.text(page.id))), None)
             source = its or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
             if source is None:
                 raise KernelError("nothing was said yet", advice="a fact that an agent notes cites what was said")
             tainted = its is None and lowest_read(session)[source.id] < Trust.AGENT
-            cite = (session.owner(source.id), source.id)
+            cite = (session.contents.owner(source.id), source.id)
 
         def write() -> str:
             olds = self._rivals(clean) if not tainted else []
@@ -162,7 +162,7 @@ class UserMemory(Collection):
         clean, _ = screen(text, secrets)
 
         def write() -> str:
-            seen, pages = self.head, self.resolve(address)
+            seen, pages = self.ledger.head, self.contents.resolve(address)
             if len(pages) != 1:
                 raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
             _, state = self.read(pages[0])
@@ -209,7 +209,7 @@ class UserMemory(Collection):
             StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
             the extra.
         """
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
+        job = LearningJob(self._levels, session, policy, self.info.user, secrets, quota)
         return run(job.learn(), answering(self._levels, model))
 
     async def alearn(
@@ -223,7 +223,7 @@ class UserMemory(Collection):
     ) -> Learned:
         """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
         written."""
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
+        job = LearningJob(self._levels, session, policy, self.info.user, secrets, quota)
         return await arun(job.learn(), answering(self._levels, model))
 
     def search(
@@ -237,7 +237,7 @@ class UserMemory(Collection):
         levels, now = self._levels, self.clock() if at is None else at
         search = Searcher(self.backend, levels.ranking, levels.vectors, [self.info])
         hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
-        self.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
+        self.ledger.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 
     async def asearch(

@@ -289,7 +289,7 @@ class Workflows:
     def _write(self, episode: Episode, verdict: bool | None, wanted: Workflow | None, done: Induced, *, anew: bool) -> None:
         """Write what came of an episode with how far the session was learned from, in one transaction."""
         collection = self.notes.collection
-        head = collection.head
+        head = collection.ledger.head
         if not anew and self._past.upto(episode.number) >= episode.last:
             return  # somebody else was faster
         rows = versions(collection, FOLDER)
@@ -334,7 +334,7 @@ class Workflows:
         blame."""
         if (self.notes.collection.number, page.id) not in episode.shown:
             return False
-        steps = Workflow.parse(self.notes.collection.text(page.id)).steps
+        steps = Workflow.parse(self.notes.collection.contents.text(page.id)).steps
         plain = [(call.tool, _plain(call.arguments)) for call in episode.calls]
         own = [[tool == other and _fits(form, arguments) for other, arguments in plain] for tool, form in steps]
         if not own or not any(own[0]):

@@ -76,7 +76,7 @@ class Compact:
         keep: newest messages that stay as they are, at least the last.
         to: tokens of a summary; None for an eighth of the capacity, at most 4,096 and half of what it replaces.
         share: of the capacity, for a trigger of None.
-        idle: compact at every `Session.idle`, whatever the trigger.
+        idle: compact at every `Session.edits.idle`, whatever the trigger.
         provider: the provider compacts; here only leaves what its last block stands for.
         pages: only these originals are summarised, as the first and the last id; None for all.
         timeout: seconds for the model's reply.

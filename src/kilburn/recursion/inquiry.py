@@ -108,7 +108,7 @@ class Inquiry:
 
     def rejoin(self, known: RunRecord) -> None:
         """Go on with a recorded run: from here on it is ours."""
-        with self.session.batch() as kernel:
+        with self.session.edits.batch() as kernel:
             # This fails if the session went on since it was read.
             kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
         self.resident = known.resident
@@ -119,8 +119,8 @@ class Inquiry:
         """Keep the question, and what the model was told of the text, in the window where there is room."""
         session, both = self.session, (first, first + 1)
         self.last = (first + 1,)
-        self._seen = session.head
-        if sum(map(session.window.cost, both)) <= session.capacity // 4:
+        self._seen = session.ledger.head
+        if sum(map(session.window.cost, both)) <= session.prompts.capacity // 4:
             for page in both:
                 session.pin(f"p{page}")
         self._pinned = [f"p{page}" for page in both if page in session.window.pins]
@@ -180,7 +180,7 @@ class Inquiry:
         # What the cell did not read before is a source of the next one.
         cites = set(page.cites)
         self._cited += [key for key in message.cites if key not in cites]
-        if self.session.text(known) != message.parts[0].text:
+        if self.session.contents.text(known) != message.parts[0].text:
             self.rerun.differing.append(page.address)
         return known
 
@@ -191,7 +191,7 @@ class Inquiry:
 
     def write(self) -> None:
         """Write what was only recorded so far."""
-        self.session.flush()
+        self.session.ledger.flush()
 
     def fork(self, prompt: str, *, system: str = "", calls: bool) -> Session:
         """A branch for the sub-calls, or for a run below."""

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
 
 def note(session: Session, why: str, pages: Iterable[int] = (), /, **said: Unpack[Data]) -> None:
     """Write something of a run into the ledger of its session, with the next commit."""
-    session.record(Act.NOTE, [*pages], policy="user", why=why, **said)
+    session.ledger.record(Act.NOTE, [*pages], policy="user", why=why, **said)
 
 
 def said_in(event: Event) -> Data:
@@ -145,7 +145,7 @@ class RunRecord:
         self.limits = msgspec.convert({"calls": asked.get("most"), **asked.get("limits", {})}, Limits)
         self.cell_bounds = msgspec.convert(asked.get("bounds", {}), Bounds)
         self.functions: tuple[str, ...] = tuple(asked.get("functions", ()))
-        self.question = session.text(self.first)
+        self.question = session.contents.text(self.first)
         if self.ended.get("page") and self.ended["page"] not in session.window.pages:
             self.ended = {}  # the answer was not written
         self.more = bool(goes_on and self._has_more(given or {}))
@@ -161,7 +161,7 @@ class RunRecord:
         """What was asked last and what came of it; when the last part of the run began, and the seconds of those before it."""
         asked: Data = {}
         began = before = 0.0
-        for event in self.session.events():
+        for event in self.session.ledger.events():
             said = said_in(event)
             if "asked" in said:
                 asked, began, before = said, event.time, 0.0
@@ -221,7 +221,7 @@ class RunRecord:
                 what = f"the session {self.session.name!r} went on with something else"
                 raise SpecError(what, advice="ask again in a new session")
             before = page
-        part = self.session.part
+        part = self.session.contents.part
         self.replies = [Message(role=Role.ASSISTANT, parts=tuple(part(page)[0] for page in parts)) for parts in replies.values()]
         self.ends = [parts[-1].id for parts in replies.values()]
         self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
@@ -239,7 +239,7 @@ class RunRecord:
             branch = self.session.branches.open(name)
             if calls:
                 entries += self._entries_of(branch)
-            elif any("asked" in said_in(event) for event in branch.events()):
+            elif any("asked" in said_in(event) for event in branch.ledger.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
@@ -258,7 +258,7 @@ class RunRecord:
 
     def _entries_of(self, branch: Session) -> list[Entry]:
         why: dict[int, str] = {}
-        for event in branch.events():
+        for event in branch.ledger.events():
             self._count(event)
             if event.act is Act.NOTE and event.pages:
                 why[event.pages[0]] = event.why
@@ -273,7 +273,7 @@ class RunRecord:
         return found
 
     def _originals(self, session: Session, after: int) -> list[Page]:
-        pages = [(page, state) for page, state in session.pages() if page.id > after]
+        pages = [(page, state) for page, state in session.contents.pages() if page.id > after]
         for page, state in pages:
             if state.at is Place.DROPPED and not (self.goes_on and self.ended):
                 raise Forgotten(f"{page.address} of {session.name!r} was forgotten", advice="ask again in a new session")
@@ -301,7 +301,7 @@ class RunRecord:
         if entry is None:
             return None if self.goes_on else Known(None, "it is not in the recorded run")
         page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
-        return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
+        return Known(entry.branch.contents.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
 
     def run(self, question: str, digest: str) -> RunRecord | None:
         """The run within this one that was asked so; None if it is not there, and the run goes on.
@@ -322,7 +322,7 @@ class RunRecord:
         for _, branch, prompt, reply, why in self._entries:
             found.pop(prompt.digest, None)
             if reply is None:
-                found[prompt.digest] = Missing(prompt=short(branch.text(prompt.id)), why=why)
+                found[prompt.digest] = Missing(prompt=short(branch.contents.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
         return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
 

@@ -142,7 +142,7 @@ class RecursiveModel(Agent):
             on_iteration_complete=on_iteration_complete,
         )
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
-        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.capacity)))
+        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.prompts.capacity)))
         self.asked = limits or Limits(steps=30)
         self.free = free or threading.BoundedSemaphore(parallel)
         self.outer, self._options, self._asking = above, options, threading.Lock()
@@ -237,7 +237,7 @@ class RecursiveModel(Agent):
     def _tell(self, messages: Sequence[Any], found: Variable | None, past: bool) -> None:
         """Write what is asked, and what the model is told of the text."""
         system = self._system(self.depth, past)
-        known = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
+        known = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
         if found is not None:
             told = f"{found.told()}\nIt begins:\n{quote('context', found.head)}"
         else:
@@ -386,7 +386,7 @@ class RecursiveModel(Agent):
         said = said_by(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
         page = run.admit(said, run.page)
         run.last = (page,)
-        run.show(Returned("", self.session.text(page), failed))
+        run.show(Returned("", self.session.contents.text(page), failed))
         return True
 
     def _work(self, calls: Sequence[Part], loop: Any) -> Iterator[RunEvent]:
@@ -402,7 +402,7 @@ class RecursiveModel(Agent):
                 page = run.admit(message, code)
             if part.name == REPL.name:
                 run.last = (page,)
-            yield Returned(part.call or "", self.session.text(page), failed)
+            yield Returned(part.call or "", self.session.contents.text(page), failed)
 
     def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
         if part.name != REPL.name:
@@ -652,7 +652,7 @@ def _ended(run: RunRecord) -> RecursiveResult:
     """What came of a run that has ended, from its pages."""
     said, content = run.ended, None
     if said["page"]:
-        text = run.session.text(said["page"])
+        text = run.session.contents.text(said["page"])
         content = msgspec.json.decode(text) if said["json"] else text
     return RecursiveResult(
         outcome=AnswerOutcome(said["answered"]),

@@ -262,8 +262,8 @@ class SubCalls:
             self._check()
             if self._session is None:
                 self._session = self._branch()
-                self._session.decide_by(resolve("policies", "fifo"), "fifo")
-                self._session.resize(Budget(WIDE))
+                self._session.edits.decide_by(resolve("policies", "fifo"), "fifo")
+                self._session.edits.resize(Budget(WIDE))
             session = self._session
             number, page, messages, failures = session.number, session.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
@@ -287,7 +287,7 @@ class SubCalls:
             session.append(*messages)
             for failed, why in failures.items():
                 note(session, why, [failed])
-            session.flush()
+            session.ledger.flush()
             for entry in self._waiting:
                 # It is a source of what is written later; what it was made from stands in its page.
                 entry.key, entry.read = keys.get(entry), None
