@@ -154,9 +154,9 @@ def fill(path: Path, tenant: str = "default") -> None:
         store.forget(
             session="work", address=next(page.address for page, _ in work.contents.pages() if "canarypage" in page.label)
         )
-        waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
-        store.backend.keep_vectors(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
-        store.backend.keep_setting("retention", '{"archive": 30}')
+        waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
+        store.backend.vectors.add(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
+        store.backend.settings.put("retention", '{"archive": 30}')
 
 
 def seen(backend: Backend) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def told(store: Store) -> str:
     for collection in store.collections():
         for page, state in collection.pages(history=True, proposed=True):
             found += [page, state, collection.contents.text(page.id), collection.history(page.address)]
-    found += store.backend.vectors(EMBEDDER)
-    found += store.backend.unembedded(EMBEDDER, 1000)
+    found += store.backend.vectors.read(EMBEDDER)
+    found += store.backend.vectors.unembedded(EMBEDDER, 1000)
     words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
     for word in words:
         recalled = store.search(word, 10_000, abstain=True)
@@ -120,7 +120,7 @@ def check_kept(store: Store) -> None:
     assert store.session("light").recall("p1") == "the lamp burns colza oil"
     assert store.memory("bob").contents.text(1) == "Bob keeps the lamp"
     assert store.document("manual").contents.text(1) == "A manual of lamps."
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Store) -> None:

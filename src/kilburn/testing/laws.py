@@ -81,7 +81,7 @@ def check_collection(collection: Collection) -> None:
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
-    indexed = {page for (_, page), found in backend.entries((number, page) for page in rows).items() if found}
+    indexed = {page for (_, page), found in backend.words.entries((number, page) for page in rows).items() if found}
     if collection.info.kind is SegmentKind.NOTES:
         named = [page.name for page, state in rows.values() if state.at is Place.OUT]
         assert None not in named, "law 9: a note without a name"
