@@ -234,7 +234,7 @@ class _Door:
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        return self._noted(self.store.memory(self.user), add, asked.said)
+        return self._noted(self.store.memory(self.user).collection, add, asked.said)
 
     def update(self, asked: Update) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
@@ -405,7 +405,7 @@ class _Door:
         if info is None or info.kind is not SegmentKind.MEMORY:
             what = f"no memory {name!r} here" if name else "nothing was remembered yet"
             raise SpecError(what, advice="leave `session` out, or list the resources")
-        return self.store.memory(_whole(info).user)
+        return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
         """The pages of an address, in anything that this user may see.

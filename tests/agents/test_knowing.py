@@ -38,7 +38,7 @@ def test_what_was_said_in_another_session_is_brought_and_what_is_said_is_learned
         assert agent.learning is not None
         agent.learning.result(60)
         assert len(first.requests) == 1
-        assert [store.memory("ana").text(page.id) for page, _ in store.memory("ana").pages()]
+        assert [store.memory("ana").collection.text(page.id) for page, _ in store.memory("ana").pages()]
         model = Scripted(["Porto.", "Hello."])
         other = Agent(model, [], store.session("two", user="ana"), recall=300)
         other.run("Where do I live?")
@@ -172,7 +172,7 @@ READ = f'{{"facts": [{FACT}]}}'
 
 
 def facts_of(store: Store, user: str = "ana") -> list[str]:
-    return [store.memory(user).text(page.id) for page, _ in store.memory(user).pages()]
+    return [store.memory(user).collection.text(page.id) for page, _ in store.memory(user).pages()]
 
 
 def learned(agent: Agent) -> None:
@@ -206,7 +206,7 @@ def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
         learned(agent)
         agent.run("Thanks.")
         learned(agent)
-        rows = {row["policy"]: row for row in progress(store, store.memory("ana"))}
+        rows = {row["policy"]: row for row in progress(store, store.memory("ana").collection)}
         assert rows["facts"]["upto"] == "p6"
         assert not rows["facts"]["waiting"]
 
@@ -216,14 +216,14 @@ def test_what_a_model_fails_at_waits_and_the_reason_is_told() -> None:
         agent = Agent(Elsewhere("no JSON", "nor this", '{"facts": []}', READ), [], store.session("one", user="ana"), learn=LEARNS)
         agent.run("we are a Braga household these days, that is where I live")
         learned(agent)
-        (row,) = (row for row in progress(store, store.memory("ana")) if row["policy"] == "facts")
+        (row,) = (row for row in progress(store, store.memory("ana").collection) if row["policy"] == "facts")
         assert (row["waiting"], row["outcome"]) == (["p1-p2"], "rejected")
         assert "no JSON of the form" in row["why"]
         # What is new comes first, then what waits.
         agent.run("Thanks.")
         learned(agent)
         assert facts_of(store) == ["The user lives in Braga."]
-        assert not [row for row in progress(store, store.memory("ana")) if row["waiting"]]
+        assert not [row for row in progress(store, store.memory("ana").collection) if row["waiting"]]
 
 
 def test_learning_takes_no_more_tokens_than_its_bound() -> None:

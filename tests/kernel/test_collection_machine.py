@@ -130,16 +130,16 @@ class Memories(RuleBasedStateMachine):
         retires = [] if old is None else [Retire((old[1],), refers=0)]
         if policy != "user" and not made_from:
             with pytest.raises(KernelError):
-                memory.apply(add, *retires, policy=policy)
+                memory.collection.apply(add, *retires, policy=policy)
             return
         if full:
             memory.backend.full = True  # type: ignore[attr-defined]
             with pytest.raises(StoreFull):
-                memory.apply(add, *retires, policy=policy, tainted=tainted)
+                memory.collection.apply(add, *retires, policy=policy, tainted=tainted)
             memory.backend.full = False  # type: ignore[attr-defined]
             return
-        (address,) = memory.apply(add, *retires, policy=policy, tainted=tainted)
-        page, _ = memory.read(parse_address(address)[0])
+        (address,) = memory.collection.apply(add, *retires, policy=policy, tainted=tainted)
+        page, _ = memory.collection.read(parse_address(address)[0])
         trust = min((self.model[key].trust for key in made_from), default=Trust.USER)
         fact = Fact(text, page.time, made_from, trust)
         waits = policy != "user" and (tainted or trust is Trust.TOOL)
@@ -154,9 +154,9 @@ class Memories(RuleBasedStateMachine):
         memory = self.writers[writer].memory(user)
         key = self._some((Place.OUT,), pick, memory.name)
         if key is not None:
-            memory.apply(Retire((key[1],)), policy="facts")
+            memory.collection.apply(Retire((key[1],)), policy="facts")
             fact = self.model[key]
-            fact.place, fact.until = Place.RETIRED, memory.read(key[1])[1].until
+            fact.place, fact.until = Place.RETIRED, memory.collection.read(key[1])[1].until
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def accept(self, writer: int, pick: int, user: str) -> None:
@@ -164,7 +164,7 @@ class Memories(RuleBasedStateMachine):
         key = self._some((Place.PROPOSED,), pick, memory.name)
         if key is not None:
             memory.accept(address_of(key[1]))
-            self._look(memory)
+            self._look(memory.collection)
             assert self.model[key].place is Place.OUT
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
@@ -173,15 +173,15 @@ class Memories(RuleBasedStateMachine):
         key = self._some((Place.OUT, Place.RETIRED), pick, memory.name)
         if key is None:
             return
-        address, before = address_of(key[1]), self._in_force(memory)
+        address, before = address_of(key[1]), self._in_force(memory.collection)
         memory.undo(address)
-        if memory.read(key[1])[1].at is Place.PROPOSED:
-            self._look(memory)
+        if memory.collection.read(key[1])[1].at is Place.PROPOSED:
+            self._look(memory.collection)
             return
-        assert (key[1] in self._in_force(memory)) is not (key[1] in before)
+        assert (key[1] in self._in_force(memory.collection)) is not (key[1] in before)
         memory.undo(address)
-        assert (key[1] in self._in_force(memory)) is (key[1] in before)
-        self._look(memory)
+        assert (key[1] in self._in_force(memory.collection)) is (key[1] in before)
+        self._look(memory.collection)
 
     def _in_force(self, memory: Collection) -> set[int]:
         return {page.id for page, state in memory.pages(history=True) if state.at is Place.OUT}

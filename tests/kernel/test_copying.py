@@ -282,7 +282,7 @@ def begins_anew(store: Store) -> None:
     work.append(user("begun anew"), {"role": "assistant", "content": "well"})
     branch = work.fork("look again")
     branch.append({"role": "assistant", "content": "deep"})
-    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+    store.memory("ana").collection.apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
 
 
 def removes_its_rule(store: Store) -> None:

@@ -175,7 +175,7 @@ def test_any_other_name_is_only_a_name(store: Store, name: str) -> None:
     assert texts(store) == {name: f"about {name}"}
     assert [document.user for document in documents(store, name)] == [name]
     assert list(documents(store, "")) == []
-    assert store.memory().info.pages == 0
+    assert store.memory().collection.info.pages == 0
 
 
 @pytest.mark.parametrize("text", ["", " \n ", None, b"bytes"])

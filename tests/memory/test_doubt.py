@@ -57,7 +57,7 @@ def test_a_message_doubts_the_fact_that_it_speaks_of(store: Store, fact: str, ch
     found = marks(store, question)
     at = next(place for place, (_, doubted) in enumerate(found) if doubted)
     assert found[at - 1][0].startswith("The user said: "), "what was said stands before it"
-    assert memory.read(-1)[1].at is Place.OUT, "nothing is retired"
+    assert memory.collection.read(-1)[1].at is Place.OUT, "nothing is retired"
     check_laws(store.session("s1"))
 
 
@@ -88,7 +88,7 @@ def test_forgetting_the_message_removes_the_doubt(store: Store) -> None:
     assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo")
     store.forget(session="s1")
     assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
-    assert [memory.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
+    assert [memory.collection.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
 
 
 def test_forgetting_the_fact_removes_the_doubt(store: Store) -> None:
@@ -201,7 +201,7 @@ def test_a_fact_that_was_retired_doubts_no_other_and_is_not_shown(store: Store) 
     memory.remember("I live in Porto.")
     later = memory.remember("I live in Leeds.")
     assert marks(store, "Where do I live?") == [("I live in Leeds.", False), ("I live in Porto.", True)]
-    memory.apply(Retire((int(later[1:]),)))
+    memory.collection.apply(Retire((int(later[1:]),)))
     assert marks(store, "Where do I live?") == [("I live in Porto.", False)]
 
 

@@ -193,7 +193,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
         learned = store.memory().learn("s", witness, secrets=how)  # type: ignore[arg-type]
         assert TOKEN not in repr(witness.shown)
-        facts = [store.memory().text(page.id) for page, _ in store.memory().pages()]
+        facts = [store.memory().collection.text(page.id) for page, _ in store.memory().pages()]
         assert TOKEN not in repr(facts)
         if how == "redact":
             assert facts == ["I live in Porto", "my token is [secret: github-pat]", "I like tea"]
@@ -220,7 +220,7 @@ def test_a_quota_holds_for_what_is_learned() -> None:
 def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
-        store.memory().add("Ana's own fact")
+        store.memory().collection.add("Ana's own fact")
         session = store.session("s")
         session.append(
             {"role": "user", "content": "read it"},
@@ -230,7 +230,7 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
         )
         with pytest.raises(QuotaExceeded):
             store.memory().learn("s", Repeater(), quota=Quota(facts=2, evict=True))
-        assert [store.memory().text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
+        assert [store.memory().collection.text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
 
 
 class Repeater:

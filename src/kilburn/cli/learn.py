@@ -56,7 +56,7 @@ def learn(
             memory = store.memory(session.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
-        held = memory if notes is None else notes.collection
+        held = (notes or memory).collection
         new = [describe(held, *held.read(held.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
         embed(opened)
     if json:

@@ -178,10 +178,11 @@ def _accepted(hands: Hands, given: Mapping[str, str]) -> None:
 
 def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
     def retire(memory: UserMemory) -> None:
-        pages = memory.resolve(given.get("pages", ""))
-        if any(state.at is not Place.PROPOSED for _, state in map(memory.read, pages)):
+        facts = memory.collection
+        pages = facts.resolve(given.get("pages", ""))
+        if any(state.at is not Place.PROPOSED for _, state in map(facts.read, pages)):
             raise KernelError("it does not wait any more", advice="look at the memory again")
-        memory.apply(Retire(pages=tuple(pages), why="rejected by hand"))
+        facts.apply(Retire(pages=tuple(pages), why="rejected by hand"))
 
     hands.memory(given.get("user", ""), retire)
 

@@ -101,7 +101,7 @@ def neighbourhood(
     """
     if depth < 1 or limit < 1:
         raise KernelError(f"depth={depth}, limit={limit}", advice="give numbers of 1 or more")
-    memory = store.memory(user)
+    memory = store.memory(user).collection
     ends = _ends(memory, known) if known is not None else None
     time = store.clock() if at is None else at
 

@@ -324,7 +324,8 @@ class LearningJob:
             self.name = f"{self.name} {cursor}"
         whose = self.session.user if user is None else user
         self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
-        self.memory: Collection = store.notes(whose).collection if self.writes is SegmentKind.NOTES else store.memory(whose)
+        keeper = store.notes(whose) if self.writes is SegmentKind.NOTES else store.memory(whose)
+        self.memory = keeper.collection
         self.messages = max(1, int(getattr(self.policy, "messages", MESSAGES)))
         self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from kilburn.arguments import checked
-from kilburn.backend import SegmentInfo
+from kilburn.backend import State
 from kilburn.claims import DOUBTS
 from kilburn.collections.collection import Collection, undisturbed
+from kilburn.collections.versions import Version
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
+from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
@@ -38,18 +41,21 @@ RECENT = 10
 
 
 @checked
-class UserMemory(Collection):
-    """What is known of a user of the tenant, fact by fact; made by `Store.memory`.
-
-    Safe to use from several threads.
+class UserMemory:
+    """The facts that are known of a user of the tenant; made by `Store.memory`. Safe to use from several threads.
 
     Args:
-        levels: whose sessions it learns from, and what it searches with.
+        store: has the sessions to learn from, and the vectors to search with.
+        collection: holds the facts as pages; its `apply` takes any change, and its `events` are the ledger.
     """
 
-    def __init__(self, levels: Store, info: SegmentInfo) -> None:
-        super().__init__(levels, info, levels.counter, levels.clock)
-        self._levels = levels
+    def __init__(self, store: Store, collection: Collection) -> None:
+        self._store, self.collection = store, collection
+        self.name, self.user = collection.name, collection.user
+
+    def __repr__(self) -> str:
+        """Name and size of the memory; no text of a fact."""
+        return f"<UserMemory {self.name!r}: {self.collection.info.pages} pages>"
 
     def remember(
         self,
@@ -80,10 +86,10 @@ class UserMemory(Collection):
         add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
 
         def write() -> str:
-            seen = None if quota is None else self.head
+            seen = None if quota is None else self.collection.head
             olds = self._rivals(clean)
             adds = [add, *([link(olds)] if olds else [])]
-            return self.apply(*within(quota, self, adds, self.clock()), seen=seen)[0]
+            return self.collection.apply(*within(quota, self.collection, adds, self.collection.clock()), seen=seen)[0]
 
         address = undisturbed(write)
         if pin:
@@ -115,7 +121,7 @@ class UserMemory(Collection):
         def write() -> str:
             olds = self._rivals(clean) if not tainted else []
             add = Add(text=clean, cites=(cite,), since=source.time, why="an agent noted it")
-            return self.apply(add, *([link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted)[0]
+            return self.collection.apply(add, *([link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted)[0]
 
         return undisturbed(write)
 
@@ -125,7 +131,10 @@ class UserMemory(Collection):
         if pair is None and not words:
             return []
         wanted = [*([pair] if pair is not None else []), *((word, "") for word in words[:WORDS])]
-        found = [[hit.page for hit in hits] for hits in self.backend.newest(self.number, wanted, EACH if words else NEAR)]
+        found = [
+            [hit.page for hit in hits]
+            for hits in self.collection.backend.newest(self.collection.number, wanted, EACH if words else NEAR)
+        ]
         near = found.pop(0)[:NEAR] if pair is not None else []
         # Of a common word only the newest facts are looked at: it costs the same however many there are.
         worth: dict[int, float] = {}
@@ -133,11 +142,11 @@ class UserMemory(Collection):
             for page in pages:
                 worth[page] = worth.get(page, 0.0) + 1 / len(pages)
         near += sorted(worth, key=lambda page: (-worth[page], -page))[:NEAR]
-        keys = [(self.number, page) for page in dict.fromkeys(near)]
+        keys = [(self.collection.number, page) for page in dict.fromkeys(near)]
         # What is marked is read again, and verified, when it is linked.
-        skimmed = self.backend.skim(keys).values() if keys else ()
+        skimmed = self.collection.backend.skim(keys).values() if keys else ()
         rows = [page for page, state in skimmed if state.at is Place.OUT and page.kind is Kind.FACT]
-        texts = self.backend.texts({page.digest for page in rows}) if rows else {}
+        texts = self.collection.backend.texts({page.digest for page in rows}) if rows else {}
         rivals, resembles = rivalling(text), resembling(text) if words else None
         olds = []
         for row in rows:
@@ -162,10 +171,10 @@ class UserMemory(Collection):
         clean, _ = screen(text, secrets)
 
         def write() -> str:
-            seen, pages = self.head, self.resolve(address)
+            seen, pages = self.collection.head, self.collection.resolve(address)
             if len(pages) != 1:
                 raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
-            _, state = self.read(pages[0])
+            _, state = self.collection.read(pages[0])
             if state.at is not Place.OUT:
                 raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
@@ -174,14 +183,14 @@ class UserMemory(Collection):
             # What the old fact may have made untrue, the new one may, too.
             about = [doubted_by(page) for page in doubts]
             olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
-            return self.apply(add, *([link(olds)] if olds else []), gone, seen=seen)[0]
+            return self.collection.apply(add, *([link(olds)] if olds else []), gone, seen=seen)[0]
 
         return undisturbed(write)
 
     def _doubts(self, fact: int) -> list[Page]:
         """The pages in force by which a fact is doubted, or doubts others."""
-        keys = [key for key in self.backend.citing(self.number, [fact]) if key[0] == self.number]
-        rows = self.backend.read(keys).values()
+        keys = [key for key in self.collection.backend.citing(self.collection.number, [fact]) if key[0] == self.collection.number]
+        rows = self.collection.backend.read(keys).values()
         there = [page for page, state in rows if state.at is Place.OUT]
         return [page for page in there if page.claim is not None and page.claim.relation == DOUBTS]
 
@@ -209,8 +218,8 @@ class UserMemory(Collection):
             StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
             the extra.
         """
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
-        return run(job.learn(), answering(self._levels, model))
+        job = LearningJob(self._store, session, policy, self.user, secrets, quota)
+        return run(job.learn(), answering(self._store, model))
 
     async def alearn(
         self,
@@ -223,8 +232,8 @@ class UserMemory(Collection):
     ) -> Learned:
         """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
         written."""
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
-        return await arun(job.learn(), answering(self._levels, model))
+        job = LearningJob(self._store, session, policy, self.user, secrets, quota)
+        return await arun(job.learn(), answering(self._store, model))
 
     def search(
         self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
@@ -234,10 +243,10 @@ class UserMemory(Collection):
         Raises:
             StoreError.
         """
-        levels, now = self._levels, self.clock() if at is None else at
-        search = Searcher(self.backend, levels.ranking, levels.vectors, [self.info])
-        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
-        self.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
+        store, now = self._store, self.collection.clock() if at is None else at
+        search = Searcher(self.collection.backend, store.ranking, store.vectors, [self.collection.info])
+        hits = search.findings(query, tokens, now, self.collection.counter, limit=limit, at=at, abstain=abstain)
+        self.collection.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 
     async def asearch(
@@ -245,3 +254,43 @@ class UserMemory(Collection):
     ) -> Findings:
         """`search` for async callers, in a worker thread."""
         return await aside(partial(self.search, query, tokens, limit, at=at, abstain=abstain))
+
+    def recall(self, address: str) -> Recalled:
+        """Return the exact text at an address, also of retired facts.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return self.collection.recall(address)
+
+    async def arecall(self, address: str) -> Recalled:
+        """`recall` for async callers, in a worker thread."""
+        return await self.collection.arecall(address)
+
+    def pages(self, at: float | None = None, *, proposed: bool = False, history: bool = False) -> Iterator[tuple[Page, State]]:
+        """Yield facts with their states; see `Collection.pages`."""
+        return self.collection.pages(at, proposed=proposed, history=history)
+
+    def history(self, address: str) -> list[Version]:
+        """Return the versions of a fact, oldest first; see `Collection.history`."""
+        return self.collection.history(address)
+
+    def pin(self, address: str) -> None:
+        """Protect facts from quotas and sweeps."""
+        self.collection.pin(address)
+
+    def unpin(self, address: str) -> None:
+        """Take a pin back."""
+        self.collection.unpin(address)
+
+    def accept(self, address: str, why: str = "") -> list[str]:
+        """Put proposed facts in force; see `Collection.accept`."""
+        return self.collection.accept(address, why)
+
+    def undo(self, address: str, why: str = "") -> list[str]:
+        """Undo the last change of facts; see `Collection.undo`."""
+        return self.collection.undo(address, why)
+
+    def forget(self, address: str, why: str = "") -> list[str]:
+        """Forget facts, and all that was made from them; see `Segment.forget`."""
+        return self.collection.forget(address, why)
