@@ -139,7 +139,7 @@ def test_odd_arguments_of_a_branch(store: Store, name: str, odd: str) -> None:
 @pytest.mark.parametrize(("name", "odd"), [*methods(Collection)], ids=":".join)
 def test_odd_arguments_of_a_memory(store: Store, name: str, odd: str) -> None:
     for value in ODD:
-        _check(store, store.memory("ana"), name, odd, value)
+        _check(store, store.memory("ana").collection, name, odd, value)
     store.memory("ana").collection.add("and on")
 
 

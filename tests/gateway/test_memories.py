@@ -353,7 +353,7 @@ def test_the_model_recalls_by_meaning(gateway: Any) -> None:
 
 def in_force(setup: Any) -> list[str]:
     with setup.store() as store:
-        memory = store.memory("")
+        memory = store.memory("").collection
         rows = [page for page, state in memory.pages() if state.at is Place.OUT and state.until is None]
         return sorted(memory.text(page.id) for page in rows if page.kind is Kind.FACT)
 

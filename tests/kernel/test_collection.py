@@ -437,7 +437,7 @@ def test_addresses(store: kilburn.Store) -> None:
 
 
 def test_names(store: kilburn.Store) -> None:
-    assert store.memory("ana") is store.memory("ana")
+    assert store.memory("ana").collection is store.memory("ana").collection
     assert store.document("notes", user="ana").name == "@document/notes"
     assert store.document("notes").user == "ana"
     with pytest.raises(SpecError, match="belong"):
@@ -463,8 +463,8 @@ def test_a_name_that_was_forgotten_is_free(tmp_path: Path) -> None:
         other.forget(user="ana")
         with pytest.raises(StoreStale):
             old.add("two")
-        new = one.memory("ana")
-        assert (texts(new.collection), new.collection.add("three"), one.collections()) == ([], "p1", [new])
+        new = one.memory("ana").collection
+        assert (texts(new), new.add("three"), one.collections()) == ([], "p1", [new])
 
 
 def test_a_document_is_data(store: kilburn.Store) -> None:
@@ -554,7 +554,7 @@ def test_programs_take_turns(tmp_path: Path) -> None:
         "import kilburn, sys\n"
         "with kilburn.open(sys.argv[1]) as store:\n"
         "    for number in range(20):\n"
-        "        store.memory().add(f'{sys.argv[2]} {number}')\n"
+        "        store.memory().remember(f'{sys.argv[2]} {number}')\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", program, path, who]) for who in "ab"]
     assert [one.wait(600) for one in running] == [0, 0]

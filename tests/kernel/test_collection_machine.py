@@ -120,7 +120,7 @@ class Memories(RuleBasedStateMachine):
         full=st.booleans(),
     )
     def learn(self, writer: int, user: str, picks: list[int], update: int | None, policy: str, tainted: bool, full: bool) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         made_from = {key for pick in picks if (key := self._some((Place.OUT, Place.IN), pick)) is not None}
         own = {key for key in made_from if key[0] == memory.name}
         cites = tuple((self._number(name), page) for name, page in sorted(made_from - own))
@@ -130,16 +130,16 @@ class Memories(RuleBasedStateMachine):
         retires = [] if old is None else [Retire((old[1],), refers=0)]
         if policy != "user" and not made_from:
             with pytest.raises(KernelError):
-                memory.collection.apply(add, *retires, policy=policy)
+                memory.apply(add, *retires, policy=policy)
             return
         if full:
             memory.backend.full = True  # type: ignore[attr-defined]
             with pytest.raises(StoreFull):
-                memory.collection.apply(add, *retires, policy=policy, tainted=tainted)
+                memory.apply(add, *retires, policy=policy, tainted=tainted)
             memory.backend.full = False  # type: ignore[attr-defined]
             return
-        (address,) = memory.collection.apply(add, *retires, policy=policy, tainted=tainted)
-        page, _ = memory.collection.read(parse_address(address)[0])
+        (address,) = memory.apply(add, *retires, policy=policy, tainted=tainted)
+        page, _ = memory.read(parse_address(address)[0])
         trust = min((self.model[key].trust for key in made_from), default=Trust.USER)
         fact = Fact(text, page.time, made_from, trust)
         waits = policy != "user" and (tainted or trust is Trust.TOOL)
@@ -151,37 +151,37 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def retire(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT,), pick, memory.name)
         if key is not None:
-            memory.collection.apply(Retire((key[1],)), policy="facts")
+            memory.apply(Retire((key[1],)), policy="facts")
             fact = self.model[key]
-            fact.place, fact.until = Place.RETIRED, memory.collection.read(key[1])[1].until
+            fact.place, fact.until = Place.RETIRED, memory.read(key[1])[1].until
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def accept(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.PROPOSED,), pick, memory.name)
         if key is not None:
             memory.accept(address_of(key[1]))
-            self._look(memory.collection)
+            self._look(memory)
             assert self.model[key].place is Place.OUT
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def undo_twice(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT, Place.RETIRED), pick, memory.name)
         if key is None:
             return
-        address, before = address_of(key[1]), self._in_force(memory.collection)
+        address, before = address_of(key[1]), self._in_force(memory)
         memory.undo(address)
-        if memory.collection.read(key[1])[1].at is Place.PROPOSED:
-            self._look(memory.collection)
+        if memory.read(key[1])[1].at is Place.PROPOSED:
+            self._look(memory)
             return
-        assert (key[1] in self._in_force(memory.collection)) is not (key[1] in before)
+        assert (key[1] in self._in_force(memory)) is not (key[1] in before)
         memory.undo(address)
-        assert (key[1] in self._in_force(memory.collection)) is (key[1] in before)
-        self._look(memory.collection)
+        assert (key[1] in self._in_force(memory)) is (key[1] in before)
+        self._look(memory)
 
     def _in_force(self, memory: Collection) -> set[int]:
         return {page.id for page, state in memory.pages(history=True) if state.at is Place.OUT}
@@ -204,7 +204,7 @@ class Memories(RuleBasedStateMachine):
             gone |= more
             grown = bool(more)
         store = self.writers[writer]
-        holder = store.session("s") if key[0] == "s" else store.memory(key[0].partition("/")[2])
+        holder = store.session("s") if key[0] == "s" else store.memory(key[0].partition("/")[2]).collection
         shown = holder.forget(address_of(key[1]))
         assert len(shown) == len(gone)
         for one in gone:
@@ -212,7 +212,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def read(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT, Place.RETIRED, Place.PROPOSED), pick, memory.name)
         if key is not None:
             assert memory.recall(address_of(key[1])) == self.model[key].text
@@ -237,7 +237,7 @@ class Memories(RuleBasedStateMachine):
     def the_model_agrees(self) -> None:
         for writer in getattr(self, "writers", ())[1:]:
             for user in USERS:
-                memory = writer.memory(user)
+                memory = writer.memory(user).collection
                 mine = {page: fact for (name, page), fact in self.model.items() if name == memory.name}
                 kept = {page.id: state for page, state in memory.pages(history=True, proposed=True)}
                 assert {page: (state.at, state.until) for page, state in kept.items()} == {

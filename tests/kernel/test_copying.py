@@ -185,7 +185,7 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
                         branch.exit(f"the branch says {word()}")
                 elif act == "cite":
                     fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
-                    store.memory("ana").apply(fact, policy="learner")
+                    store.memory("ana").collection.apply(fact, policy="learner")
                 elif act == "note":
                     store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
                 elif act == "pin":
@@ -446,7 +446,7 @@ def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> 
         store.session("work").append(user("Ana lives in Porto"), user("in May"))
     kilburn.copy(str(place), target)
     with opened(target) as store:
-        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+        store.memory("ana").collection.apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
     with opened(place) as store:
         store.forget(session="work", address="p1")
     before = look(target)
