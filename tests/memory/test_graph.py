@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies
 import kilburn
 from kilburn.errors import KernelError
 from kilburn.kernel.store import Store
-from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
+from kilburn.memory.edges import entities, merge, neighbourhood, unmerge
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind
@@ -131,7 +131,6 @@ def test_no_entities_are_nothing_to_learn(store: Store) -> None:
 def test_odd_names_do_no_harm(store: Store, name: str) -> None:
     told(store, f"Ana likes {name}.", named(("Ana", "person"), (name, "thing")), *([related(("Ana", "likes", name))]))
     assert all(edge[0] == "Ana" for edge in edges(store, name))
-    assert duplicates(store.memory().collection, [name, "Ana"]) == []
 
 
 def test_an_update_closes_an_edge_and_keeps_it(store: Store) -> None:
@@ -287,25 +286,6 @@ def test_a_merge_by_hand_and_its_undoing(store: Store) -> None:
         unmerge(memory.collection, memory.pages(history=True).__next__()[0].address)
     with pytest.raises(KernelError):
         merge(memory.collection, "Bob", "Nobody")
-
-
-def test_duplicates_are_only_proposed(store: Store) -> None:
-    class Letters:
-        name, dimensions = "letters", 2
-
-        def embed(self, texts: Any) -> Any:
-            np = pytest.importorskip("numpy")
-            return np.array([[1.0, 0.0] if text.startswith("R") else [0.0, 1.0] for text in texts], dtype="float32")
-
-    told(store, "Ana lives in Porto.", *PORTO)
-    assert duplicates(store.memory().collection) == []
-    found = duplicates(store.memory().collection, ["Coca-Cola", "Coca Cola", "CocaCola", "Pepsi"])
-    assert {frozenset(pair[:2]) for pair in found} == {
-        frozenset(pair) for pair in (("Coca-Cola", "Coca Cola"), ("Coca-Cola", "CocaCola"), ("Coca Cola", "CocaCola"))
-    }
-    assert [pair[:2] for pair in duplicates(store.memory().collection, ["Rob", "Robert", "Bea"], Letters())] == [
-        ("Rob", "Robert")
-    ]
 
 
 def test_without_a_model_the_plain_extractor_gives_the_edges(store: Store) -> None:

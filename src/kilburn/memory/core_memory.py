@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
-from kilburn.errors import KernelError, NoteConflict, SpecError, UnknownAddress
+from kilburn.errors import KernelError, NoteConflict, SpecError
 from kilburn.kernel.brought import StandingNote, day_of
 from kilburn.memory.notes import Notes, NoteVersion, is_at
 from kilburn.memory.secrets import Secrets
@@ -117,7 +117,7 @@ class CoreMemory:
             raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")
         self.notes.check([name], policy=policy, tainted=tainted)
         for left in reversed(range(TRIES)):
-            note = self._now(name)
+            note = self.notes.find(name)
             before = "" if note is None else note.text
             text, most = change(before), max(self.limit(name), len(before) - 1)
             if len(text) > most:
@@ -139,12 +139,6 @@ class CoreMemory:
                 if not left:
                     raise
         raise AssertionError
-
-    def _now(self, name: str) -> NoteVersion | None:
-        try:
-            return self.notes.read(name)
-        except UnknownAddress:
-            return None
 
     def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
         limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.notes.readonly(name) else []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from kilburn.backend import State
-from kilburn.claims import contested, key_of, plain_name
+from kilburn.claims import contested, key_of
 from kilburn.collections.collecting import is_true, since_of, until_of
 from kilburn.collections.collection import Collection
 from kilburn.errors import KernelError
@@ -22,7 +22,6 @@ from kilburn.memory.graph import ALIAS
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.retrieval import Embedder
 
 __all__ = ["neighbourhood"]
 
@@ -194,30 +193,6 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
         for (page, state), against in zip(rows, rivals, strict=True)
         if page.claim is not None
     ]
-
-
-def duplicates(
-    memory: Collection, names: Sequence[str] | None = None, embedder: Embedder | None = None, least: float = 0.9
-) -> list[tuple[str, str, float]]:
-    """Pairs of names that may be one entity, the likeliest first: names that differ only in punctuation or case, and with
-    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two.
-
-    Args:
-        names: None for those of all entities in force. Each is compared with each.
-    """
-    pairs: dict[tuple[str, str], float] = {}
-    if names is None:
-        names = [page.claim.subject for page, _ in memory.pages() if page.kind is Kind.ENTITY and page.claim is not None]
-    listed = list(dict.fromkeys(names))
-    vectors = embedder.embed(listed) if embedder is not None and listed else None
-    for at, one in enumerate(listed):
-        for to in range(at + 1, len(listed)):
-            letters = ["".join(filter(str.isalnum, plain_name(name))) for name in (one, listed[to])]
-            if letters[0] and letters[0] == letters[1]:
-                pairs[one, listed[to]] = 1.0
-            elif vectors is not None and (likeness := float(vectors[at] @ vectors[to])) >= least:
-                pairs[one, listed[to]] = likeness
-    return sorted(((one, other, how) for (one, other), how in pairs.items()), key=lambda pair: -pair[2])
 
 
 def merge(memory: Collection, alias: str, name: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from kilburn.collections.names import LARGEST_NOTE, checked_name
-from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError, UnknownAddress
+from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError
 from kilburn.memory.files import HIDDEN, File, texts_of
 from kilburn.memory.notes import Notes, NoteVersion, diff_of
 from kilburn.memory.secrets import Secrets
@@ -228,7 +228,7 @@ def _take_in(
         report.skipped.append((path, file.skipped or f"its name does not end in {SUFFIX}"))
         return
     name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
-    now = _now(notes, name)
+    now = notes.find(name)
     if file.marked and now is not None and now.text.startswith(BOM):
         text = f"{BOM}{text}"  # it is the note's own
     if "\r" in text and digest_of(text) not in (base and base.digest, now and now.digest):
@@ -253,7 +253,7 @@ def _take_in(
 
 def _miss(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: bool) -> None:
     """The file of a note is not there any more."""
-    now = _now(notes, base.name)
+    now = notes.find(base.name)
     if now is None:
         del report.notes[path]
     elif not delete:
@@ -264,13 +264,6 @@ def _miss(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: b
         notes.delete(base.name, seen=now.digest, why=f"{path} was deleted")
         report.removed.append(base.name)
         del report.notes[path]
-
-
-def _now(notes: Notes, name: str) -> NoteVersion | None:
-    try:
-        return notes.read(name)
-    except UnknownAddress:
-        return None
 
 
 @contextmanager

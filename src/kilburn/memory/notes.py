@@ -159,10 +159,19 @@ class Notes:
         Raises:
             KernelError: no name of a note. UnknownAddress: there is none of this name.
         """
-        found = self._find(checked_name(name))
-        if found is None:
+        note = self.find(name)
+        if note is None:
             raise self._unknown(name)
-        return found
+        return note
+
+    def find(self, name: str) -> NoteVersion | None:
+        """Return a note as it is now, or None if there is none of this name.
+
+        Raises:
+            KernelError: no name of a note.
+        """
+        page = self._named().get(checked_name(name))
+        return None if page is None else NoteVersion(self.collection, *self.collection.read(page))
 
     def write(
         self,
@@ -201,7 +210,7 @@ class Notes:
         text, _ = screen(text, secrets)
 
         def written() -> NoteVersion:
-            head, before = self.head, self._find(name)
+            head, before = self.head, self.find(name)
             self._check_seen(name, before, seen)
             if before is not None and before.digest == digest_of(text) and not anew:
                 return before
@@ -222,7 +231,7 @@ class Notes:
         name, to = checked_name(name), checked_name(to)
 
         def renamed() -> NoteVersion:
-            head, before, taken = self.head, self._find(name), self._find(to)
+            head, before, taken = self.head, self.find(name), self.find(to)
             if before is None:
                 raise self._unknown(name)
             self._check_seen(name, before, seen)
@@ -246,7 +255,7 @@ class Notes:
         name = checked_name(name)
 
         def deleted() -> NoteVersion:
-            head, before = self.head, self._find(name)
+            head, before = self.head, self.find(name)
             if before is None:
                 raise self._unknown(name)
             self._check_seen(name, before, seen)
@@ -289,7 +298,7 @@ class Notes:
             raise self._unknown(name)
 
         def restored() -> NoteVersion:
-            head, before, page = self.head, self._find(name), self._version(name, address)
+            head, before, page = self.head, self.find(name), self._version(name, address)
             if before is not None and before.page == page.id:
                 raise KernelError(f"{address} is what {name!r} says now", advice="see its history")
             now = [] if before is None else [Retire((before.page,), by=page.id, why=why)]
@@ -335,10 +344,6 @@ class Notes:
         with self.collection.lock:
             self.collection.refresh()
             return dict(self.collection.named() or {})
-
-    def _find(self, name: str) -> NoteVersion | None:
-        page = self._named().get(name)
-        return None if page is None else NoteVersion(self.collection, *self.collection.read(page))
 
     def _unknown(self, name: str) -> UnknownAddress:
         near = difflib.get_close_matches(name, known := sorted(self._named()), NAMED, 0.4) or known[:NAMED]
