@@ -16,7 +16,7 @@ from kilburn.page import Page, Span
 
 __all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
 
-_SILENT = """
+_STOP_WORDS = """
 a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
 her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
 some such than that the their them then there these they this those to too up us ve very was we well were what when where
@@ -26,7 +26,7 @@ which while who why will with would you your let need see should may
 EXACT = 20_000
 """Vectors that are all compared with a query's; of more, those that a quicker look has found."""
 
-STOP = frozenset(_SILENT.split())
+STOP = frozenset(_STOP_WORDS.split())
 """Common English words, which are left out of a query unless it has no others."""
 
 
@@ -77,7 +77,7 @@ class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 def best_first(scored: Iterable[Scored], candidates: Sequence[Candidate]) -> list[Scored]:
     """In order of their scores; of equals, the newer one first."""
-    return sorted(scored, key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
+    return sorted(scored, key=lambda entry: (entry.score, candidates[entry.index].page.time), reverse=True)
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ import pytest
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.kernel.store import Store
-from kilburn.memory.doubt import KEPT
+from kilburn.memory.doubt import MAX_DOUBTS_PER_FACT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
 from kilburn.page import Place
@@ -122,7 +122,7 @@ def test_an_older_doubt_returns_when_the_newest_message_is_forgotten(store: Stor
 def test_so_many_doubts_stay_about_one_fact_and_no_more(store: Store) -> None:
     memory = told(store, "I drive a Volvo.", *(f"I sold the Volvo, buyer {number}" for number in range(6)))
     doubts = [page for page, _ in memory.pages() if page.claim is not None and page.claim.relation == DOUBTS]
-    assert len(doubts) == KEPT
+    assert len(doubts) == MAX_DOUBTS_PER_FACT
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def versions(memory: Collection, address: str) -> list[dict[str, Any]]:
     """
     rows = []
     for version in memory.history(address):
-        told = [
+        events = [
             {"act": str(event.act), "time": event.time, "policy": event.policy, "cause": event.cause, "why": event.why}
             for event in version.events
         ]
-        rows.append(describe(memory, version.page, version.state) | {"events": told})
+        rows.append(describe(memory, version.page, version.state) | {"events": events})
     return rows

@@ -25,13 +25,13 @@ from kilburn.page import Claim, Page, Place
 
 __all__ = ["neighbourhood"]
 
-MOST = 500
+MAX_EDGES = 500
 """Edges of one answer."""
 
-READ = 500
+PAGES_PER_READ = 500
 """Pages that are read at a time."""
 
-NAMED = 200
+MAX_PASSAGES = 200
 """Passages that are looked at for a name."""
 
 
@@ -66,7 +66,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Facts and entities of a memory whose claim has this name."""
     key = key_of(name)
-    passages = memory.backend.search(key, segments=[memory.number], limit=NAMED)
+    passages = memory.backend.search(key, segments=[memory.number], limit=MAX_PASSAGES)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
         (page, state)
@@ -85,7 +85,7 @@ def neighbourhood(
     at: float | None = None,
     known: float | None = None,
     depth: int = 1,
-    limit: int = MOST,
+    limit: int = MAX_EDGES,
 ) -> list[Edge]:
     """The edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
 
@@ -112,17 +112,17 @@ def neighbourhood(
             state = msgspec.structs.replace(state, at=Place.OUT, until=ends.get(page.id))
         return state if is_true(page, state, time, now=at is None) else None
 
-    found: dict[int, tuple[Page, State]] = {}
+    facts: dict[int, tuple[Page, State]] = {}
     heard: set[str] = set()
     fresh = [name]
     for _ in range(depth):
-        rows = _around(memory, fresh, heard, seen_then, limit - len(found))
-        new = {page: row for page, row in rows.items() if page not in found}
-        found |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
+        rows = _around(memory, fresh, heard, seen_then, limit - len(facts))
+        new = {page: row for page, row in rows.items() if page not in facts}
+        facts |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
-        if not fresh or len(found) >= limit:
+        if not fresh or len(facts) >= limit:
             break
-    return _edges(memory, list(found.values())[:limit])
+    return _edges(memory, list(facts.values())[:limit])
 
 
 def _around(
@@ -140,30 +140,30 @@ def _around(
         if not key_of(name) or key_of(name) in heard:
             continue
         heard.add(key_of(name))
-        named = _named(memory, name)
-        pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
+        matches = _named(memory, name)
+        pages = [page.id for page, _ in matches if page.kind is Kind.ENTITY]
         citing = [key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number] if pages else []
-        keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in named if page.kind is Kind.FACT))))
-        for start in range(0, len(keys), READ):
-            for page, state in memory.backend.read(keys[start : start + READ]).values():
+        keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in matches if page.kind is Kind.FACT))))
+        for start in range(0, len(keys), PAGES_PER_READ):
+            for page, state in memory.backend.read(keys[start : start + PAGES_PER_READ]).values():
                 if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
                     continue
                 if page.claim.relation == ALIAS and state.at is Place.OUT:
                     waiting += [page.claim.subject, page.claim.object]
-                then = seen_then(page, state)
-                if then is not None:
-                    rows[page.id] = page, then
+                past_state = seen_then(page, state)
+                if past_state is not None:
+                    rows[page.id] = page, past_state
             if len(rows) >= limit:
                 break
     return rows
 
 
-def _ends(memory: Collection, known: float) -> dict[int, float | None]:
+def _ends(memory: Collection, recorded_until: float) -> dict[int, float | None]:
     """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
     again. What was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
     for event in memory.events():
-        if event.time > known:
+        if event.time > recorded_until:
             break
         if event.data.get("at") == Place.PROPOSED:
             ends.update(dict.fromkeys(event.pages, -math.inf))
@@ -188,7 +188,7 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
             until=until_of(page, state),
             recorded=page.time,
             trust=page.trust,
-            contested=tuple(rows[other][0].address for other in against),
+            contested=tuple(rows[index][0].address for index in against),
         )
         for (page, state), against in zip(rows, rivals, strict=True)
         if page.claim is not None
@@ -204,15 +204,15 @@ def merge(memory: Collection, alias: str, name: str) -> str:
     Raises:
         KernelError: one of them is not known, or they are one already.
     """
-    one, other = _in_force(memory, alias), _in_force(memory, name)
-    if one is None or other is None or one.id == other.id:
+    alias_page, page = _in_force(memory, alias), _in_force(memory, name)
+    if alias_page is None or page is None or alias_page.id == page.id:
         raise KernelError(f"{alias!r} and {name!r} are no two entities of {memory.name!r}", advice="give the names of two")
-    assert one.claim is not None
-    assert other.claim is not None
-    claim = Claim(subject=one.claim.subject, relation=ALIAS, object=other.claim.subject, many=True)
+    assert alias_page.claim is not None
+    assert page.claim is not None
+    claim = Claim(subject=alias_page.claim.subject, relation=ALIAS, object=page.claim.subject, many=True)
     text = f"{claim.subject} {ALIAS} {claim.object}"
-    edge = Add(text=text, claim=claim, sources=(one.id, other.id), why="merged")
-    return memory.apply(edge, Retire((one.id,), by=other.id, why="merged"))[0]
+    edge = Add(text=text, claim=claim, sources=(alias_page.id, page.id), why="merged")
+    return memory.apply(edge, Retire((alias_page.id,), by=page.id, why="merged"))[0]
 
 
 def unmerge(memory: Collection, address: str) -> None:

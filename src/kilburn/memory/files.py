@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-LARGEST = 4_000_000
+MAX_FILE_BYTES = 4_000_000
 """Bytes of a file; a larger one is a table or a log, not a document."""
 
 
@@ -34,7 +34,7 @@ class File(msgspec.Struct, frozen=True):
     marked: bool = False
 
 
-def texts_of(path: str | os.PathLike[str], largest: int = LARGEST) -> Iterator[File]:
+def texts_of(path: str | os.PathLike[str], largest: int = MAX_FILE_BYTES) -> Iterator[File]:
     """The file of a path, or all files of a folder and the folders in it, in the order of their names.
 
     Args:

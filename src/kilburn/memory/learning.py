@@ -57,25 +57,25 @@ __all__ = ["Learned"]
 
 log = logging.getLogger("kilburn")
 
-MESSAGES = 2
+DEFAULT_MESSAGES = 2
 """Messages of an exchange, where a policy does not say more."""
 
-EARLIER = 10
+MAX_EARLIER_MESSAGES = 10
 """Messages before an exchange that a policy sees."""
 
-TRIES = 5
+MAX_ATTEMPTS = 5
 """How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
 
-BLOCK = 1_000
+FIRST_SCAN_EVENTS = 1_000
 """Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
 
-SKEW = 86_400.0
+MAX_CLOCK_SKEW = 86_400.0
 """Seconds by which clocks may differ: a cursor in a session is no older than the session, less this."""
 
-ABOUT = 64
+MAX_PASSAGES = 64
 """Passages that are looked through for what is in force about a subject."""
 
-SPENT = "too few tokens are left: the question takes"
+OUT_OF_TOKENS = "too few tokens are left: the question takes"
 """How a reason begins that is no fault of the model."""
 
 _BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED, Outcome.ILLEGAL)
@@ -132,8 +132,8 @@ class Learning:
         self._learned: Learned | None = None
         self._error: BaseException | None = None
         jobs = [
-            LearningJob(store, session, one, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
-            for one in (policy if isinstance(policy, list | tuple) else [policy])
+            LearningJob(store, session, spec, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
+            for spec in (policy if isinstance(policy, list | tuple) else [policy])
         ]
         answer = answering(store, model, self._is_stopped)
         self._ended = False
@@ -194,27 +194,27 @@ def _together(learned: Sequence[Learned]) -> Learned:
     """What several policies learned, as one."""
     return Learned(
         memory=learned[0].memory,
-        unchanged=sum(one.unchanged for one in learned),
-        why=next((one.why for one in reversed(learned) if one.why), ""),
+        unchanged=sum(result.unchanged for result in learned),
+        why=next((result.why for result in reversed(learned) if result.why), ""),
         **{
-            name: tuple(dict.fromkeys(each for one in learned for each in getattr(one, name)))
+            name: tuple(dict.fromkeys(address for result in learned for address in getattr(result, name)))
             for name in ("stored", "retired", "proposed", "failed", "refused")
         },
     )
 
 
 def answering(
-    store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, needed: bool = False
+    store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, required: bool = False
 ) -> Callable[[Ask], Answer]:
     """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more.
 
     Raises:
         SpecError: there is no model, and one is needed.
     """
-    known = store.model if model is None else resolve("models", model)
-    if known is None and needed:
+    chosen = store.model if model is None else resolve("models", model)
+    if chosen is None and required:
         raise SpecError("a model has to be asked, and there is none", advice="give model=")
-    return answerer(known, stopped)
+    return answerer(chosen, stopped)
 
 
 class _Exchange(msgspec.Struct, frozen=True):
@@ -261,7 +261,7 @@ class _Bookmarks:
 
     def of(self, memory: Collection, session: SegmentInfo, policy: str) -> _Progress:
         """How far a policy has learned from a session; from nothing, if the ledger does not say."""
-        key, block = (session.number, policy), BLOCK
+        key, block = (session.number, policy), FIRST_SCAN_EVENTS
         with self._lock:
             head = memory.head
             if not self._high:
@@ -273,21 +273,21 @@ class _Bookmarks:
                 noted, since = _noted(memory, low, self._low)
                 self._known = noted | self._known
                 self._low, block = low, 2 * block
-                if since < session.created - SKEW:
+                if since < session.created - MAX_CLOCK_SKEW:
                     break  # the session did not exist then
             return self._known.get(key, _Progress())
 
 
-def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
+def _noted(memory: Collection, start: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
     """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
-    known: dict[tuple[int, str], _Progress] = {}
+    progress: dict[tuple[int, str], _Progress] = {}
     since = math.inf
-    for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, after)):
+    for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, start)):
         since = min(since, event.time)
         if event.act is Act.NOTE and "learned" in event.data:
             fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
-            known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
-    return known, since
+            progress[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
+    return progress, since
 
 
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
@@ -326,7 +326,7 @@ class LearningJob:
         self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
         keeper = store.notes(whose) if self.writes is SegmentKind.NOTES else store.memory(whose)
         self.memory = keeper.collection
-        self.messages = max(1, int(getattr(self.policy, "messages", MESSAGES)))
+        self.messages = max(1, int(getattr(self.policy, "messages", DEFAULT_MESSAGES)))
         self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock, self.vectors = store.clock, store.vectors
@@ -343,16 +343,16 @@ class LearningJob:
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
         """All exchanges that are new or wait; begins anew if others learn at the same time."""
-        left = TRIES
+        attempts = MAX_ATTEMPTS
         while True:
-            before = self._progress()
+            progress = self._progress()
             try:
-                yield from self._all(before)
+                yield from self._all(progress)
                 break
             except (StoreStale, Forgotten, UnknownAddress):
                 # Others wrote into the memory, or a person forgot a page, since the view was made.
-                left = left - 1 if self._progress() == before else TRIES
-                if not left:
+                attempts = attempts - 1 if self._progress() == progress else MAX_ATTEMPTS
+                if not attempts:
                     raise
         return Learned(
             memory=self.memory.name,
@@ -371,23 +371,25 @@ class LearningJob:
         with session.lock:
             session.refresh()
             new = [page for page in session.window.pages.originals() if _within(page.id, progress) and page.kind is Kind.TEXT]
-            said = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
-            left = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in said)
-            return len({page.message for page in said if page.role is Role.USER and not page.is_blank}), left
+            texts = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
+            evicted = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in texts)
+            return len({page.message for page in texts if page.role is Role.USER and not page.is_blank}), evicted
 
     def _progress(self) -> _Progress:
-        known = self.bookmarks.of(self.memory, self.session.info, self.name)
+        progress = self.bookmarks.of(self.memory, self.session.info, self.name)
         # What a fork has of another session is learned from there, and once.
-        return known if known.upto else msgspec.structs.replace(known, upto=self.session.branches.origin().get("known", 0))
+        return (
+            progress if progress.upto else msgspec.structs.replace(progress, upto=self.session.branches.origin().get("known", 0))
+        )
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
         if self.tokens is not None:
             # What waits is tried again after what is new, one exchange at a time.
-            again = [exchange for exchange in exchanges if not exchange.upto]
-            exchanges = [*(exchange for exchange in exchanges if exchange.upto), *again[:1]]
-            self.failed.update({each.span: span_of(*each.span) for each in again})
-        written = progress
+            retried = [exchange for exchange in exchanges if not exchange.upto]
+            exchanges = [*(exchange for exchange in exchanges if exchange.upto), *retried[:1]]
+            self.failed.update({exchange.span: span_of(*exchange.span) for exchange in retried})
+        committed = progress
         breaker = Breaker()
         for place, exchange in enumerate(exchanges):
             if self.stopped():
@@ -400,24 +402,24 @@ class LearningJob:
                 if self._is_overtaken(exchange, head):
                     raise StoreStale("something was forgotten while it was learned from", advice="learn again") from error
                 raise
-            if self.stopped() or (spent and SPENT in course.why):
+            if self.stopped() or (spent and OUT_OF_TOKENS in course.why):
                 return  # the next call begins here
             if Outcome.NO_MODEL in course.asked and not course.moves and course.noted is not Outcome.DONE:
                 raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
             course = self._write(exchange, course, progress, head)
             progress = self._after(exchange, course, progress)
             if course.moves or course.answered or course.failure:
-                written = progress
+                committed = progress
             breaker.note(Outcome.FAILED if course.failure is Outcome.FAILED and course.answered else Outcome.DONE, place)
             if breaker.is_open(place) or (self.tokens is not None and course.failure):
                 rest = exchanges[place + 1 :]
-                self.failed.update({each.span: span_of(*each.span) for each in rest})
+                self.failed.update({exchange.span: span_of(*exchange.span) for exchange in rest})
                 break
         else:
             # What waited and was forgotten since waits no longer.
             waiting = tuple(span for span in progress.waiting if span in self.failed)
             progress = msgspec.structs.replace(progress, upto=max(end, progress.upto), waiting=waiting)
-        if progress != written:
+        if progress != committed:
             self._commit((), progress, {}, Trust.USER, None)
 
     def _after(self, exchange: _Exchange, course: _Course, progress: _Progress) -> _Progress:
@@ -436,7 +438,7 @@ class LearningJob:
         figures: dict[str, Any] = dict(course.figures)
         if course.answered:
             figures["asked"] = [str(outcome) for outcome in course.answered]
-        taint = min(said.taint for said in exchange.new)
+        taint = min(utterance.taint for utterance in exchange.new)
         try:
             moves = self._allowed(course.moves, exchange, figures)
             quota = None if self.writes is SegmentKind.NOTES else self.quota
@@ -459,8 +461,8 @@ class LearningJob:
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
         """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
         self.session.refresh()
-        said = (each.page.id for each in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in said)
+        pages = (utterance.page.id for utterance in (*exchange.earlier, *exchange.new))
+        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
 
     def _commit(
         self,
@@ -472,10 +474,10 @@ class LearningJob:
         course: _Course | None = None,
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
-        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
+        data: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
         if course is not None and course.failure and course.why:
-            told["detail"] = course.why
-        note = cast(Data, {**figures, **told})
+            data["detail"] = course.why
+        note = cast(Data, {**figures, **data})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
         rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
@@ -495,37 +497,39 @@ class LearningJob:
         with session.lock:
             session.refresh()
             pages = session.window.pages.originals()
-            gone = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(session.owner, pages, gone, lowest_read(session)))
-            wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
+            excluded = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
+            heard = list(_heard(session.owner, pages, excluded, lowest_read(session)))
+            is_new = [_within(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
         groups: list[list[int]] = []
-        for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
-            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress, self.messages)):
+        for at, (utterance, wants) in enumerate(zip(heard, is_new, strict=True)):
+            if wants and (not groups or not _belongs(utterance, [heard[n] for n in groups[-1]], progress, self.messages)):
                 groups.append([])
             if wants:
                 groups[-1].append(at)
-        found = []
+        exchanges = []
         for group in groups:
             new = tuple(heard[at] for at in group)
-            tainted = min(said.taint for said in new) < Trust.AGENT
-            before = (heard[at] for at in range(group[0] - 1, -1, -1))
-            fit = (said for said in before if not said.recalled and (tainted or said.taint >= Trust.AGENT))
+            tainted = min(utterance.taint for utterance in new) < Trust.AGENT
+            preceding = (heard[at] for at in range(group[0] - 1, -1, -1))
+            fit = (utterance for utterance in preceding if not utterance.recalled and (tainted or utterance.taint >= Trust.AGENT))
             last = new[-1].page.id
-            found.append(_Exchange(new, tuple(itertools.islice(fit, EARLIER))[::-1], last if last > progress.upto else 0))
-        return found, pages[-1].id if pages else 0
+            exchanges.append(
+                _Exchange(new, tuple(itertools.islice(fit, MAX_EARLIER_MESSAGES))[::-1], last if last > progress.upto else 0)
+            )
+        return exchanges, pages[-1].id if pages else 0
 
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """With their texts, without the secrets in them; without those that hold one and are to be refused."""
-        self.session.fetch(said.page for said in heard)
-        found = []
-        for said in heard:
+        self.session.fetch(utterance.page for utterance in heard)
+        screened = []
+        for utterance in heard:
             try:
-                text, _ = screen(self.session.text(said.page.id), self.secrets)
-                found.append(dataclasses.replace(said, text=text))
+                text, _ = screen(self.session.text(utterance.page.id), self.secrets)
+                screened.append(dataclasses.replace(utterance, text=text))
             except SecretFound as error:
-                log.info("%s of session %s is not learned from: %s", said.address, self.session.name, error.what)
-                self.refused[said.address] = None
-        return tuple(found)
+                log.info("%s of session %s is not learned from: %s", utterance.address, self.session.name, error.what)
+                self.refused[utterance.address] = None
+        return tuple(screened)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
@@ -560,15 +564,15 @@ class LearningJob:
 
     def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
         """What is in force about a subject; see `MemoryView.about`."""
-        wanted = topic(Claim(subject=subject, relation=relation))
+        key = topic(Claim(subject=subject, relation=relation))
         # Half of a memory may be about its user: that word finds nothing.
         words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
-        found = []
-        for page, state in self._found(" ".join(words), ABOUT):
-            known = topic(page.claim) if page.claim is not None else None
-            if known is not None and (known == wanted or (not relation and known[:2] == wanted[:2])):
-                found.append((page, state))
-        return sorted(found, key=lambda row: (-row[0].time, row[0].id))
+        rows = []
+        for page, state in self._found(" ".join(words), MAX_PASSAGES):
+            page_key = topic(page.claim) if page.claim is not None else None
+            if page_key is not None and (page_key == key or (not relation and page_key[:2] == key[:2])):
+                rows.append((page, state))
+        return sorted(rows, key=lambda row: (-row[0].time, row[0].id))
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Pages of the memory that match a query and are in force, best first."""
@@ -614,12 +618,14 @@ class LearningJob:
         return course
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
-        asked = self.count(ask.prompt) + self.count(ask.system)
-        if self.tokens is not None and self.spent + asked + ask.max_tokens > self.tokens:
+        prompt_tokens = self.count(ask.prompt) + self.count(ask.system)
+        if self.tokens is not None and self.spent + prompt_tokens + ask.max_tokens > self.tokens:
             course.asked.append(Outcome.FAILED)
-            return Answer(outcome=Outcome.FAILED, detail=f"{SPENT} {asked + ask.max_tokens:,}, {self.tokens:,} may be")
+            return Answer(
+                outcome=Outcome.FAILED, detail=f"{OUT_OF_TOKENS} {prompt_tokens + ask.max_tokens:,}, {self.tokens:,} may be"
+            )
         answer = yield ask
-        self.spent += asked + self.count(answer.text)
+        self.spent += prompt_tokens + self.count(answer.text)
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]
@@ -634,12 +640,12 @@ class LearningJob:
         return self._find(effect)
 
     def _find(self, find: Find) -> Answer:
-        memory, most = self.memory, max(0, find.limit)
-        rows = self._found(find.query, 4 * max(1, find.limit))[:most]
-        alike = self._alike(find.query, most)
+        memory, limit = self.memory, max(0, find.limit)
+        rows = self._found(find.query, 4 * max(1, find.limit))[:limit]
+        alike = self._alike(find.query, limit)
         # Half of them by meaning, where there are so many: what says it in other words has none of these.
-        by_words = max(most - len(alike), most - most // 2)
-        rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:most]
+        by_words = max(limit - len(alike), limit - limit // 2)
+        rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:limit]
         texts = memory.backend.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
@@ -652,14 +658,14 @@ class LearningJob:
         # A note is its writer's own: whoever may edit it, edits it whole, and it shows its trust.
         if self.writes is SegmentKind.NOTES or not any(isinstance(move, Retire) for move in moves):
             return moves
-        said = {each.cite: each.page.trust for each in (*exchange.earlier, *exchange.new)}
+        trusts = {utterance.cite: utterance.page.trust for utterance in (*exchange.earlier, *exchange.new)}
         adds = [move for move in moves if isinstance(move, Add)]
-        spoke = max(each.page.trust for each in exchange.new)
-        kept: list[Add | Retire] = []
+        spoke = max(utterance.page.trust for utterance in exchange.new)
+        allowed: list[Add | Retire] = []
         for move in moves:
             if isinstance(move, Retire):
                 if move.refers is not None and 0 <= move.refers < len(adds):
-                    authority = min((said.get(cite, Trust.TOOL) for cite in adds[move.refers].cites), default=Trust.USER)
+                    authority = min((trusts.get(cite, Trust.TOOL) for cite in adds[move.refers].cites), default=Trust.USER)
                 else:
                     authority = self.memory.read(move.by)[0].trust if move.by else spoke
                 pages = tuple(page for page in move.pages if self.memory.read(page)[0].trust <= authority)
@@ -667,13 +673,15 @@ class LearningJob:
                     figures["spared"] = figures.get("spared", 0) + len(move.pages) - len(pages)
                 if not pages:
                     continue
-                kept.append(msgspec.structs.replace(move, pages=pages))
+                allowed.append(msgspec.structs.replace(move, pages=pages))
             else:
-                kept.append(move)
-        return tuple(kept)
+                allowed.append(move)
+        return tuple(allowed)
 
 
-def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], read: Mapping[int, Trust]) -> Iterable[Utterance]:
+def _heard(
+    owner: Callable[[int], int], pages: Iterable[Page], excluded: set[int], lowest_trust: Mapping[int, Trust]
+) -> Iterable[Utterance]:
     """The texts of user and assistant, without their words, each with what was read before it.
 
     Args:
@@ -684,10 +692,10 @@ def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], r
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
         # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
-        taint = page.trust if speaks else read[page.id]
+        taint = page.trust if speaks else lowest_trust[page.id]
         recalled = bool(page.sources or page.cites) or (recalled and not speaks)
-        told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
-        if told and not page.is_blank and page.id not in gone:
+        is_text = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
+        if is_text and not page.is_blank and page.id not in excluded:
             yield Utterance(owner(page.id), page, "", recalled, min(taint, Trust.USER))
 
 
@@ -695,14 +703,14 @@ def _within(page: int, progress: _Progress) -> bool:
     return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
 
 
-def _belongs(said: Utterance, group: Sequence[Utterance], progress: _Progress, most: int) -> bool:
+def _belongs(utterance: Utterance, group: Sequence[Utterance], progress: _Progress, max_messages: int) -> bool:
     """Whether a text is part of the same exchange: so many messages at most, with the same taint. One of two messages ends where
     the user speaks again."""
-    messages = {each.page.message for each in group}
-    goes_on = said.role is not Role.USER or group[-1].role is Role.USER or most > MESSAGES
+    messages = {member.page.message for member in group}
+    goes_on = utterance.role is not Role.USER or group[-1].role is Role.USER or max_messages > DEFAULT_MESSAGES
     return (
-        (said.page.message in messages or (len(messages) < most and goes_on))
-        and (said.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
-        and (said.page.id > progress.upto) == (group[0].page.id > progress.upto)
-        and not any(first == said.page.id for first, _ in progress.waiting)
+        (utterance.page.message in messages or (len(messages) < max_messages and goes_on))
+        and (utterance.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
+        and (utterance.page.id > progress.upto) == (group[0].page.id > progress.upto)
+        and not any(first == utterance.page.id for first, _ in progress.waiting)
     )

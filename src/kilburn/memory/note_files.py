@@ -27,7 +27,7 @@ from kilburn.page import digest_of
 LIST = ".kilburn-notes.json"
 """The file that says what the others were written from; it belongs into Git with them."""
 
-LARGEST = 4 * LARGEST_NOTE
+MAX_FILE_BYTES = 4 * LARGEST_NOTE
 """Bytes of a file. A note has as many characters as a fourth of that."""
 
 SUFFIX = ".md"
@@ -79,8 +79,8 @@ class NoteFiles(msgspec.Struct, frozen=True, kw_only=True):
 class _Report:
     """A `NoteFiles` that is being made, and the list as it will be."""
 
-    def __init__(self, known: dict[str, FileBase]) -> None:
-        self.notes = dict(known)
+    def __init__(self, bases: dict[str, FileBase]) -> None:
+        self.notes = dict(bases)
         self.written: list[str] = []
         self.removed: list[str] = []
         self.newer: list[str] = []
@@ -117,15 +117,15 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
     if not os.path.lexists(place):
         place.mkdir(parents=True)
     with _opened(place) as root:
-        known, present = _list_in(root, notes), {file.path: file for file in texts_of(place, LARGEST)}
+        bases, present = _list_in(root, notes), {file.path: file for file in texts_of(place, MAX_FILE_BYTES)}
         _clear(root, present)
-        report, used = _Report(known), dict[str, str]()
+        report, owners = _Report(bases), dict[str, str]()
         for note in notes.list():
             file = file_of(note.name)
-            other = used.setdefault(file.casefold(), note.name)
-            if other != note.name:
-                report.skipped.append((file, f"the note {note.name!r} would have the file of {other!r}: rename one"))
-            elif _is_free(report, present.get(file), known.get(file), note, file):
+            owner = owners.setdefault(file.casefold(), note.name)
+            if owner != note.name:
+                report.skipped.append((file, f"the note {note.name!r} would have the file of {owner!r}: rename one"))
+            elif _is_free(report, present.get(file), bases.get(file), note, file):
                 try:
                     _write(root, file, note.text.encode("utf-8"))
                 except OSError as error:
@@ -133,45 +133,45 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
                     continue
                 report.written.append(note.name)
                 report.notes[file] = FileBase(note.name, note.digest)
-        for file, base in known.items():
-            if file.casefold() not in used:
+        for file, base in bases.items():
+            if file.casefold() not in owners:
                 _remove(root, report, present.get(file), file, base)
         _keep_list(root, notes, report)
     return report.made()
 
 
-def _says(found: File, digest: str) -> bool:
+def _says(file: File, digest: str) -> bool:
     """Whether a file has a text; with line ends of Windows, or a mark in front, too, as an import reads it."""
-    texts = [found.text, f"{BOM}{found.text}"] if found.marked else [found.text]
+    texts = [file.text, f"{BOM}{file.text}"] if file.marked else [file.text]
     return any(digest in (digest_of(text), digest_of(text.replace("\r\n", "\n"))) for text in texts)
 
 
-def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
+def _is_free(report: _Report, current: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
     """Whether the file of a note may be written; else it is said why not."""
-    if found is None:
+    if current is None:
         return True
-    if found.skipped:
-        report.skipped.append((file, found.skipped))
-    elif _says(found, note.digest):
+    if current.skipped:
+        report.skipped.append((file, current.skipped))
+    elif _says(current, note.digest):
         report.unchanged += 1
         report.notes[file] = FileBase(note.name, note.digest)
-    elif base is not None and _says(found, base.digest):
+    elif base is not None and _says(current, base.digest):
         return True
     else:
-        report.conflict(note.name, file, note, found.text)
+        report.conflict(note.name, file, note, current.text)
     return False
 
 
-def _remove(root: int, report: _Report, found: File | None, file: str, base: FileBase) -> None:
+def _remove(root: int, report: _Report, current: File | None, file: str, base: FileBase) -> None:
     """Remove the file of a note that is not there any more, unless somebody edited it."""
-    if found is not None and found.skipped:
-        report.skipped.append((file, found.skipped))
+    if current is not None and current.skipped:
+        report.skipped.append((file, current.skipped))
         return
-    if found is not None and not _says(found, base.digest):
-        report.conflict(base.name, file, None, found.text)
+    if current is not None and not _says(current, base.digest):
+        report.conflict(base.name, file, None, current.text)
         return
     del report.notes[file]
-    if found is not None:
+    if current is not None:
         # Another export may have been faster.
         with _below(root, file) as (parent, name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
@@ -200,19 +200,19 @@ def import_notes(
     """
     place = Path(folder)
     with _opened(place) as root:
-        known = _list_in(root, notes)
-        report, seen = _Report(known), set[str]()
-        for file in texts_of(place, LARGEST):
+        bases = _list_in(root, notes)
+        report, visited = _Report(bases), set[str]()
+        for file in texts_of(place, MAX_FILE_BYTES):
             if file.skipped == HIDDEN:
                 continue
-            seen.add(file.path)
+            visited.add(file.path)
             try:
-                _take_in(notes, report, file, known.get(file.path), resolved, secrets)
+                _take_in(notes, report, file, bases.get(file.path), resolved, secrets)
             except (KernelError, SecretFound) as error:
                 report.skipped.append((file.path, f"{error.what}: {error.advice}" if error.advice else error.what))
-        for path, base in known.items():
+        for path, base in bases.items():
             # Below what was passed over, nobody has looked.
-            if path not in seen and not any(str(above) in seen for above in PurePosixPath(path).parents):
+            if path not in visited and not any(str(above) in visited for above in PurePosixPath(path).parents):
                 _miss(notes, report, path, base, delete=delete)
         if strange := set(resolved) - {base.name for base in report.notes.values()}:
             raise SpecError(f"no file of the note {min(strange)!r} here", advice="give the name of a note, without .md")
@@ -228,40 +228,40 @@ def _take_in(
         report.skipped.append((path, file.skipped or f"its name does not end in {SUFFIX}"))
         return
     name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
-    now = notes.find(name)
-    if file.marked and now is not None and now.text.startswith(BOM):
+    note = notes.find(name)
+    if file.marked and note is not None and note.text.startswith(BOM):
         text = f"{BOM}{text}"  # it is the note's own
-    if "\r" in text and digest_of(text) not in (base and base.digest, now and now.digest):
+    if "\r" in text and digest_of(text) not in (base and base.digest, note and note.digest):
         text = text.replace("\r\n", "\n")
     digest = digest_of(text)
-    if now is not None and now.digest == digest:
+    if note is not None and note.digest == digest:
         report.unchanged += 1
         report.notes[path] = FileBase(name, digest)
     elif base is not None and base.digest == digest and name not in resolved:
         report.newer.append(name)
-    elif name in resolved or (base is None if now is None else base is not None and base.digest == now.digest):
+    elif name in resolved or (base is None if note is None else base is not None and base.digest == note.digest):
         try:
-            made = notes.write(name, text, seen="" if now is None else now.digest, secrets=secrets, why=f"edited in {path}")
+            version = notes.write(name, text, seen="" if note is None else note.digest, secrets=secrets, why=f"edited in {path}")
         except NoteConflict as error:
             report.conflict(name, path, error.note, text)
             return
         report.written.append(name)
-        report.notes[path] = FileBase(name, made.digest)
+        report.notes[path] = FileBase(name, version.digest)
     else:
-        report.conflict(name, path, now, text)
+        report.conflict(name, path, note, text)
 
 
 def _miss(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: bool) -> None:
     """The file of a note is not there any more."""
-    now = notes.find(base.name)
-    if now is None:
+    note = notes.find(base.name)
+    if note is None:
         del report.notes[path]
     elif not delete:
         report.gone.append(base.name)
-    elif now.digest != base.digest:
-        report.conflict(base.name, path, now, "")
+    elif note.digest != base.digest:
+        report.conflict(base.name, path, note, "")
     else:
-        notes.delete(base.name, seen=now.digest, why=f"{path} was deleted")
+        notes.delete(base.name, seen=note.digest, why=f"{path} was deleted")
         report.removed.append(base.name)
         del report.notes[path]
 
@@ -288,8 +288,8 @@ def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
     """
     try:
         with open(os.open(LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root), "rb") as file:
-            found = msgspec.json.decode(file.read(), type=_List)
-        for path, base in found.notes.items():
+            listing = msgspec.json.decode(file.read(), type=_List)
+        for path, base in listing.notes.items():
             checked_name(path.removesuffix(SUFFIX))
             checked_name(base.name)
             if not path.endswith(SUFFIX):
@@ -299,14 +299,14 @@ def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KernelError) as error:
         why = error.what if isinstance(error, KernelError) else str(error)
         raise SpecError(f"{LIST} cannot be used: {why}", advice="take it from Git, or export to another folder") from error
-    if found.owner != notes.owner:
-        raise SpecError(f"these are notes of {found.owner!r}", advice=f"give another folder for those of {notes.owner!r}")
-    return found.notes
+    if listing.owner != notes.owner:
+        raise SpecError(f"these are notes of {listing.owner!r}", advice=f"give another folder for those of {notes.owner!r}")
+    return listing.notes
 
 
 def _keep_list(root: int, notes: Notes, report: _Report) -> None:
-    kept = msgspec.json.encode(_List(owner=notes.owner, notes=dict(sorted(report.notes.items()))))
-    _write(root, LIST, msgspec.json.format(kept, indent=1) + b"\n")
+    data = msgspec.json.encode(_List(owner=notes.owner, notes=dict(sorted(report.notes.items()))))
+    _write(root, LIST, msgspec.json.format(data, indent=1) + b"\n")
 
 
 @contextmanager

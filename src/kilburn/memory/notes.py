@@ -28,7 +28,7 @@ from kilburn.message import Kind
 from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, digest_of, parse_address
 
-NAMED = 5
+MAX_SUGGESTIONS = 5
 """Names that an error lists at most."""
 
 LEARNED = ("guidelines", "examples", "workflows")
@@ -127,10 +127,10 @@ class Notes:
             if self.readonly(name):
                 raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
             if tainted and any(is_at(name, folder) for folder in LEARNED):
-                what = f"{name!r} was learned from the user's feedback, and you have read what a tool returned"
-                raise KernelError(what, advice="only a person changes it now")
+                reason = f"{name!r} was learned from the user's feedback, and you have read what a tool returned"
+                raise KernelError(reason, advice="only a person changes it now")
 
-    def list(self, under: str = "", *, wanted: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
+    def list(self, under: str = "", *, accepts: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
         """The notes in force, by name.
 
         Args:
@@ -138,12 +138,12 @@ class Notes:
             wanted: only those whose name it wants; the others are not read.
         """
         below = f"{under.rstrip('/')}/" if under else ""
-        ids = [page for name, page in self._named().items() if name.startswith(below) and (wanted is None or wanted(name))]
+        ids = [page for name, page in self._named().items() if name.startswith(below) and (accepts is None or accepts(name))]
         if not ids:
             return []
         rows = self.collection.backend.read((self.collection.number, page) for page in ids)
-        found = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
-        return sorted(found, key=lambda note: note.name)
+        versions = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
+        return sorted(versions, key=lambda note: note.name)
 
     def texts(self, versions: Sequence[NoteVersion]) -> Mapping[str, str]:
         """The exact texts of some versions, by their digests, read at once.
@@ -210,13 +210,13 @@ class Notes:
         text, _ = screen(text, secrets)
 
         def written() -> NoteVersion:
-            head, before = self.head, self.find(name)
-            self._check_seen(name, before, seen)
-            if before is not None and before.digest == digest_of(text) and not anew:
-                return before
-            pages = dict.fromkeys([*sources, *([] if before is None or anew else [before.page])])
+            head, current = self.head, self.find(name)
+            self._check_seen(name, current, seen)
+            if current is not None and current.digest == digest_of(text) and not anew:
+                return current
+            pages = dict.fromkeys([*sources, *([] if current is None or anew else [current.page])])
             add = Add(text=text, kind=Kind.TEXT, name=name, sources=tuple(pages), cites=tuple(cites), why=why)
-            retired = [] if before is None else [Retire((before.page,), refers=0, why=why)]
+            retired = [] if current is None else [Retire((current.page,), refers=0, why=why)]
             return self._applied([name], add, *retired, policy=policy, tainted=tainted, head=head)
 
         return undisturbed(written)
@@ -231,14 +231,16 @@ class Notes:
         name, to = checked_name(name), checked_name(to)
 
         def renamed() -> NoteVersion:
-            head, before, taken = self.head, self.find(name), self.find(to)
-            if before is None:
+            head, current, existing = self.head, self.find(name), self.find(to)
+            if current is None:
                 raise self._unknown(name)
-            self._check_seen(name, before, seen)
-            if taken is not None:
-                raise NoteConflict(f"there is a note {to!r} already", advice="delete it first, or take another name", note=taken)
-            page = before.page
-            add = Add(text=before.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
+            self._check_seen(name, current, seen)
+            if existing is not None:
+                raise NoteConflict(
+                    f"there is a note {to!r} already", advice="delete it first, or take another name", note=existing
+                )
+            page = current.page
+            add = Add(text=current.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
             return self._applied([name, to], add, Retire((page,), refers=0, why=why), policy=policy, head=head)
 
         return undisturbed(renamed, lambda: self.head)
@@ -255,12 +257,12 @@ class Notes:
         name = checked_name(name)
 
         def deleted() -> NoteVersion:
-            head, before = self.head, self.find(name)
-            if before is None:
+            head, current = self.head, self.find(name)
+            if current is None:
                 raise self._unknown(name)
-            self._check_seen(name, before, seen)
-            self.apply([name], Retire((before.page,), why=why), policy=policy, tainted=tainted, seen=head)
-            return NoteVersion(self.collection, *self.collection.read(before.page))
+            self._check_seen(name, current, seen)
+            self.apply([name], Retire((current.page,), why=why), policy=policy, tainted=tainted, seen=head)
+            return NoteVersion(self.collection, *self.collection.read(current.page))
 
         return undisturbed(deleted)
 
@@ -277,8 +279,8 @@ class Notes:
         collection = self.collection
         rows = {page.id: (page, state) for page, state in collection.pages(history=True)}
         versions = Versions(collection.backend.events(collection.number))
-        own = {page for page, (found, _) in rows.items() if found.name == name}
-        chain = versions.of(*own) & rows.keys()
+        ids = {page for page, (row, _) in rows.items() if row.name == name}
+        chain = versions.of(*ids) & rows.keys()
         if not chain:
             raise self._unknown(name)
         order = {page: at for at, page in enumerate(self._written())}
@@ -298,11 +300,11 @@ class Notes:
             raise self._unknown(name)
 
         def restored() -> NoteVersion:
-            head, before, page = self.head, self.find(name), self._version(name, address)
-            if before is not None and before.page == page.id:
+            head, current, page = self.head, self.find(name), self._version(name, address)
+            if current is not None and current.page == page.id:
                 raise KernelError(f"{address} is what {name!r} says now", advice="see its history")
-            now = [] if before is None else [Retire((before.page,), by=page.id, why=why)]
-            self.collection.apply(Restore((page.id,), why), *now, cause="undo", seen=head)
+            retirement = [] if current is None else [Retire((current.page,), by=page.id, why=why)]
+            self.collection.apply(Restore((page.id,), why), *retirement, cause="undo", seen=head)
             return NoteVersion(self.collection, *self.collection.read(page.id))
 
         return undisturbed(restored)
@@ -323,9 +325,9 @@ class Notes:
         in_force = next((at for at, version in enumerate(versions) if version.in_force), len(versions) - 1)
         last = places[new] if new else in_force
         first = versions[places[old]] if old else versions[last - 1] if last else None
-        before = "" if first is None else first.text
+        old_text = "" if first is None else first.text
         heads = (f"{name} {'(none)' if first is None else first.address}", f"{name} {versions[last].address}")
-        return diff_of(before, versions[last].text, *heads)
+        return diff_of(old_text, versions[last].text, *heads)
 
     def forget(self, name: str, why: str = "") -> Sequence[str]:
         """Forget a note for ever: all its versions, and everything that was made from them, in every place; returns the addresses
@@ -346,17 +348,17 @@ class Notes:
             return dict(self.collection.named() or {})
 
     def _unknown(self, name: str) -> UnknownAddress:
-        near = difflib.get_close_matches(name, known := sorted(self._named()), NAMED, 0.4) or known[:NAMED]
+        near = difflib.get_close_matches(name, names := sorted(self._named()), MAX_SUGGESTIONS, 0.4) or names[:MAX_SUGGESTIONS]
         return UnknownAddress(f"there is no note {name!r}", advice=f"there is {', '.join(near) or 'none yet'}")
 
-    def _check_seen(self, name: str, before: NoteVersion | None, seen: str | None) -> None:
-        now = "" if before is None else before.digest
-        if seen is None or seen == now:
+    def _check_seen(self, name: str, current: NoteVersion | None, seen: str | None) -> None:
+        digest = "" if current is None else current.digest
+        if seen is None or seen == digest:
             return
-        if before is None:
+        if current is None:
             raise NoteConflict(f"the note {name!r} is gone", advice="write it as a new one, or restore it")
-        what = f"there is a note {name!r} already" if not seen else f"the note {name!r} was changed meanwhile"
-        raise NoteConflict(what, advice=f"read it: it is {before.address} now; then edit that", note=before)
+        reason = f"there is a note {name!r} already" if not seen else f"the note {name!r} was changed meanwhile"
+        raise NoteConflict(reason, advice=f"read it: it is {current.address} now; then edit that", note=current)
 
     def _version(self, name: str, address: str) -> Page:
         numbers = self.collection.resolve(address)
@@ -394,7 +396,7 @@ def is_at(name: str, above: str) -> bool:
     return name == above or name.startswith(f"{above}/")
 
 
-def diff_of(before: str, after: str, old: str, new: str) -> str:
+def diff_of(old_text: str, new_text: str, old: str, new: str) -> str:
     """A unified diff of two texts under their headings; "" where they are the same."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")
+    lines = difflib.unified_diff(old_text.splitlines(), new_text.splitlines(), old, new, lineterm="")
     return "".join(f"{line}\n" for line in lines)

@@ -18,7 +18,7 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.doubt import MOST as DOUBTED
+from kilburn.memory.doubt import MAX_DOUBTED_FACTS as DOUBTED
 from kilburn.memory.doubt import doubted_by, link, resembling, rival_words, rivalling, turns
 from kilburn.memory.learning import Learned, LearningJob, answering
 from kilburn.memory.retention import Quota, within
@@ -30,13 +30,13 @@ from kilburn.page import Page, Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
 
-NEAR = 8
+MAX_RIVALS = 8
 """Facts that are compared with one that is told."""
 
-WORDS, EACH = 12, 32
+MAX_WORDS, MAX_FACTS_PER_WORD = 12, 32
 """Words of a sentence by which facts are looked for that it may change, the longest first; facts of each."""
 
-RECENT = 10
+MAX_RECENT_MESSAGES = 10
 """The user's last messages, in which it is looked for what an agent notes."""
 
 
@@ -86,10 +86,10 @@ class UserMemory:
         add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
 
         def write() -> str:
-            seen = None if quota is None else self.collection.head
+            head = None if quota is None else self.collection.head
             olds = self._rivals(clean)
             adds = [add, *([link(olds)] if olds else [])]
-            return self.collection.apply(*within(quota, self.collection, adds, self.collection.clock()), seen=seen)[0]
+            return self.collection.apply(*within(quota, self.collection, adds, self.collection.clock()), seen=head)[0]
 
         address = undisturbed(write)
         if pin:
@@ -110,12 +110,14 @@ class UserMemory:
         with session.lock:
             session.refresh()
             pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
-            said = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
-            its = next((page for page in reversed(said[-RECENT:]) if is_said(clean, session.text(page.id))), None)
-            source = its or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
+            messages = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
+            source_message = next(
+                (page for page in reversed(messages[-MAX_RECENT_MESSAGES:]) if is_said(clean, session.text(page.id))), None
+            )
+            source = source_message or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
             if source is None:
                 raise KernelError("nothing was said yet", advice="a fact that an agent notes cites what was said")
-            tainted = its is None and lowest_read(session)[source.id] < Trust.AGENT
+            tainted = source_message is None and lowest_read(session)[source.id] < Trust.AGENT
             cite = (session.owner(source.id), source.id)
 
         def write() -> str:
@@ -130,18 +132,20 @@ class UserMemory:
         pair, words = rival_words(text), sorted(told(text), key=lambda word: (-len(word), word)) if turns(text) else []
         if pair is None and not words:
             return []
-        wanted = [*([pair] if pair is not None else []), *((word, "") for word in words[:WORDS])]
-        found = [
+        queries = [*([pair] if pair is not None else []), *((word, "") for word in words[:MAX_WORDS])]
+        matches = [
             [hit.page for hit in hits]
-            for hits in self.collection.backend.newest(self.collection.number, wanted, EACH if words else NEAR)
+            for hits in self.collection.backend.newest(
+                self.collection.number, queries, MAX_FACTS_PER_WORD if words else MAX_RIVALS
+            )
         ]
-        near = found.pop(0)[:NEAR] if pair is not None else []
+        near = matches.pop(0)[:MAX_RIVALS] if pair is not None else []
         # Of a common word only the newest facts are looked at: it costs the same however many there are.
         worth: dict[int, float] = {}
-        for pages in found:
+        for pages in matches:
             for page in pages:
                 worth[page] = worth.get(page, 0.0) + 1 / len(pages)
-        near += sorted(worth, key=lambda page: (-worth[page], -page))[:NEAR]
+        near += sorted(worth, key=lambda page: (-worth[page], -page))[:MAX_RIVALS]
         keys = [(self.collection.number, page) for page in dict.fromkeys(near)]
         # What is marked is read again, and verified, when it is linked.
         skimmed = self.collection.backend.skim(keys).values() if keys else ()
@@ -150,8 +154,8 @@ class UserMemory:
         rivals, resembles = rivalling(text), resembling(text) if words else None
         olds = []
         for row in rows:
-            known = texts[row.digest]
-            if rivals(known) or (resembles is not None and resembles(known, row.claim)):
+            fact_text = texts[row.digest]
+            if rivals(fact_text) or (resembles is not None and resembles(fact_text, row.claim)):
                 olds.append(row.id)
         return olds if len(olds) <= DOUBTED else []
 
@@ -171,7 +175,7 @@ class UserMemory:
         clean, _ = screen(text, secrets)
 
         def write() -> str:
-            seen, pages = self.collection.head, self.collection.resolve(address)
+            head, pages = self.collection.head, self.collection.resolve(address)
             if len(pages) != 1:
                 raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
             _, state = self.collection.read(pages[0])
@@ -179,11 +183,11 @@ class UserMemory:
                 raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
             doubts = self._doubts(pages[0])
-            gone = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
+            retirement = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
             # What the old fact may have made untrue, the new one may, too.
             about = [doubted_by(page) for page in doubts]
             olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
-            return self.collection.apply(add, *([link(olds)] if olds else []), gone, seen=seen)[0]
+            return self.collection.apply(add, *([link(olds)] if olds else []), retirement, seen=head)[0]
 
         return undisturbed(write)
 
@@ -191,8 +195,8 @@ class UserMemory:
         """The pages in force by which a fact is doubted, or doubts others."""
         keys = [key for key in self.collection.backend.citing(self.collection.number, [fact]) if key[0] == self.collection.number]
         rows = self.collection.backend.read(keys).values()
-        there = [page for page, state in rows if state.at is Place.OUT]
-        return [page for page in there if page.claim is not None and page.claim.relation == DOUBTS]
+        pages = [page for page, state in rows if state.at is Place.OUT]
+        return [page for page in pages if page.claim is not None and page.claim.relation == DOUBTS]
 
     def learn(
         self,
@@ -243,9 +247,9 @@ class UserMemory:
         Raises:
             StoreError.
         """
-        store, now = self._store, self.collection.clock() if at is None else at
+        store, time = self._store, self.collection.clock() if at is None else at
         search = Searcher(self.collection.backend, store.ranking, store.vectors, [self.collection.info])
-        hits = search.findings(query, tokens, now, self.collection.counter, limit=limit, at=at, abstain=abstain)
+        hits = search.findings(query, tokens, time, self.collection.counter, limit=limit, at=at, abstain=abstain)
         self.collection.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 

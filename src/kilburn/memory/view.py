@@ -101,7 +101,7 @@ class MemoryView:
     @property
     def taint(self) -> Trust:
         """The lowest trust of what was read before and in `new`; below AGENT, what is learned is only proposed."""
-        return min((said.taint for said in self.new), default=Trust.USER)
+        return min((utterance.taint for utterance in self.new), default=Trust.USER)
 
     def standing(self, claim: Claim) -> Sequence[tuple[Page, State]]:
         """What is in force that a claim may repeat or contradict."""
