@@ -148,12 +148,19 @@ def test_pieces_cover_a_text_and_overlap(parts: list[str]) -> None:
     text = "".join(parts) * 3
     pieces = secrets.pieces_of(text)
     assert (pieces[0][0], pieces[-1][1]) == (0, len(text))
-    assert all(stop - start <= secrets.PIECE + 100 for start, stop in pieces)
-    assert all(before[1] - after[0] >= min(secrets.SHARED, len(text)) for before, after in pairwise(pieces))
-    assert len(pieces) <= 2 + len(text) // (secrets.PIECE - secrets.SHARED - 100)
+    assert all(stop - start <= secrets.PIECE_CHARS + 100 for start, stop in pieces)
+    assert all(before[1] - after[0] >= min(secrets.OVERLAP_CHARS, len(text)) for before, after in pairwise(pieces))
+    assert len(pieces) <= 2 + len(text) // (secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 100)
 
 
-@pytest.mark.parametrize("at", [secrets.PIECE - 20, secrets.PIECE - secrets.SHARED - 20, 2 * secrets.PIECE - secrets.SHARED - 10])
+@pytest.mark.parametrize(
+    "at",
+    [
+        secrets.PIECE_CHARS - 20,
+        secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 20,
+        2 * secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 10,
+    ],
+)
 @pytest.mark.parametrize("filler", ["x", "word "])
 def test_a_cut_between_pieces_hides_none(at: int, filler: str) -> None:
     text = (filler * at)[:at] + f" {TOKEN} " + filler * 20_000

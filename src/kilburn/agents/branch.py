@@ -38,7 +38,7 @@ from kilburn.page import Place, address_of, digest_of
 __all__ = ["Branching", "SubAgent"]
 
 LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
-TAKEN_BACK = 2
+STEPS_TAKEN_BACK = 2
 """Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
 
 
@@ -190,10 +190,10 @@ class Branching(Agent):
 
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or go on with it, until it returns."""
-        asked = texts_of(agent.spec, part.text)
+        texts = texts_of(agent.spec, part.text)
         branch = self._of(part)
-        if branch is None and (known := self._done(part)) is not None:
-            return known
+        if branch is None and (earlier := self._done(part)) is not None:
+            return earlier
         if branch is None:
             if self.level >= self.depth:
                 raise ToolError("a branch here cannot branch again", advice="do it here, or return")
@@ -201,16 +201,16 @@ class Branching(Agent):
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.session.fork(told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
-            most = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
-            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
+            branch = self.session.fork(told(texts["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
+            limits = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
+            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
         outcome, text = _ended(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
             _note(branch, outcome, text)
-        said = branch.branches.returning(text)
+        message = branch.branches.returning(text)
         branch.release()
-        return said
+        return message
 
     def _done(self, part: Part) -> Message | None:
         """The result of the same call, word for word, if a branch has returned it and it has left the window since: then the
@@ -225,15 +225,15 @@ class Branching(Agent):
                 return None
             if any(page.answers and result in page.sources for page in window.resident()):
                 return None  # it was shown again, and is there
-            said = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
-            return result_of(part, f"{said}\n{self.session.text(result)}", sources=(result,))
+            notice = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
+            return result_of(part, f"{notice}\n{self.session.text(result)}", sources=(result,))
         return None
 
     def _of(self, part: Part) -> Session | None:
         """The branch that was begun for a call, if there is one."""
         page = self.session.window.calls.get(part.call or "")
-        found = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
-        return self.session.branches.open(found.removeprefix(f"{self.session.name}/")) if found else None
+        name = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
+        return self.session.branches.open(name.removeprefix(f"{self.session.name}/")) if name else None
 
     def _work_in(self, agent: SubAgent, branch: Session) -> tuple[BranchOutcome, str]:
         """Work in a branch to its end, and merge its working folder, if it has one and a result."""
@@ -260,9 +260,12 @@ class Branching(Agent):
         agents, tools = [*self.agents.values()], agent.tools
         if path is not None:
             tools = tools(path) if callable(tools) else tools
-            agents = [msgspec.structs.replace(each, folder=path) if each.folder == agent.folder else each for each in agents]
+            agents = [
+                msgspec.structs.replace(sub_agent, folder=path) if sub_agent.folder == agent.folder else sub_agent
+                for sub_agent in agents
+            ]
             options["rights"] = agent.rights.within(path)
-        made = Branching(
+        inner = Branching(
             agent.model or self.model,
             [*self.tools.values()] if tools is None or callable(tools) else tools,
             branch,
@@ -271,8 +274,8 @@ class Branching(Agent):
             depth=self.depth,
             **options,
         )
-        made.level, made._begun, made.caller, made._named = self.level + 1, self._begun, self, agent.name
-        return made
+        inner.level, inner._begun, inner.caller, inner._function_name = self.level + 1, self._begun, self, agent.name
+        return inner
 
     def finish(self) -> tuple[BranchOutcome, str]:
         """Run this branch to its end. Returns the outcome and the result. The agent that began the branch sees each event."""
@@ -312,9 +315,9 @@ class Branching(Agent):
         """Take the last steps back, and ask once for the result."""
         fork, pages = self.session.branches.forked, self.session.window.pages
         assert fork is not None
-        own = [page for number, page in pages.items() if number > fork.known]
-        steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
-        self.session.take_back([page.id for page in own if steps and page.message >= steps[0]])
+        own_pages = [page for number, page in pages.items() if number > fork.known]
+        steps = sorted({page.message for page in own_pages if page.role is Role.ASSISTANT})[-STEPS_TAKEN_BACK:]
+        self.session.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
         self.session.append(said_by(Role.USER, text, trust=Trust.AGENT))
         reply = finished(self._reply(), self._show)
@@ -342,13 +345,13 @@ def _note(branch: Session, outcome: BranchOutcome, text: str) -> None:
 def _close(branch: Session, text: str) -> None:
     """Return from a branch that the user does not want to wait for, with its result if it has one; before it, from those of
     its branches that are open."""
-    outcome, said = _ended(branch)
+    outcome, result = _ended(branch)
     if outcome is None:
         for info, fork in branch.branches.children():
             if fork.call in branch.window.waiting():
                 _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
         _note(branch, BranchOutcome.ABANDONED, text)
-    branch.exit(text if outcome is None else said)
+    branch.exit(text if outcome is None else result)
 
 
 def _ended(branch: Session) -> tuple[BranchOutcome | None, str]:
@@ -357,5 +360,5 @@ def _ended(branch: Session) -> tuple[BranchOutcome | None, str]:
     if not noted:
         return None, ""
     last = branch.window.last
-    gone = branch.window.at(last) is Place.DROPPED
-    return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.text(last)
+    forgotten = branch.window.at(last) is Place.DROPPED
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.text(last)

@@ -81,9 +81,9 @@ def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: st
     return session.preview(by=_policy(session, pages, keep=keep, to=to))
 
 
-def _policy(session: Session, pages: str | None, **given: Any) -> Compact:
+def _policy(session: Session, pages: str | None, **options: Any) -> Compact:
     chosen = session.resolve(pages) if pages is not None else None
-    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **given)
+    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **options)
 
 
 def _check_no_open_call(session: Session, *, records: bool = True) -> None:
@@ -149,12 +149,12 @@ def compact_at_provider(
     except Forgotten:
         # It may hold what was forgotten while the provider was working.
         return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
-    before = session.use
+    old_use = session.use
     with session.lock:
         leaving = behind(session.view(), turn - keep)
         if leaving:
             session.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=before - session.use))
+    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=old_use - session.use))
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:

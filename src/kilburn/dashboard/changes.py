@@ -104,7 +104,7 @@ class OwnHands:
         """See `Hands`."""
 
         def change(backend: Backend) -> T:
-            store = Store(backend, Budget(by_hand.WIDE), "fifo")
+            store = Store(backend, Budget(by_hand.WIDE_WINDOW), "fifo")
             if not any(one.kind is SegmentKind.MEMORY and one.user == owner for one in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
             return do(store.memory(owner))
@@ -267,7 +267,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": session.figures.window or by_hand.WINDOW,
+        "window": session.figures.window or by_hand.DEFAULT_WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,

@@ -80,21 +80,21 @@ class Inquiry:
 
     # The beginning, and the end
 
-    def begin(self, messages: Sequence[Any], system: str, told: str, **said: Any) -> None:
+    def begin(self, messages: Sequence[Any], system: str, description: str, **data: Any) -> None:
         """Write the question, and what the model is told of the text.
 
         Args:
             system: the system prompt; "" where it stands already. told: what the model is told of the text.
             said: of the text and the means of the run, for its record.
         """
-        session, again = self.session, self.recorded
-        if again is not None and is_of(session, again.session):
+        session, source_run = self.session, self.recorded
+        if source_run is not None and is_of(session, source_run.session):
             # What is said again is made of the record, which goes with what it was made from.
-            key = again.number, again.session.window.last
+            key = source_run.number, source_run.session.window.last
             messages = [
-                msgspec.structs.replace(one, cites=(*one.cites, key), trust=Trust.TOOL)
-                for each in messages
-                for one in parse(each)
+                msgspec.structs.replace(parsed, cites=(*parsed.cites, key), trust=Trust.TOOL)
+                for message in messages
+                for parsed in parse(message)
             ]
         if system:
             session.append({"role": "system", "content": system})
@@ -102,28 +102,28 @@ class Inquiry:
         first = session.window.last
         limits = msgspec.to_builtins(self.limits)
         limits["prices"] = {name: price for name, price in limits["prices"].items() if math.isfinite(price)}
-        note(session, "asked", asked=first, began=self.began, limits=limits, **said)
-        session.append(said_by(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
+        note(session, "asked", asked=first, began=self.began, limits=limits, **data)
+        session.append(said_by(Role.USER, description, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
-    def rejoin(self, known: RunRecord) -> None:
+    def rejoin(self, run: RunRecord) -> None:
         """Go on with a recorded run: from here on it is ours."""
         with self.session.batch() as kernel:
             # This fails if the session went on since it was read.
-            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
-        self.resident = known.resident
-        self._hold(known.first)
+            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=run.first, seconds=run.spent.seconds)
+        self.resident = run.resident
+        self._hold(run.first)
         self._take_up()
 
     def _hold(self, first: int) -> None:
         """Keep the question, and what the model was told of the text, in the window where there is room."""
-        session, both = self.session, (first, first + 1)
+        session, pages = self.session, (first, first + 1)
         self.last = (first + 1,)
         self._seen = session.head
-        if sum(map(session.window.cost, both)) <= session.capacity // 4:
-            for page in both:
+        if sum(map(session.window.cost, pages)) <= session.capacity // 4:
+            for page in pages:
                 session.pin(f"p{page}")
-        self._pinned = [f"p{page}" for page in both if page in session.window.pins]
+        self._pinned = [f"p{page}" for page in pages if page in session.window.pins]
 
     def let_go(self) -> None:
         """The question is over: what was kept in the window may leave."""
@@ -173,16 +173,16 @@ class Inquiry:
 
     def admit(self, message: Message, code: int) -> int:
         """Append the output of a cell; its page. If it stands in the record, that is what the model saw, and it stays."""
-        known = self.rerun.output(code)
-        if known is None:
+        recorded = self.rerun.output(code)
+        if recorded is None:
             return self.append(message)
-        page = self.session.window.pages[known]
+        page = self.session.window.pages[recorded]
         # What the cell did not read before is a source of the next one.
         cites = set(page.cites)
         self._cited += [key for key in message.cites if key not in cites]
-        if self.session.text(known) != message.parts[0].text:
+        if self.session.text(recorded) != message.parts[0].text:
             self.rerun.differing.append(page.address)
-        return known
+        return recorded
 
     def take_cited(self) -> tuple[Key, ...]:
         """The pages elsewhere that a cell's output is from: sub-calls, what was read, and the ends of runs below."""

@@ -18,13 +18,13 @@ from kilburn.errors import SpecError
 Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
 
-HEAD = 600
+MAX_HEAD_CHARS = 600
 """Characters of its beginning that the model is told."""
 
-SAMPLE = 100_000
+MAX_SAMPLE_CHARS = 100_000
 """Characters of which the tokens are counted; the tokens of a longer text are told in proportion."""
 
-NAMES = 10
+MAX_NAMES = 10
 """Names of its parts that the model is told."""
 
 
@@ -53,8 +53,8 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         if not self.index:
             return f"`context` is a str: {size}."
         names = [name for name, _, _ in self.index]
-        shown = ", ".join(map(repr, names[:NAMES])) + (", ..." if len(names) > NAMES else "")
-        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {shown}"
+        names_shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
+        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {names_shown}"
 
     @property
     def setup(self) -> tuple[dict[str, Any], dict[str, bytes], str]:
@@ -92,10 +92,10 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
         if not index:
             raise SpecError("there is no file to ask about", advice="give a file, or a folder with files")
     data = text.encode("utf-8", "replace")
-    sample = text[:SAMPLE]
-    tokens = count(sample) if len(text) <= SAMPLE else round(count(sample) * len(text) / SAMPLE)
+    sample = text[:MAX_SAMPLE_CHARS]
+    tokens = count(sample) if len(text) <= MAX_SAMPLE_CHARS else round(count(sample) * len(text) / MAX_SAMPLE_CHARS)
     digest = hashlib.sha256(data + msgspec.json.encode(index)).hexdigest()
-    return Variable(data=data, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
+    return Variable(data=data, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:MAX_HEAD_CHARS])
 
 
 def _read(path: Path) -> str:
