@@ -36,7 +36,7 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
@@ -256,7 +256,7 @@ class _Door:
         holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
-            within(self.quota, memory, [add], self.store.clock())
+            make_room(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)

@@ -55,7 +55,7 @@ class Recent(Generic[Key, Value]):
         return self._taken + self._left
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, if it is here."""
+        """Return the value of a key, if it is here."""
         entry = self._young.get(key)
         if entry is not None:
             return entry[0]
@@ -107,7 +107,7 @@ texts: Recent[tuple[Any, ...], Any] = Recent(MAX_BYTES)
 
 
 def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
-    """Makes a function of texts remember what it found; it must say the same for the same, and never None.
+    """Cache the results of a function of texts. The function must return the same for the same arguments, and never None.
 
     Args:
         size: how many bytes a result takes, about, beside the texts that the function was given.

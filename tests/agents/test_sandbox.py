@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from effort import rounds
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
-from kilburn.recursion.sandbox import MAX_CALL_BYTES, DEFAULT_ORDER, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
+from kilburn.recursion.sandbox import DEFAULT_ORDER, MAX_CALL_BYTES, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
 from kilburn.recursion.sandboxes import lockdown
 from kilburn.recursion.sandboxes.cpython import Cpython
 from waiting import until

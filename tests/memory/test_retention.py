@@ -14,7 +14,7 @@ from clocked import Clocked
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.store import Store
-from kilburn.memory.retention import Quota, sweep, within, worth
+from kilburn.memory.retention import Quota, make_room, sweep, worth
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 from kilburn.search.dates import DAY
@@ -76,7 +76,7 @@ def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(sto
     quota = Quota(facts=1)
     store.memory("ana").remember("Ana lives in Porto", quota=quota)
     memory = store.memory("ana").collection
-    change = within(quota, memory, [Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0)], START)
+    change = make_room(quota, memory, [Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0)], START)
     assert memory.apply(*change) == ["p2"]
     with pytest.raises(QuotaExceeded):
         store.memory("ana").remember("a third", quota=quota)

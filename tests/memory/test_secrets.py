@@ -130,7 +130,7 @@ def test_places_are_found_in_one_pass_however_many_there_are(same: bool) -> None
         values = [f"ghp_{0 if same else number:032d}" for number in range(many)]
         text = Counting(" ".join(values))
         Counting.looked = 0
-        assert len(list(secrets.places_of(values, text))) == many
+        assert len(list(secrets.find_values(values, text))) == many
         looked.append(Counting.looked)
     assert looked[2] < 2.5 * looked[1] < 6.25 * looked[0]
 
@@ -146,7 +146,7 @@ def test_many_secrets_in_one_line_are_cut_out() -> None:
 @given(st.lists(st.text(alphabet="ab \n", max_size=20_000), max_size=5))
 def test_pieces_cover_a_text_and_overlap(parts: list[str]) -> None:
     text = "".join(parts) * 3
-    pieces = secrets.pieces_of(text)
+    pieces = secrets.overlapping_pieces(text)
     assert (pieces[0][0], pieces[-1][1]) == (0, len(text))
     assert all(stop - start <= secrets.PIECE_CHARS + 100 for start, stop in pieces)
     assert all(before[1] - after[0] >= min(secrets.OVERLAP_CHARS, len(text)) for before, after in pairwise(pieces))

@@ -82,7 +82,7 @@ class Privilege(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, tuple(value))
 
     def reads(self, kind: SegmentKind, name: str) -> bool:
-        """Whether it allows to read a session or a document of this name, or the memory of a user of this name."""
+        """Return whether it allows to read a session or a document of this name, or the memory of a user of this name."""
         patterns = {
             SegmentKind.SESSION: self.sessions,
             SegmentKind.MEMORY: self.memories,
@@ -91,7 +91,7 @@ class Privilege(msgspec.Struct, frozen=True, kw_only=True):
         return _matches(name, patterns.get(kind, ()))
 
     def holds(self, path: str) -> bool:
-        """Whether a resolved path is one of its folders, or lies in one."""
+        """Return whether a resolved path is one of its folders, or lies in one."""
         return self.files is None or any(Path(path).is_relative_to(folder) for folder in self.files)
 
 
@@ -133,11 +133,11 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         return bounded or (self.above is not None and self.above.bounds_files)
 
     def under(self, above: Rights) -> Rights:
-        """These rights, where those of another agent bound them."""
+        """Bound these rights by those of another agent."""
         return msgspec.structs.replace(self, above=above if self.above is None else self.above.under(above))
 
     def within(self, folder: Path) -> Rights:
-        """These rights, for files in a folder only."""
+        """Limit these rights to the files of a folder."""
         every = ("*",)
         return self.under(
             Rights(privileges=(Privilege(name="folder", files=(str(folder),), sessions=every, memories=every, documents=every),))
@@ -188,8 +188,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide(rights: Rights, action: Action) -> Decision:
-    """Decide about a call: the strictest that the rights, and those above them, say of it."""
-    decision = _privileged(rights.privileges, action)
+    """Decide about a call: the strictest decision of the rights and of those above them."""
+    decision = _check_privileges(rights.privileges, action)
     if decision.permit is not Permit.DENY:
         decisions = [decision]
         if action.deed is Deed.IRREVERSIBLE:
@@ -205,8 +205,8 @@ def _strictest(decisions: Iterable[Decision]) -> Decision:
     return max(decisions, key=lambda decision: STRICTNESS.index(decision.permit))
 
 
-def _privileged(privileges: Iterable[Privilege], action: Action) -> Decision:
-    """Whether one privilege allows all of a call; if none does, what the first obstacle is."""
+def _check_privileges(privileges: Iterable[Privilege], action: Action) -> Decision:
+    """Return whether one privilege allows all of a call; if none does, what the first obstacle is."""
     remaining = [privilege for privilege in privileges if _matches(action.tool, privilege.tools)]
     if not remaining:
         return Decision(Permit.DENY, "tool", f"this agent may not call {action.tool}")
@@ -222,13 +222,13 @@ def _privileged(privileges: Iterable[Privilege], action: Action) -> Decision:
     return Decision(Permit.ALLOW)
 
 
-def flat(values: Iterable[str | list[str]]) -> list[str]:
-    """All paths of several parameters."""
+def flatten(values: Iterable[str | list[str]]) -> list[str]:
+    """Return all paths of several parameters."""
     return [path for value in values for path in ([value] if isinstance(value, str) else value)]
 
 
 def whereabouts(path: str) -> str:
-    """Where a path leads: absolute, without `..`, links followed. What does not exist yet is resolved as far as it does.
+    """Resolve a path: absolute, without `..`, links followed. A path that does not exist yet is resolved as far as it exists.
 
     Raises:
         TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.

@@ -28,7 +28,8 @@ DEFAULT_POLICY = "hybrid"
 
 
 def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy: Any = "fifo") -> Session:
-    """A session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a preview.
+    """Return a session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a
+    preview.
 
     Raises:
         SpecError: there is none of this name.
@@ -79,7 +80,7 @@ def preview(
 
 
 def decider(receipts: Sequence[Receipt]) -> str:
-    """Who decided last at a window."""
+    """Return the policy that decided last at a window."""
     policies = (
         receipt.policy for receipt in reversed(receipts) if receipt.policy not in ("kernel", "user") and " " not in receipt.policy
     )

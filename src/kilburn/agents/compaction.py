@@ -72,7 +72,7 @@ def compact(
 
 
 def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: str | None = None) -> Preview:
-    """What `compact` would do without a model. Nothing changes, and nothing is recorded.
+    """Preview what `compact` would do without a model. Nothing changes, and nothing is recorded.
 
     Raises:
         LawBroken: a tool call has no result yet. UnknownAddress, Forgotten: of `pages`.
@@ -97,7 +97,7 @@ def _check_no_open_call(session: Session, *, records: bool = True) -> None:
 
 
 def _outcome(events: Sequence[Event]) -> Compaction:
-    """What the ledger says of it."""
+    """Read the result of a compaction from its events."""
     address = ""
     for event in events:
         if event.act is Act.FOLD and "fold" in event.data:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilburn import tracing
-from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flat
+from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flatten
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
@@ -144,14 +144,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError(f"money={self.money!r} without prices: what a call costs is not known", advice=advice)
 
     def most(self, name: str) -> float | None:
-        """The limit of that name; None if there is none."""
+        """Return the limit of that name; None if there is none."""
         if name == "money" and self.money is msgspec.UNSET:
             return self.prices.input * MAX_TOKENS / 1e6 or None
         limit: float | None = getattr(self, name)
         return limit
 
     def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0, share: float = 1.0) -> str:
-        """The name of the limit that has been reached, or "".
+        """Return the name of the limit that has been reached, or "".
 
         Args:
             share: of each limit, what counts as all of it.
@@ -166,9 +166,9 @@ UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None
 """No limits but that of a reply."""
 
 
-def believed(reported: Tokens | None, counted: Tokens, cap: int) -> Tokens:
-    """What a reply cost: as the provider reports it if that can be true, else as it was counted here. So limits hold whatever is
-    reported: nothing, 0 for a long text, or more than any prompt has.
+def plausible_usage(reported: Tokens | None, counted: Tokens, cap: int) -> Tokens:
+    """Return the usage that the provider reports if it is plausible, otherwise the one counted here. So limits hold even if a
+    provider reports nothing, 0 for a long text, or more than any prompt has.
 
     Args:
         cap: tokens that the reply was allowed. What the model thought unseen is among those that are reported.
@@ -217,8 +217,8 @@ def shrink(session: Session, tokens: int, error: Overlong) -> None:
         raise error from None
 
 
-def made_of(message: Message, pages: tuple[int, ...], cites: tuple[tuple[int, int], ...] = ()) -> Message:
-    """A reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
+def with_sources(message: Message, pages: tuple[int, ...], cites: tuple[tuple[int, int], ...] = ()) -> Message:
+    """Return a reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
         pages: of the session. others: pages of other segments, by number of the segment and page.
@@ -252,7 +252,7 @@ class Account:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A tool of this run is at work: what it begins is charged here, too."""
+        """Charge this run for what its tool begins."""
         token = RUNNING.set(self)
         try:
             yield
@@ -269,14 +269,14 @@ class Account:
                 account = account.above
 
     def take_up(self, spent: RunResult) -> None:
-        """Count what an earlier part of the run spent; those above it count it themselves."""
+        """Count what an earlier part of the run spent; the runs above count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
             self.outcome.add(spent.calls, spent.tokens, spent.money)
             self._began -= spent.seconds
 
     def reached(self, *, below: bool = False, share: float = 1.0) -> str:
-        """The name of the limit of this run that has been reached, or "".
+        """Return the name of the limit of this run that has been reached, or "".
 
         Args:
             below: whether a branch asks, which takes no step of this run.
@@ -294,7 +294,7 @@ class Account:
         )
 
     def ended(self, *, below: bool = False) -> str:
-        """The name of the limit of this run, or of one above it, that has been reached, or "".
+        """Return the name of the limit of this run, or of one above it, that has been reached, or "".
 
         Args:
             below: whether a branch asks.
@@ -318,7 +318,7 @@ class Account:
             above = above.above
 
     def left(self) -> float | None:
-        """The seconds that are left for one call of the model; None for no limit."""
+        """Return the seconds that are left for one call of the model; None for no limit."""
         own_seconds = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
         above = self.above.left() if self.above is not None else None
         return min((seconds for seconds in (own_seconds, above) if seconds is not None), default=None)
@@ -394,14 +394,14 @@ RunEvent = Said | Called | Returned | InBranch | Stopped
 
 
 def in_branch(branch: str, event: RunEvent) -> InBranch:
-    """What happens in a branch, as the agent above it sees it."""
+    """Wrap an event of a branch for the agent above it."""
     if isinstance(event, InBranch):
         return msgspec.structs.replace(event, depth=event.depth + 1)
     return InBranch(branch, 1, event)
 
 
-def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
-    """What events lead to in the end; each is shown as it comes."""
+def run_to_end(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
+    """Run events to their end and return the result; each event is shown as it comes."""
     while True:
         try:
             event = next(events)
@@ -411,18 +411,18 @@ def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], An
         show(event)
 
 
-def said_by(
+def text_message(
     role: Role, text: str, *, trust: Trust | None = None, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
 ) -> Message:
-    """A message of one text."""
+    """Return a message of one text."""
     part = Part(kind=Kind.TEXT, text=text)
     return Message(role=role, parts=(part,), trust=trust, sources=sources, cites=cites)
 
 
-def result_of(
+def result_message(
     part: Part, text: str, failed: bool = False, *, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
 ) -> Message:
-    """The result of a call, as a message."""
+    """Return the result of a call, as a message."""
     # Anthropic's form can say that a tool failed; in the chat form the text says it.
     result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
     return Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites)
@@ -522,7 +522,7 @@ class Agent:
         set_up(session, system, self._beside())
 
     def _can_go_without(self) -> bool:
-        """Whether the agent can work without the tools that it offers: they are memory tools."""
+        """Return whether the agent can work without the tools that it offers: they are memory tools."""
         return self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
 
     def _go_without(self) -> None:
@@ -531,7 +531,7 @@ class Agent:
         self.searches = True
 
     def _beside(self) -> int:
-        """Tokens of what is sent besides the window: the tools, and what a search brings."""
+        """Return the tokens that are sent besides the window: the tools, and what a search brings."""
         session = self.session
         tools = session.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
         return tools + self._room
@@ -548,7 +548,7 @@ class Agent:
         return max(0, min(self.recall, self.session.budget.window // 4))
 
     def _learn(self) -> None:
-        """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
+        """Learn from what was said, in a thread. What an earlier thread has not done yet is done after the next run."""
         if isinstance(self.learn, SleepTime):
             self.learn.wake()
             return
@@ -616,7 +616,7 @@ class Agent:
     def stream(
         self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Iterator[RunEvent]:
-        """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
+        """Yield the run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
 
         What happens in branches is among them, as `InBranch`: in order for each branch, and as it comes where several run at
         once. Branches do not wait for the caller to take an event.
@@ -674,7 +674,7 @@ class Agent:
         yield Stopped(outcome)
 
     def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
-        """What an earlier run left undone, before this one begins.
+        """Finish what an earlier run left undone, before this one begins.
 
         Args:
             goes_on: whether this run goes on where that one stopped; else the user says something new.
@@ -682,8 +682,8 @@ class Agent:
         yield from ()
 
     def _reply(self) -> Generator[RunEvent, None, Reply]:
-        """One call of the model; an over-long prompt is compacted and tried once more, and memory tools are left out if the
-        model takes none."""
+        """Call the model once. An over-long prompt is compacted and tried once more; memory tools are left out if the model takes
+        none."""
         prompt, passages = self._prompt()
         shortened, reply = False, None
         while reply is None:
@@ -706,7 +706,7 @@ class Agent:
         usage, count = reply.usage, self.session.counter.count
         counted_usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
         if isinstance(usage, Tokens) and self.session.observe(usage, counted):
-            usage = believed(usage, counted_usage, self.limits.reply)
+            usage = plausible_usage(usage, counted_usage, self.limits.reply)
         else:
             usage = counted_usage
         self._charge(usage)
@@ -721,10 +721,10 @@ class Agent:
             Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
                 now.
         """
-        brought.keep(self.session, made_of(message, prompt.pages), passages.pages if passages is not None else ())
+        brought.keep(self.session, with_sources(message, prompt.pages), passages.pages if passages is not None else ())
 
     def _prompt(self) -> tuple[Prompt, Brought | None]:
-        """The prompt for the model, and the passages in it that a search brought."""
+        """Return the prompt for the model, and the passages in it that a search brought."""
         prompt = to_send(self.session.render(self.model.form))
         missed = None
         if self.searches and not self.session.window.whole:
@@ -745,7 +745,7 @@ class Agent:
         return prompt, passages
 
     def _known(self) -> Brought | None:
-        """The notes, and what is known about the user's last words; None for nothing."""
+        """Return the notes, and what is known about the user's last words; None for nothing."""
         room, session = self._known_room, self.session
         if not room:
             return None
@@ -765,7 +765,7 @@ class Agent:
             return None
 
     def _unused(self, passages: Brought | None) -> int:
-        """Of the room for what is brought, the tokens that are not in the prompt."""
+        """Return the tokens of the room for what is brought that are not in the prompt."""
         return self._room - (passages.tokens if passages is not None else 0)
 
     def _charge(self, usage: Tokens) -> None:
@@ -793,7 +793,7 @@ class Agent:
         raise AssertionError(f"model {self.model.name} ended its stream without a reply")
 
     def _with_fresh_calls(self, reply: Reply) -> Reply:
-        """The reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
+        """Return the reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
         session needs them unique. Some split a character in two, and no store can keep half of one."""
         old_calls = self.session.window.calls
         turn = self.session.window.turn + 1
@@ -875,7 +875,7 @@ class Agent:
         return message, failed
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
-        """Carry out one call if the agent may: its result, or an error that the model can act on."""
+        """Carry out one call if the agent may; return its result, or an error that the model can act on."""
         name, is_started = part.name or "", False
         try:
             rights = self.bounds
@@ -901,10 +901,10 @@ class Agent:
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
-        return result_of(part, text, failed, sources=() if is_started else self._page_of(part)), failed
+        return result_message(part, text, failed, sources=() if is_started else self._page_of(part)), failed
 
     def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
-        """The values for a call of a tool that may be carried out.
+        """Return the values for a call of a tool that may be carried out.
 
         Raises:
             ToolError: the arguments do not fit. AccessDenied: the agent may not.
@@ -912,11 +912,11 @@ class Agent:
         rights = self.bounds
         values = tool.values(part.text)
         paths = tool.resolved(values) if rights.bounds_files else {}
-        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
         # A person takes time to answer, and a link may have been put there meanwhile.
         if paths and (resolved := tool.resolved(values | paths)) != paths:
             paths = resolved
-            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
         return values | paths
 
     def _offered(self) -> tuple[ToolSpec, ...]:
@@ -928,14 +928,14 @@ class Agent:
         return self.rights if self.caller is None else self.rights.under(self.caller.bounds)
 
     def _page_of(self, part: Part) -> tuple[int, ...]:
-        """The page of a call, if it was not forgotten meanwhile."""
+        """Return the page of a call, if it was not forgotten meanwhile."""
         with self.session.lock:
             page = self.session.window.calls.get(part.call or "")
             return () if page is None else (page,)
 
     def _permit(self, rights: Rights, part: Part, action: Action) -> None:
-        """Let a call through, or raise. What was not simply allowed is in the ledger, with the answer if a person was asked:
-        before the call is carried out, if the store can be written at once.
+        """Let a call through, or raise. A call that was not simply allowed is recorded in the ledger, with the answer of the
+        person who was asked: before the call is carried out, if the store can be written at once.
 
         Raises:
             AccessDenied: it may not be carried out.

@@ -25,7 +25,7 @@ __all__ = ["Tool"]
 
 
 def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
-    """What a model is told of a tool whose arguments are texts, all of them needed.
+    """Return the specification of a tool whose arguments are texts, all of them required.
 
     Args:
         texts: what each is, by its name.
@@ -35,8 +35,8 @@ def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
     return ToolSpec(name=name, description=purpose, parameters=parameters)
 
 
-def texts_of(spec: ToolSpec, arguments: str) -> dict[str, str]:
-    """The texts of a call of such a tool, by their names, from JSON.
+def decode_texts(spec: ToolSpec, arguments: str) -> dict[str, str]:
+    """Decode the texts of a call of such a tool, by their names, from JSON.
 
     Raises:
         msgspec.ValidationError, msgspec.DecodeError: they are others.
@@ -117,7 +117,7 @@ class Tool:
         return self.run(self.values(arguments), loop)
 
     def values(self, arguments: str) -> dict[str, Any]:
-        """The values of all parameters, from JSON arguments.
+        """Return the values of all parameters, from JSON arguments.
 
         Raises:
             ToolError: the arguments do not fit.
@@ -129,7 +129,7 @@ class Tool:
         return {field: getattr(decoded, field) for field in self._arguments.__struct_fields__}
 
     def resolved(self, values: dict[str, Any]) -> dict[str, str | list[str]]:
-        """Of the parameters that are paths, where they lead; those without a value are left out.
+        """Resolve the parameters that are paths; those without a value are left out.
 
         Raises:
             ToolError: one is not a path.
@@ -152,7 +152,7 @@ class Tool:
         return self._run(values, loop, _text)
 
     def json(self, values: dict[str, Any]) -> str:
-        """The function's result as JSON, for code that goes on with the value.
+        """Return the function's result as JSON, for code that goes on with the value.
 
         Raises:
             ToolError: the function raised, or JSON cannot carry its result.
@@ -176,6 +176,6 @@ async def _await(value: Any) -> Any:
 
 
 def _text(result: Any) -> str:
-    """A result as text that JSON can carry: lone surrogates are written out."""
+    """Return a result as text that JSON can carry: lone surrogates are written out."""
     text = result if isinstance(result, str) else msgspec.json.encode(result, enc_hook=str).decode()
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -88,14 +88,14 @@ class Repository:
             self.home.mkdir(exist_ok=True)
 
     def _there(self) -> tuple[Path, Path, Path] | None:
-        """The top folder, the folder of the index and the folder of the repository; None where there is none that has this
+        """Return the top folder, the folder of the index and the folder of the repository; None where there is none that has this
         folder's files."""
         questions = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
         process = self._run(["git", *questions], cwd=self.top)
         if process.returncode:
             if b"not a git repository" in process.stderr:
                 return None
-            raise WorkspaceError(f"Git refuses {self.top}: {_said(process)}", advice="see what `git status` says there")
+            raise WorkspaceError(f"Git refuses {self.top}: {_error_text(process)}", advice="see what `git status` says there")
         top, index_dir, common = (Path(os.fsdecode(line)) for line in process.stdout.splitlines())
         if self.top != top and not self._run(["git", "check-ignore", "--quiet", str(self.top)], cwd=self.top).returncode:
             return None
@@ -119,7 +119,7 @@ class Repository:
         place = place or ([f"--git-dir={self.dir}"] if words[0] == "worktree" else [])
         process = self._run(["git", *settings, *place, *words], cwd=tree or self.top, data=data, index=index)
         if process.returncode not in (0, fine):
-            raise WorkspaceError(f"git {words[0]} failed: {_said(process)}", advice="nothing was changed in the folder")
+            raise WorkspaceError(f"git {words[0]} failed: {_error_text(process)}", advice="nothing was changed in the folder")
         return process.stdout
 
     def _run(
@@ -142,7 +142,7 @@ class Repository:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One at a time, of all programs that work on this folder; a merge that was broken off is finished first."""
+        """Exclude other programs that work on this folder; an interrupted merge is finished first."""
         with self._alone():
             self._finish()
             for stale in self.home.glob("merge-*"):
@@ -155,7 +155,7 @@ class Repository:
             yield Path(folder)
 
     def snapshot(self, folder: Path, index: Path) -> str:
-        """The tree of a folder's files as they are now, new files included and what Git ignores left out.
+        """Return the tree of a folder's files as they are now, new files included and what Git ignores left out.
 
         Args:
             index: knows the files that it had; it is not written to.
@@ -169,26 +169,26 @@ class Repository:
             return self.git("write-tree", index=mine, tree=folder).decode().strip()
 
     def of_parent(self) -> str:
-        """The tree of the parent's folder now."""
+        """Return the tree of the parent's folder now."""
         return self.snapshot(self.top, self.index_dir / "index")
 
     def commit(self, tree: str, *parents: str) -> str:
-        """A commit of a tree, which no branch points to."""
+        """Return a commit of a tree, which no branch points to."""
         words = [word for parent in parents for word in ("-p", parent)]
         return self.git("commit-tree", tree, *words, "-m", "a working folder of kilburn").decode().strip()
 
     def known(self, revision: str) -> str | None:
-        """The commit that a name points to, if there is one."""
+        """Return the commit that a name points to, if there is one."""
         commit = self.git("rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}", fine=1).decode().strip()
         return commit or None
 
     def links(self, tree: str) -> list[str]:
-        """The repositories inside, of which a tree holds no files."""
+        """Return the repositories inside, of which a tree holds no files."""
         output = self.git("ls-tree", "-r", "-z", tree).decode("utf-8", "surrogateescape").split("\0")[:-1]
         return [line.partition("\t")[2] for line in output if line.startswith(LINK)]
 
     def changes(self, old_tree: str, new_tree: str) -> list[PathChange]:
-        """The paths that differ between two trees."""
+        """Return the paths that the branch changed: path -> "A" added, "M" modified, "D" deleted, "T" of another type."""
         output = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", old_tree, new_tree).decode("utf-8", "surrogateescape")
         fields = iter(output.split("\0")[:-1])
         return [PathChange(path, head.split()[4][0]) for head, path in zip(fields, fields, strict=True)]
@@ -239,7 +239,7 @@ class Repository:
             raise
 
     def _is_blocked(self, path: str, new: bool, delete: frozenset[str]) -> bool:
-        """Whether something stands where a file goes that no tree knows, or that leads out of the folder."""
+        """Return whether something stands where a file goes that no tree knows, or that leads out of the folder."""
         target = self.top / path
         parents = [parent for parent in Path(path).parents if parent != Path()]
         if any(
@@ -263,15 +263,17 @@ class Repository:
     def _write_down(self, plan: MergePlan) -> None:
         with write_file(self._journal, force=True) as file:
             file.write(
-                msgspec.json.encode(msgspec.structs.asdict(plan) | {"write": _coded(plan.write), "delete": _coded(plan.delete)})
+                msgspec.json.encode(
+                    msgspec.structs.asdict(plan) | {"write": _encode_paths(plan.write), "delete": _encode_paths(plan.delete)}
+                )
             )
 
     def _finish(self) -> None:
-        """Carry out what is written down, if anything is; doing it twice does no harm."""
+        """Carry out the merge plan in the journal, if there is one; carrying it out twice does no harm."""
         if not self._journal.exists():
             return
         noted: dict[str, Any] = msgspec.json.decode(self._journal.read_bytes())
-        plan = MergePlan(noted["staged"], tuple(map(_decoded, noted["write"])), tuple(map(_decoded, noted["delete"])))
+        plan = MergePlan(noted["staged"], tuple(map(_decode_path, noted["write"])), tuple(map(_decode_path, noted["delete"])))
         try:
             self._carry_out(plan)
         except OSError as error:
@@ -309,16 +311,16 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _said(process: subprocess.CompletedProcess[bytes]) -> str:
+def _error_text(process: subprocess.CompletedProcess[bytes]) -> str:
     return process.stderr.decode("utf-8", "replace").strip()[:500]
 
 
-def _coded(paths: Iterable[str]) -> list[str]:
-    """Paths as JSON can hold them: bytes that are no UTF-8 are kept."""
+def _encode_paths(paths: Iterable[str]) -> list[str]:
+    """Encode paths for JSON, bytes that are not UTF-8 included."""
     return [os.fsencode(path).hex() for path in paths]
 
 
-def _decoded(path: str) -> str:
+def _decode_path(path: str) -> str:
     return os.fsdecode(bytes.fromhex(path))
 
 
@@ -400,7 +402,7 @@ class Workspace:
         return {change.path: change.status for change in self._repository.changes(self._base(), self._now())}
 
     def diff(self) -> str:
-        """What the branch changed, as Git shows it.
+        """Return the changes of the branch as a Git diff.
 
         Raises:
             WorkspaceError: it was merged or discarded.
@@ -409,7 +411,7 @@ class Workspace:
         return output.decode("utf-8", "replace")
 
     def merge(self) -> dict[str, str]:
-        """Bring what the branch changed into the parent's folder, and close the working folder.
+        """Merge the changes of the branch into the parent's folder, and close the working folder.
 
         Files that the parent changed since then, and the branch did not, stay as they are. Where both changed different
         lines of a text, both changes are kept.
@@ -440,13 +442,13 @@ class Workspace:
         return {change.path: change.status for change in changes}
 
     def discard(self) -> None:
-        """Remove the working folder, with all that was done in it; it may be gone already."""
+        """Remove the working folder with everything in it; it may be gone already."""
         with self._repository.lock():
             self._clear()
 
 
 def open_workspace(root: str | os.PathLike[str], name: str) -> Workspace:
-    """The working folder of a branch: made from what the parent's folder holds now, or as an earlier run left it.
+    """Return the working folder of a branch: made from what the parent's folder holds now, or as an earlier run left it.
 
     Args:
         root: the parent's folder; in a Git repository, the worktree is of the whole repository.

@@ -24,7 +24,7 @@ from kilburn.models.weights import catalogue
 from kilburn.prices import prices_of
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.recursion.variable import Source, texts_of
+from kilburn.recursion.variable import Source, read_files
 from kilburn.terminal import line, say, tell
 
 WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
@@ -210,7 +210,7 @@ def _source(files: list[Path]) -> Source | None:
     if files.count(STDIN) > 1:
         raise SpecError("standard input is named twice", advice="give - once")
     text, others = _standard_input(), [file for file in files if file != STDIN]
-    return {"-": text} | dict(texts_of(others)) if others else text
+    return {"-": text} | dict(read_files(others)) if others else text
 
 
 def _standard_input() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kilburn.claims import same_claim
 from kilburn.effect import Answer, Effect, Find, Note
-from kilburn.memory.extraction import Failed, extracted
+from kilburn.memory.extraction import Failed, extract_facts
 from kilburn.memory.view import MemoryView
 from kilburn.memory.words import is_known
 from kilburn.message import Kind
@@ -39,10 +39,10 @@ class Additive:
             raise ValueError(f"{self}: nearest is 0 or more, alike 0 to 1, tokens and timeout above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add]]:
-        """The facts of the exchange that are not known yet."""
+        """Return the facts of the exchange that are not known yet."""
         answer = yield Find(query="\n".join(utterance.text for utterance in view.new)[:2000], limit=self.nearest)
         known_facts = [hit.text for hit in answer.hits if view.page(hit.page).kind is Kind.FACT]
-        facts = yield from extracted(view, tokens=self.tokens, timeout=self.timeout, known_facts=known_facts)
+        facts = yield from extract_facts(view, tokens=self.tokens, timeout=self.timeout, known_facts=known_facts)
         if isinstance(facts, Failed):
             yield Note(outcome=facts.outcome, why=f"no list of facts: {facts.why}")
             return ()

@@ -35,7 +35,7 @@ LANGUAGES = {
 
 
 def chunks(text: str, name: str = "") -> list[str]:
-    """The chunks of a text; none is blank, and a blank text has none.
+    """Return the chunks of a text; none is blank, and a blank text has none.
 
     Args:
         name: of its file; the ending says what kind of text it is.
@@ -57,7 +57,7 @@ def chunks(text: str, name: str = "") -> list[str]:
 
 
 def rechunk(old: Sequence[str], text: str, name: str = "") -> list[str]:
-    """The chunks of a text that was changed: those before its first change and behind its last one stay as they were.
+    """Return the chunks of a text that was changed: those before its first change and behind its last one stay as they were.
 
     Args:
         old: the chunks of the text before the change.

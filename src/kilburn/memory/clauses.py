@@ -114,7 +114,7 @@ class Clause:
 
 
 def clauses(text: str) -> Iterator[Clause]:
-    """The clauses that somebody says in their own name, in order."""
+    """Yield the clauses that somebody says in their own name, in order."""
     if len(text) > MAX_TEXT_CHARS:
         text = f"{text[:EDGE_CHARS]}\n\n{text[-EDGE_CHARS:]}"
     text = text.translate(_PLAIN)
@@ -128,7 +128,7 @@ def clauses(text: str) -> Iterator[Clause]:
             return  # the rest is what it is about
         if _WRITING.match(sentence):
             continue
-        yield from _of(sentence)
+        yield from _split_sentence(sentence)
         if sentence.endswith(":") and not _ABOUT_ME.search(sentence):
             return
 
@@ -137,14 +137,14 @@ _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": 
 
 
 def unasked(sentence: str) -> str:
-    """A sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
+    """Return a sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
     if sentence.endswith("?"):
         rest = _QUESTION.sub("", sentence)
         sentence = "" if rest == sentence else rest
     return _REQUEST.sub("", sentence).strip(_MARKS)
 
 
-def _of(sentence: str) -> Iterator[Clause]:
+def _split_sentence(sentence: str) -> Iterator[Clause]:
     sentence = unasked(sentence)
     previous = ""
     fix = False

@@ -66,7 +66,7 @@ class _Known(msgspec.Struct, eq=False):
 
 
 def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float:
-    """Confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
+    """Return confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
     return confidence * float(0.5 ** (max(0.0, age) / half_life))
 
 
@@ -79,7 +79,7 @@ def settle(
     offset: int = 0,
     half_life: float = HALF_LIFE,
 ) -> Settled:
-    """The moves that write new statements, in the order in which they were made, into what is in force.
+    """Return the moves that write new statements, in the order in which they were made, into what is in force.
 
     - An update closes what it supersedes at the time at which its own validity begins.
     - A correction says that the other was never true: it takes over the other's beginning, at which the other is closed.
@@ -134,13 +134,13 @@ def settle(
         pages = tuple(existing.page for existing in beaten if existing.add is None)
         why = "corrected" if add.claim.correction else "superseded"
         closed.append((pages, stands, Retire(pages, by=stands.page, until=fact.since, why=why)))
-    moves = [addition if isinstance(addition, Add) else _dated(addition) for addition in additions]
+    moves = [addition if isinstance(addition, Add) else _with_times(addition) for addition in additions]
     places = {id(addition): offset + at for at, addition in enumerate(additions)}
     retired = [msgspec.structs.replace(move, refers=places.get(id(stands))) for pages, stands, move in closed if pages]
     return Settled(tuple(standings), (*moves, *retired), tuple(rivals))
 
 
-def _dated(fact: _Known) -> Add:
+def _with_times(fact: _Known) -> Add:
     assert fact.add is not None
     return msgspec.structs.replace(fact.add, since=fact.since, until=fact.until)
 
@@ -157,7 +157,7 @@ def _overlap(first: _Known, second: _Known) -> bool:
 
 
 def _beats(new: _Known, old: _Known, half_life: float) -> bool:
-    """Whether a new statement supersedes one that it contradicts."""
+    """Return whether a new statement supersedes one that it contradicts."""
     if new.trust < old.trust or (new.until is not None and old.until is None):
         return False
     if new.claim.correction:

@@ -62,7 +62,7 @@ class Consolidate:
         return self.note
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The note as it is after what was said."""
+        """Return the changes that bring the note up to date with the new messages."""
         utterances = [utterance for utterance in view.new if utterance.taint >= Trust.AGENT]
         if not utterances:
             return ()
@@ -87,7 +87,7 @@ class Consolidate:
         return (add, *([Retire(sources, refers=0, why=why)] if sources else []))
 
     def _answer(self, parts: Sequence[tuple[str, str]]) -> Generator[Effect, Answer, str]:
-        """What the model says; "" if it failed, which stands in the ledger."""
+        """Ask the model and return its text; "" if it failed, which the ledger records."""
         answer = yield Ask(
             prompt=with_headings(parts),
             system=_SYSTEM.format(limit=self.limit, task=self.task),

@@ -69,17 +69,17 @@ class CoreMemory:
         notes.protect(*readonly)
 
     def has(self, name: str) -> bool:
-        """Whether the note of that name is one of them."""
+        """Return whether the note of that name is one of them."""
         return any(is_at(name, block) for block in self.names)
 
     def limit(self, name: str) -> int:
-        """Characters that an agent may make of a note."""
+        """Return how many characters an agent may write into a note."""
         near = [block for block in self._limits if is_at(name, block)]
         return self._limits[max(near, key=len)] if near else self._limit
 
     def shown(self) -> Sequence[StandingNote]:
-        """The notes as they stand in a prompt: each under its name, with its address, who wrote it and when, how full it is, and
-        whether a tool's text got into it; also those that say nothing yet.
+        """Return the notes as a prompt shows them: each under its name, with its address, its writer and time, its size and
+        limit, and a warning if a tool's text got into it. Empty notes are included.
 
         Raises:
             StoreError.
@@ -102,7 +102,7 @@ class CoreMemory:
         cites: Sequence[tuple[int, int]] = (),
         secrets: Secrets = None,
     ) -> int:
-        """Edit a note as an agent; returns how many characters it has then. What leaves nothing deletes the note.
+        """Edit a note as an agent, and return its new length in characters. An edit that leaves no text deletes the note.
 
         Args:
             change: what becomes of its text, "" of a note that is not there; made anew if another writer was faster.
@@ -143,16 +143,16 @@ class CoreMemory:
     def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
         limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.notes.readonly(name) else []
         if note is None:
-            return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
+            return StandingNote(heading=", ".join([_quoted_name(name), "empty", f"0 {limit}", *only]))
         collection = self.notes.collection
         age = max(0.0, collection.clock() - note.time)
         reference = f"{collection.name} {note.address}"
-        marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
+        marks = [_quoted_name(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
         marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
         page = (collection.number, note.page)
         return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)
 
 
-def _told(name: str) -> str:
-    """A name as a heading has it: an agent chooses names, and none may look like the marks behind it."""
+def _quoted_name(name: str) -> str:
+    """Return a name as a heading has it: an agent chooses names, and none may look like the marks behind it."""
     return name if _PLAIN.fullmatch(name) else msgspec.json.encode(name).decode()

@@ -21,7 +21,7 @@ from kilburn.errors import SecretFound, SpecError
 from kilburn.event import Act, encodable
 from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.chunks import chunks, rechunk
-from kilburn.memory.files import MAX_FILE_BYTES, texts_of
+from kilburn.memory.files import MAX_FILE_BYTES, read_texts
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
@@ -63,7 +63,7 @@ def ingest(
     largest: int = MAX_FILE_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Ingested:
-    """Take in a file, or all texts of a folder, or what has changed of them; each document is one transaction.
+    """Ingest a file, or all texts of a folder, or their changes since the last time; each document is one transaction.
 
     Args:
         path: a file, or a folder: all texts in it and in its folders, but for links and what is hidden.
@@ -85,7 +85,7 @@ def ingest(
     folder = os.path.isdir(place)  # false, too, for a path that cannot be
     parts: list[Ingested] = []
     visited: set[str] = set()
-    for number, file in enumerate(texts_of(place, largest), 1):
+    for number, file in enumerate(read_texts(place, largest), 1):
         of = str(PurePosixPath(base) / file.path) if folder else base
         visited.add(of)
         try:
@@ -98,7 +98,7 @@ def ingest(
             progress(number)
     if folder:
         for document in documents(store, user):
-            of = name_of(document)
+            of = document_name(document)
             # Of a folder that was passed over, nothing is known.
             if of.startswith(f"{base}/") and not any(
                 str(above) in visited for above in (PurePosixPath(of), *PurePosixPath(of).parents)
@@ -117,16 +117,16 @@ def _skipped(name: str, why: str) -> Ingested:
 
 
 def _withdrawn(document: Collection) -> Ingested:
-    """Retire all of a document, because its file is gone."""
+    """Retire all chunks of a document, because its file was deleted."""
     pages = tuple(page.id for page, _ in document.pages())
     if not pages:
         return Ingested()
     document.apply(Retire(pages=pages, why="its file is gone"))
-    return Ingested(retired=len(pages), gone=(name_of(document),))
+    return Ingested(retired=len(pages), gone=(document_name(document),))
 
 
 def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: Secrets = None) -> Ingested:
-    """Take in a text as the document of a name, or what has changed of it; one transaction.
+    """Ingest a text as the document of a name, or its changes since the last time, in one transaction.
 
     Raises:
         SpecError: a blank text, a name that cannot be, or a document of another user.
@@ -142,7 +142,7 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
 
 
 def _changed(document: Collection, text: str, name: str) -> Ingested:
-    """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
+    """Bring a document up to date with a text in one transaction: keep the chunks that did not change."""
     head = document.head
     old_pages = in_order(document)
     texts = document.backend.texts({page.digest for page in old_pages})
@@ -150,7 +150,7 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:
         return Ingested(unchanged=len(old))
-    reused = _kept(old, new, [page.id for page in old_pages])
+    reused = _match_chunks(old, new, [page.id for page in old_pages])
     stays = set(reused.values())
     removed = tuple(page.id for page in old_pages if page.id not in stays)
     changes: list[Add | Retire] = [
@@ -166,8 +166,8 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     return Ingested(documents=(name,), added=added, retired=len(removed), unchanged=len(reused))
 
 
-def _kept(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
-    """Which of the new chunks are pages already: those at the same place first, then those that moved."""
+def _match_chunks(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
+    """Map the new chunks that exist as pages to these pages: chunks at the same place first, then those that moved."""
     reused: dict[int, int] = {}
     remaining = dict(zip(pages, old, strict=True))
     for old_start, new_start, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
@@ -182,7 +182,7 @@ def _kept(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[
 
 
 def _ranges(pages: Iterable[int]) -> list[list[int]]:
-    """Pages as (first, last) of each stretch of neighbours; the numbers of new ones count down."""
+    """Return pages as (first, last) of each run of neighbours; the numbers of new ones count down."""
     ranges: list[list[int]] = []
     for page in pages:
         if ranges and page == ranges[-1][1] + (1 if page > 0 else -1) and (page > 0) == (ranges[-1][1] > 0):
@@ -193,12 +193,12 @@ def _ranges(pages: Iterable[int]) -> list[list[int]]:
 
 
 def _expanded(first: int, last: int, added: Sequence[int]) -> Sequence[int]:
-    """The pages of a range of `_ranges`, those that were new by their numbers."""
+    """Return the pages of a range of `_ranges`, those that were new by their numbers."""
     return range(first, last + 1) if first > 0 else added[-first - 1 : -last]
 
 
 def in_order(document: Collection) -> list[Page]:
-    """The chunks of a document that are in force, as they stand in its text."""
+    """Return the chunks of a document that are in force, as they stand in its text."""
     pages = {page.id: page for page, _ in document.pages()}
     order: list[int] = []
     added: tuple[int, ...] = ()
@@ -211,20 +211,20 @@ def in_order(document: Collection) -> list[Page]:
     return [pages[page] for page in ids]
 
 
-def text_of(document: Collection) -> str:
-    """The text of a document as it was handed over last, but for chunks that were forgotten."""
+def document_text(document: Collection) -> str:
+    """Return the text of a document as it was handed over last, but for chunks that were forgotten."""
     pages = in_order(document)
     texts = document.backend.texts({page.digest for page in pages})
     return "".join(texts[page.digest] for page in pages)
 
 
 def documents(store: Store, user: str | None = None) -> Iterator[Collection]:
-    """The documents of a tenant, or of one of its users, oldest first."""
+    """Yield the documents of a tenant, or of one of its users, oldest first."""
     for collection in store.collections():
         if collection.kind is SegmentKind.DOCUMENT and user in (None, collection.user):
             yield collection
 
 
-def name_of(document: Collection) -> str:
-    """The name that a document was given."""
+def document_name(document: Collection) -> str:
+    """Return the name that a document was given."""
     return document.name.removeprefix(f"{DOCUMENT}/")

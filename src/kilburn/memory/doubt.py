@@ -19,7 +19,7 @@ from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_sign, names, stem, told
+from kilburn.memory.words import BRINGS, ENDS, NEGATED, content_words, is_sign, proper_names, stem
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, address_of
@@ -64,10 +64,10 @@ def _matters() -> tuple[frozenset[str], ...]:
     return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
 
 
-def doubted(
+def raise_doubts(
     view: MemoryView, utterance: Utterance, moves: Sequence[Add | Retire], excluded: Iterable[int] = ()
 ) -> Generator[Effect, Answer, list[Add | Retire]]:
-    """The doubts that a message raises, and the end of the oldest about the same facts.
+    """Return the doubts that a message raises, and the retirement of the oldest doubts about the same facts.
 
     Args:
         moves: of the same plan so far: facts of earlier messages are doubted, too, and what it retires is not.
@@ -84,7 +84,7 @@ def doubted(
         candidates = {hit.page: view.page(hit.page) for hit in answer.hits}
         candidates |= {page.id: page for page, _ in view.about(SPEAKER, "")}
         facts = [page for number, page in candidates.items() if page.kind is Kind.FACT and number not in settled]
-        resembles = resembling(sentence)
+        resembles = resemblance_test(sentence)
         pages = tuple(page.id for page in facts if resembles(view.text(page.id), page.claim))
         refers = tuple(at for at in new if resembles(adds[at].text, adds[at].claim))
         if not 0 < len(pages) + len(refers) <= MAX_DOUBTED_FACTS:
@@ -102,7 +102,7 @@ def doubted(
             )
         )
         # Older ones stay: a search shows the newest, and if that is forgotten, the one before it.
-        if older := sorted(doubts_of(view, pages))[: 1 - MAX_DOUBTS_PER_FACT]:
+        if older := sorted(find_doubts(view, pages))[: 1 - MAX_DOUBTS_PER_FACT]:
             changes.append(Retire(tuple(older), until=utterance.page.time, why="newer doubts"))
         settled.update(pages)
     return changes
@@ -117,9 +117,9 @@ _SINGLE_VALUED = re.compile(
 """What has one object at a time, in a sentence that a person told to remember."""
 
 
-def rivalling(text: str) -> Callable[[str], bool]:
-    """What says of a known sentence whether this one says something else on the same matter: of the same subject, with a relation
-    that has one object at a time. What is preferred is compared only if it is of one kind: dark mode and light mode."""
+def rival_test(text: str) -> Callable[[str], bool]:
+    """Return a test of whether a known sentence states another value of the same property: the same subject, and a relation that
+    has one object at a time. Preferences count only if they are of one kind: dark mode and light mode."""
     match = _SINGLE_VALUED.search(text)
     if match is None:
         return lambda sentence: False
@@ -145,38 +145,38 @@ def _relation(match: re.Match[str]) -> set[str]:
 
 
 def rival_words(text: str) -> tuple[str, str] | None:
-    """Words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where no
-    sentence is such."""
+    """Return words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where
+    no sentence is such."""
     match = _SINGLE_VALUED.search(text)
     if match is None:
         return None
     return text[: match.end()], text[match.end() :] if match[0].lower().startswith("prefer") else ""
 
 
-def turns(text: str) -> bool:
-    """Whether a sentence has a sign without which it never resembles a fact."""
+def has_change_sign(text: str) -> bool:
+    """Return whether a sentence has a sign of change; without one it resembles no fact."""
     return ENDS.search(text) is not None or BRINGS.search(text) is not None
 
 
-def link(olds: Sequence[int], why: str = "a later fact") -> Add:
-    """The page that says of some facts that the first `Add` of the same change doubts them."""
+def doubt_link(olds: Sequence[int], why: str = "a later fact") -> Add:
+    """Return the page that says of some facts that the first `Add` of the same change doubts them."""
     claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
     text = "A later fact may have changed this one."
     return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why=why)
 
 
-def doubts_of(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
-    """The doubts in force about some facts and no others."""
-    names = set(pages)
+def find_doubts(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
+    """Return the doubts in force about some facts and no others."""
+    facts = set(pages)
     return tuple(
         page.id
         for page in (view.made_from(pages) if pages else ())
-        if page.claim is not None and page.claim.relation == DOUBTS and doubted_by(page) <= names
+        if page.claim is not None and page.claim.relation == DOUBTS and doubted_facts(page) <= facts
     )
 
 
-def with_doubts(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
-    """Moves, and others after them; no page is retired twice."""
+def combine_moves(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Append moves to others so that no page is retired twice."""
     retired = {page for move in moves if isinstance(move, Retire) for page in move.pages}
     combined = list(moves)
     for move in more:
@@ -190,14 +190,14 @@ def with_doubts(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> 
     return combined
 
 
-def doubted_by(page: Page) -> set[int]:
-    """The facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
+def doubted_facts(page: Page) -> set[int]:
+    """Return the facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
     addresses = page.claim.object.split() if page.claim is not None else []
     return {source for source in page.sources if not addresses or address_of(source) in addresses}
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences with a sign of change that somebody says in their own name."""
+    """Yield the sentences with a sign of change that somebody says in their own name."""
     previous = ""
     for clause in clauses(text):
         whole, rest = previous, clause.rest
@@ -208,9 +208,9 @@ def _sentences(text: str) -> Iterator[str]:
             yield rest
 
 
-def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
-    """What says of a fact whether a sentence with a sign of change speaks of it: it says that its object is over, or it speaks of
-    the same matter, has something else to say of it, and is about the same person."""
+def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
+    """Return a test of whether a sentence with a sign of change speaks of a fact: it says that the object is over, or it says
+    something new on the same matter about the same person."""
     negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
     about_others = _ABOUT_OTHERS.match(sentence) is not None
     ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
@@ -218,7 +218,7 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
     # "I lost my job", "we gave up the flat"
     owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
     # What is new has a name, a number, or is the kind of word that the object is.
-    fresh = {stem(name) for name in names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
+    fresh = {stem(name) for name in proper_names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
     # Of each matter that is spoken of, what is said of it.
     spoken = [(of, of & stems) for of in _matters() if not of.isdisjoint(stems)]
 
@@ -232,7 +232,7 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
         if negated and (NEGATED.search(fact) or _DENIES.search(fact)):
             return False
         whole = _stems(fact)
-        things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
+        things = _stems(claim.object) if claim is not None else {stem(name) for name in proper_names(fact)}
         if things and things <= stems:
             return ends
         if ends and things & stems:
@@ -249,4 +249,4 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
 
 
 def _stems(text: str) -> set[str]:
-    return set(map(stem, told(text)))
+    return set(map(stem, content_words(text)))

@@ -59,12 +59,13 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
-    """The pages of entities with this name, those that were merged into another included; forgotten and proposed ones not."""
+    """Return the pages of entities with this name, those that were merged into another included; forgotten and proposed ones
+    not."""
     return [row for row in _named(memory, name) if row[0].kind is Kind.ENTITY]
 
 
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
-    """Facts and entities of a memory whose claim has this name."""
+    """Return the facts and entities of a memory whose claim has this name."""
     key = key_of(name)
     passages = memory.backend.search(key, segments=[memory.number], limit=MAX_PASSAGES)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
@@ -87,7 +88,7 @@ def neighbourhood(
     depth: int = 1,
     limit: int = MAX_EDGES,
 ) -> list[Edge]:
-    """The edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
+    """Return the edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
 
     Args:
         user: whose memory.
@@ -104,8 +105,8 @@ def neighbourhood(
     ends = _ends(memory, known) if known is not None else None
     time = store.clock() if at is None else at
 
-    def seen_then(page: Page, state: State) -> State | None:
-        """Its state by what was known, if it was true at that time."""
+    def state_then(page: Page, state: State) -> State | None:
+        """Return the state of a page as it was known, if it was true at that time."""
         if ends is not None and known is not None:
             if page.time > known:
                 return None
@@ -116,7 +117,7 @@ def neighbourhood(
     heard: set[str] = set()
     fresh = [name]
     for _ in range(depth):
-        rows = _around(memory, fresh, heard, seen_then, limit - len(facts))
+        rows = _around(memory, fresh, heard, state_then, limit - len(facts))
         new = {page: row for page, row in rows.items() if page not in facts}
         facts |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
@@ -129,10 +130,10 @@ def _around(
     memory: Collection,
     names: Iterable[str],
     heard: set[str],
-    seen_then: Callable[[Page, State], State | None],
+    state_then: Callable[[Page, State], State | None],
     limit: int,
 ) -> dict[int, tuple[Page, State]]:
-    """The facts about some names and their aliases, those that were written last first; `heard` grows by the names."""
+    """Return the facts about some names and their aliases, those that were written last first; `heard` grows by the names."""
     rows: dict[int, tuple[Page, State]] = {}
     waiting = list(names)
     while waiting and len(rows) < limit:
@@ -150,7 +151,7 @@ def _around(
                     continue
                 if page.claim.relation == ALIAS and state.at is Place.OUT:
                     waiting += [page.claim.subject, page.claim.object]
-                past_state = seen_then(page, state)
+                past_state = state_then(page, state)
                 if past_state is not None:
                     rows[page.id] = page, past_state
             if len(rows) >= limit:
@@ -159,8 +160,8 @@ def _around(
 
 
 def _ends(memory: Collection, recorded_until: float) -> dict[int, float | None]:
-    """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
-    again. What was only proposed by then was never true."""
+    """Return when each page ceased to be true, by what was written up to a time; None for a page that was restored. A page that
+    was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
     for event in memory.events():
         if event.time > recorded_until:

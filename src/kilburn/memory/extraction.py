@@ -21,7 +21,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import clauses, unasked
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, RECURRING, ending, is_sign, matched, names, told
+from kilburn.memory.words import NEGATED, RECURRING, content_words, is_sign, match_words, proper_names, stated_end
 from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add
@@ -112,15 +112,15 @@ class Failed(msgspec.Struct, frozen=True):
     why: str
 
 
-def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, Form | Failed]:
-    """The reply to a question, of a form; or how it failed. A reply that is not of the form, is empty or was cut at its cap
+def ask_for(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, Form | Failed]:
+    """Ask a question and return the decoded reply, or the failure. A reply that has another form, is empty or was cut at its cap
     is asked for again."""
     failed = Failed(Outcome.FAILED, "it was not asked")
     for _ in range(max(1, tries)):
         answer = yield ask
         if answer.ok:
             try:
-                return msgspec.json.decode(_json_of(answer.text), type=form)
+                return msgspec.json.decode(_strip_fence(answer.text), type=form)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 failed = Failed(Outcome.REJECTED, "no JSON of the form that was asked for")
             continue
@@ -131,26 +131,26 @@ def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, 
     return failed
 
 
-def _json_of(text: str) -> str:
-    """The JSON object of a reply, without the fence that a model may put around it."""
+def _strip_fence(text: str) -> str:
+    """Return the JSON object of a reply, without the fence that a model may put around it."""
     fenced = re.fullmatch(r"\s*```(?:json)?\s*(\{.*\})\s*```\s*", text, re.DOTALL)
     return fenced[1] if fenced else text
 
 
-def extracted(
+def extract_facts(
     view: MemoryView, *, tokens: int, timeout: float, known_facts: Sequence[str] = ()
 ) -> Generator[Effect, Answer, list[Extracted] | Failed]:
-    """The facts of the view's new messages; or how the model failed.
+    """Return the facts of the view's new messages, or the failure of the model.
 
     Args:
         known: facts that need not be found again.
     """
-    reply = yield from asked(_question(view, tokens, timeout, known_facts), _Facts)
+    reply = yield from ask_for(_question(view, tokens, timeout, known_facts), _Facts)
     if isinstance(reply, Failed):
         return reply
     facts: dict[str, Extracted] = {}
     for fact in reply.facts[:MAX_FACTS]:
-        checked = _checked(fact, view)
+        checked = _check(fact, view)
         if checked is not None:
             facts.setdefault(plain_name(checked.add.text), checked)
     if dropped := len(reply.facts) - len(facts):
@@ -181,54 +181,54 @@ def _question(view: MemoryView, tokens: int, timeout: float, known_facts: Sequen
 
 
 def conversation(view: MemoryView) -> list[tuple[str, str]]:
-    """The messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
-    parts = [(f"earlier, {utterance.role}", _shown(utterance.text)) for utterance in view.earlier]
+    """Return the messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
+    parts = [(f"earlier, {utterance.role}", _shorten(utterance.text)) for utterance in view.earlier]
     return parts + [
-        (f"message {at}, {utterance.role}, said on {_day_of(utterance)}", _shown(utterance.text))
+        (f"message {at}, {utterance.role}, said on {_spoken_day(utterance)}", _shorten(utterance.text))
         for at, utterance in enumerate(view.new, 1)
     ]
 
 
 def list_schema(name: str, fields: dict[str, Any], max_items: int) -> dict[str, Any]:
-    """The schema of an object with one list under a name, of objects that have all these fields."""
+    """Return the schema of an object with one list under a name, of objects that have all these fields."""
     return object_schema({name: {"type": "array", "items": object_schema(fields), "maxItems": max_items}})
 
 
-def _shown(text: str) -> str:
-    """A message as a model sees it: of a long one, its head and tail."""
+def _shorten(text: str) -> str:
+    """Return a message as a model sees it: of a long one, its head and tail."""
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS // 2]}\n…\n{text[-MAX_SHOWN_CHARS // 2 :]}"
 
 
-def _day_of(utterance: Utterance) -> str:
-    """The day on which something was said, with its weekday; "an unknown day" if its time is none."""
+def _spoken_day(utterance: Utterance) -> str:
+    """Return the day on which something was said, with its weekday; "an unknown day" if its time is none."""
     try:
         return f"{dt.datetime.fromtimestamp(utterance.page.time, tz=dt.UTC):%A %Y-%m-%d}"
     except (ValueError, OverflowError, OSError):
         return "an unknown day"
 
 
-def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
-    """The fact with its citations; None if it says nothing, or something that nobody said."""
+def _check(fact: _Fact, view: MemoryView) -> Extracted | None:
+    """Return the fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
     text = unasked(text) if text.endswith("?") and len(text) <= MAX_FACT_CHARS else text
     if plain_name(fact.subject) == Role.ASSISTANT:
         return None  # that it took note of something, say
-    if not 0 < len(text) <= MAX_FACT_CHARS or len(text.split()) + len(told(text)) < 3 or _SPOKEN_TO.search(text):
+    if not 0 < len(text) <= MAX_FACT_CHARS or len(text.split()) + len(content_words(text)) < 3 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
     numbered = [view.new[place]] if 0 <= place < len(view.new) else []
-    ranked = sorted(view.new, key=lambda source: -len(_said(told(text), source.text, source)))
-    source = numbered[0] if numbered and _said(told(text), numbered[0].text, numbered[0]) else ranked[0]
+    ranked = sorted(view.new, key=lambda source: -len(_spoken_words(content_words(text), source.text, source)))
+    source = numbered[0] if numbered and _spoken_words(content_words(text), numbered[0].text, numbered[0]) else ranked[0]
     if source.role is Role.USER:
         for pattern, theirs in _FIRST_PERSON:
             text = pattern.sub(theirs, text)
     past = _PAST.search(text) is not None and not _NOT_PAST.search(text)
     if not RECURRING.search(text):
         text = grounded(text, source.page.time, past=past)[0]
-    words = told(text)
+    words = content_words(text)
     if not words:
         return None
-    cites, sources, unsaid = said_by(words, source, view)
+    cites, sources, unsaid = find_sources(words, source, view)
     claim = _claim(fact, text, source)
     trust = None
     if not _is_supported(text, claim, unsaid):
@@ -237,7 +237,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
             is_english(source.text)
             or not is_english(text)
             or _numbers(unsaid)
-            or not _is_spelled(names(text) & unsaid, source.text)
+            or not _is_spelled(proper_names(text) & unsaid, source.text)
         ):
             return None
         trust = Trust.AGENT
@@ -245,7 +245,7 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
     if trust is None and is_english(source.text):
         if source.role is Role.USER and not _is_own(text, claim, source.text):
             return None
-        if not _is_said_so(text, claim, [*cited, view.summary if sources else ""]):
+        if not _agrees_on_negation(text, claim, [*cited, view.summary if sources else ""]):
             return None
     add = Add(
         text=text,
@@ -253,44 +253,45 @@ def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
         cites=cites,
         sources=sources,
         since=source.page.time,
-        until=ending(text, source.page.time),
+        until=stated_end(text, source.page.time),
         trust=trust,
     )
     return Extracted(add, source)
 
 
 def _is_supported(text: str, claim: Claim | None, unsaid: set[str]) -> bool:
-    """Whether a fact was said, if these are the words of it that nobody said: its names and numbers were, and most of its
+    """Return whether a fact was said, if these are the words of it that nobody said: its names and numbers were, and most of its
     words, or of those of its object."""
-    words = told(text)
-    required = names(text) | (names(f"- {claim.subject}") if claim is not None else set())
+    words = content_words(text)
+    required = proper_names(text) | (proper_names(f"- {claim.subject}") if claim is not None else set())
     if len(unsaid) == len(words) or unsaid & required or _numbers(unsaid):
         return False
-    about = [words] if claim is None else [words, told(claim.object)]
+    about = [words] if claim is None else [words, content_words(claim.object)]
     return any(part and len(part & unsaid) <= (1 - MIN_SUPPORT) * len(part) for part in about)
 
 
 def _is_own(text: str, claim: Claim | None, message: str) -> bool:
-    """Whether a user says in their own name what a fact is about: not where it is quoted, imagined, asked or told of somebody
-    else, as far as that can be seen."""
-    things = told(claim.object) if claim is not None else names(text)
-    if not things or len(matched(things, told(message))) < len(things):
+    """Return whether a user says in their own name what a fact is about: not where it is quoted, imagined, asked or told of
+    somebody else, as far as that can be seen."""
+    things = content_words(claim.object) if claim is not None else proper_names(text)
+    if not things or len(match_words(things, content_words(message))) < len(things):
         return True  # said in several messages, or in other words
     every = list(clauses(message))
     # Where one clause has all of it, the others do not speak of it.
-    whole = [clause.text for clause in every if len(matched(things, told(clause.text))) == len(things)]
-    of = whole or [clause.text for clause in every if matched(things, told(f"{clause.text} {clause.rest}"))]
+    whole = [clause.text for clause in every if len(match_words(things, content_words(clause.text))) == len(things)]
+    of = whole or [clause.text for clause in every if match_words(things, content_words(f"{clause.text} {clause.rest}"))]
     if not of:
         questions = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", message) if sentence.endswith("?")]
-        return any(_OURS.search(clause) and matched(things, told(clause)) for clause in questions)
+        return any(_OURS.search(clause) and match_words(things, content_words(clause)) for clause in questions)
     if _is_of_speaker(text, claim):
         return not all(_ABOUT_OTHERS.match(clause) for clause in of)
     if claim is None:
         return True
     # What the speaker says of themselves alone is true of nobody else.
-    about = told(claim.subject)
+    about = content_words(claim.subject)
     return not whole or not all(
-        _SELF.match(clause) and not _THIRD_PERSON.search(clause) and not matched(about, told(clause)) for clause in whole
+        _SELF.match(clause) and not _THIRD_PERSON.search(clause) and not match_words(about, content_words(clause))
+        for clause in whole
     )
 
 
@@ -298,14 +299,14 @@ _OURS = re.compile(r"\b(?:my|our|i am|i'm|we are|we're)\b", re.IGNORECASE)
 
 
 def _is_of_speaker(text: str, claim: Claim | None) -> bool:
-    """Whether a fact is about who speaks."""
+    """Return whether a fact is about who speaks."""
     return (
         is_speaker(claim.subject) if claim is not None else re.match(r"(?:the )?user\b(?!['’])", text, re.IGNORECASE) is not None
     )
 
 
 def _without_others(text: str) -> str:
-    """What is said without the clauses about somebody else."""
+    """Return a message without its clauses about somebody else."""
     for clause in clauses(text):
         if _ABOUT_OTHERS.match(clause.text):
             text = text.replace(clause.text, " ")
@@ -318,8 +319,8 @@ _ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\
 
 
 def _is_spelled(unsaid: set[str], message: str) -> bool:
-    """Whether names may be others' spellings of what is said: Lisbon of Lisboa, or any of a text in another script."""
-    words = [word for word in told(message) if word.isalpha()]
+    """Return whether names may be others' spellings of what is said: Lisbon of Lisboa, or any of a text in another script."""
+    words = [word for word in content_words(message) if word.isalpha()]
     if sum(not word.isascii() for word in words) * 2 > len(words):
         return True
     return all(any(word[:4] == name[:4] for word in words) for name in unsaid)
@@ -329,39 +330,41 @@ def _numbers(words: set[str]) -> set[str]:
     return {word for word in words if any(map(str.isdigit, word))}
 
 
-def _is_said_so(text: str, claim: Claim | None, sources: Sequence[str]) -> bool:
-    """Whether what is said agrees on what is not the case: what a fact denies has a sign of it where it was said, and what it
-    affirms is not only denied there."""
+def _agrees_on_negation(text: str, claim: Claim | None, sources: Sequence[str]) -> bool:
+    """Return whether what is said agrees on what is not the case: what a fact denies has a sign of it where it was said, and what
+    it affirms is not only denied there."""
     if NEGATED.search(text):
         return any(map(is_sign, map(_without_others, sources) if _is_of_speaker(text, claim) else sources))
-    things = told(claim.object) if claim is not None else set()
-    clauses = [clause for source in sources for clause in _CLAUSE.split(source) if things and matched(things, told(clause))]
+    things = content_words(claim.object) if claim is not None else set()
+    clauses = [
+        clause for source in sources for clause in _CLAUSE.split(source) if things and match_words(things, content_words(clause))
+    ]
     return not clauses or _ENDED.search(text) is not None or not all(_ENDED.search(clause) for clause in clauses)
 
 
-def said_by(
+def find_sources(
     words: set[str], utterance: Utterance, view: MemoryView
 ) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], set[str]]:
-    """Who says the words of a fact: the messages, this one first, the summary if that is needed, and the words that nobody
-    says."""
-    unsaid = words - _said(words, utterance.text, utterance)
+    """Return where the words of a fact come from: the messages, this one first; the summary, if it is needed; and the words that
+    nobody said."""
+    unsaid = words - _spoken_words(words, utterance.text, utterance)
     cites, sources = [utterance.cite], tuple[int, ...]()
     for source in sorted(
         (candidate for candidate in (*view.earlier, *view.new) if candidate is not utterance),
         key=lambda candidate: -candidate.page.id,
     ):
-        more = _said(unsaid, source.text, source)
+        more = _spoken_words(unsaid, source.text, source)
         if more:
             cites.append(source.cite)
             unsaid -= more
-    if unsaid and view.summary and (more := matched(unsaid, told(view.summary))):
+    if unsaid and view.summary and (more := match_words(unsaid, content_words(view.summary))):
         sources = (view.summary_page,)
         unsaid -= more
     return tuple(cites), sources, unsaid
 
 
 def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
-    """The parts of a fact, if its text says them in this order; else None."""
+    """Return the parts of a fact, if its text says them in this order; else None."""
     subject, relation, thing = (" ".join(part.split())[:200] for part in (fact.subject, fact.relation, fact.object))
     words = relation.split()
     if not (subject and relation and thing) or len(words) > 5 or any(word[0].isupper() for word in words):
@@ -376,11 +379,13 @@ def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
 
 
 def has_many(relation: str) -> bool:
-    """Whether a relation may have several objects at a time; so it is with all that are not known to have one."""
+    """Return whether a relation may have several objects at a time: all do but those known to have one."""
     return _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
 
 
-def _said(words: set[str], text: str, utterance: Utterance) -> set[str]:
-    """Those words that a message says, a relative date in all its forms, and the speaker's own name."""
-    dated = told(grounded(text, utterance.page.time)[0]) | told(grounded(text, utterance.page.time, past=True)[0])
-    return matched(words, told(text) | dated | told(_day_of(utterance)))
+def _spoken_words(words: set[str], text: str, utterance: Utterance) -> set[str]:
+    """Return those words that a message says, a relative date in all its forms, and the speaker's own name."""
+    dated = content_words(grounded(text, utterance.page.time)[0]) | content_words(
+        grounded(text, utterance.page.time, past=True)[0]
+    )
+    return match_words(words, content_words(text) | dated | content_words(_spoken_day(utterance)))

@@ -18,8 +18,8 @@ import msgspec
 from kilburn.claims import SPEAKER, plain_name, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.doubt import doubted, with_doubts
-from kilburn.memory.extraction import Extracted, Failed, asked, extracted
+from kilburn.memory.doubt import combine_moves, raise_doubts
+from kilburn.memory.extraction import Extracted, Failed, ask_for, extract_facts
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.memory.words import agreement, is_known, is_sign
 from kilburn.message import Kind, Trust
@@ -76,8 +76,8 @@ class Facts:
             raise ValueError(f"{self}: nearest is 0 or more, tokens and timeout above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The facts of the exchange, with what they supersede."""
-        facts = yield from extracted(view, tokens=self.tokens, timeout=self.timeout)
+        """Return the facts of the exchange, with what they supersede."""
+        facts = yield from extract_facts(view, tokens=self.tokens, timeout=self.timeout)
         if isinstance(facts, Failed):
             yield Note(outcome=facts.outcome, why=f"no list of facts: {facts.why}")
             return ()
@@ -92,7 +92,7 @@ class Facts:
                 moves.append(move)
         for utterance in view.new:
             # What the model says nothing of may be doubted all the same.
-            moves = with_doubts(moves, (yield from doubted(view, utterance, moves)))
+            moves = combine_moves(moves, (yield from raise_doubts(view, utterance, moves)))
         if figures:
             yield Note(figures=dict(figures))
         if self.summary:
@@ -108,7 +108,7 @@ class Facts:
         figures: Counter[str],
         moves: Sequence[Add | Retire],
     ) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The moves for one fact."""
+        """Return the moves for one fact."""
         add, trust = fact.add, min(fact.utterance.page.trust, fact.add.trust or Trust.OPERATOR)
         answer = yield Find(query=add.text, limit=self.nearest)
         changed = is_sign(fact.utterance.text)
@@ -134,7 +134,7 @@ class Facts:
         if not near:
             return (add,)
         numbered = dict(enumerate(near, 1))
-        decision = yield from asked(self._question(add, [near[page] for page in numbered.values()]), _Decision)
+        decision = yield from ask_for(self._question(add, [near[page] for page in numbered.values()]), _Decision)
         if isinstance(decision, Failed) or decision.op not in ("ADD", "UPDATE", "DELETE", "NOOP"):
             figures["undecided"] += 1
             return (add,)
@@ -169,7 +169,7 @@ class Facts:
         )
 
     def _summarised(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The next running summary, when enough was said since the last. If the model fails, the last one stays."""
+        """Return the next running summary, when enough was said since the last. If the model fails, the last one stays."""
         last = max((page for _, page in view.page(view.summary_page).cites), default=0) if view.summary_page else 0
         texts = [utterance for utterance in (*view.earlier, *view.new) if utterance.page.id > last]
         if len(texts) < SUMMARY_INTERVAL or view.taint < Trust.AGENT:
@@ -190,7 +190,7 @@ class Facts:
 
 
 def _is_fit(op: str, fact: Extracted, known_text: str, claim: Claim | None) -> bool:
-    """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
+    """Return whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
     that, and an update the same subject and relation or most of the words; with a sign of change, the same subject or half of the
     words."""
     changed = is_sign(fact.add.text) or is_sign(fact.utterance.text)

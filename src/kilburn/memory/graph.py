@@ -21,11 +21,11 @@ from kilburn.backend import State
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import CORRECTS, Failed, asked, conversation, has_many, list_schema, said_by
+from kilburn.memory.extraction import CORRECTS, Failed, ask_for, conversation, find_sources, has_many, list_schema
 from kilburn.memory.plain import Plain
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, told
+from kilburn.memory.words import NEGATED, content_words
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -114,7 +114,7 @@ class Graph:
             raise ValueError(f"tokens={self.tokens}, tries={self.tries}, timeout={self.timeout}: all must be above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The edges of what was said, with the entities that are new, and what they supersede."""
+        """Return the edges of what was said, with the entities that are new, and what they supersede."""
         if self.extract != "plain":
             entities = yield from self._entities(view)
             if isinstance(entities, Failed):
@@ -126,18 +126,19 @@ class Graph:
                 return []
             else:
                 return (yield from self._related(view, entities))
-        return _joined(view, _kin(view, (yield from Plain().plan(view))), {})
+        return _link_entities(view, _join_relatives(view, (yield from Plain().plan(view))), {})
 
     def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Failed]:
-        """Entities by their plain names. A name that stands nowhere in the messages is the model's invention."""
+        """Ask for the entities of the messages; return them by their plain names. A name that stands in no message is the model's
+        invention and is left out."""
         schema = list_schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}}, MAX_ENTITIES)
-        reply = yield from asked(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
+        reply = yield from ask_for(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
         if isinstance(reply, Failed):
             return reply
         plain_text = plain_name(" ".join(utterance.text for utterance in (*view.earlier, *view.new)))
         entities: dict[str, _Named] = {}
         for item in reply.entities[:MAX_ENTITIES]:
-            name = _spelled(item.name)
+            name = _normalise(item.name)
             if is_speaker(name):
                 entities.setdefault(SPEAKER, _Named(SPEAKER, PERSON))
             elif name and plain_name(name) in plain_text:
@@ -154,7 +155,7 @@ class Graph:
         fields |= {flag: {"type": "boolean"} for flag in ("many", "correction", "over")}
         listed = "Entities:\n" + json.dumps(names, ensure_ascii=False)
         ask = self._ask(view, _SECOND, listed, list_schema("relations", fields, MAX_ENTITIES), "relations")
-        reply = yield from asked(ask, _Edges, self.tries)
+        reply = yield from ask_for(ask, _Edges, self.tries)
         if isinstance(reply, Failed):
             yield Note(outcome=reply.outcome, why=f"no list of relations: {reply.why}")
             return []
@@ -163,7 +164,7 @@ class Graph:
         standing: dict[int, tuple[Page, State]] = {}
         for item in reply.relations[:MAX_ENTITIES]:
             subject, target = entities.get(key_of(item.subject)), entities.get(key_of(item.object))
-            relation = _spelled(item.relation)
+            relation = _normalise(item.relation)
             if subject is None or target is None or subject is target or not relation or not 1 <= item.message <= len(view.new):
                 continue
             utterance = view.new[item.message - 1]
@@ -180,7 +181,7 @@ class Graph:
             if item.over:
                 if not NEGATED.search(utterance.text):
                     continue
-                over += _ended(claim, utterance, related)
+                over += _end_edges(claim, utterance, related)
                 continue
             standing |= {page.id: (page, state) for page, state in related}
             new.append((_edge(claim, utterance, view), utterance.page.trust))
@@ -188,8 +189,8 @@ class Graph:
         if dropped:
             yield Note(why="relations of unknown names, or of nothing", figures={"unmatched": dropped})
         settled = settle(new, standing.values(), now=view.now)
-        merged = yield from _merged(view, entities)
-        return [*_joined(view, [*settled.moves, *merged], entities), *over]
+        merged = yield from _merge_aliases(view, entities)
+        return [*_link_entities(view, [*settled.moves, *merged], entities), *over]
 
     def _ask(self, view: MemoryView, system: str, more: str, schema: dict[str, Any], purpose: str) -> Ask:
         return Ask(
@@ -205,9 +206,9 @@ class Graph:
 _KIN = re.compile(rf"{SPEAKER}'s (?P<kin>{KIN})(?: (?P<name>\w.*))?\Z")
 
 
-def _kin(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
-    """What rules found of the people around the user, as one entity each that an edge joins to the user: "the user's sister
-    Rosa" is Rosa, and "the name of the user's sister is Rosa" says that the two are one."""
+def _join_relatives(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Make one entity of each person around the user, and join it to the user by an edge: "the user's sister Rosa" is Rosa, and
+    "the name of the user's sister is Rosa" says that the two are one."""
     changes: list[Add | Retire] = []
     more: dict[tuple[str, str, str], Add] = {}
 
@@ -240,20 +241,20 @@ def _kin(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
     return [*adds, *more.values(), *(move for move in changes if not isinstance(move, Add))]
 
 
-def _spelled(name: str) -> str:
-    """A name on one line, or "" if it is none: empty, without a letter, or too long."""
+def _normalise(name: str) -> str:
+    """Return a name on one line, or "" if it is none: empty, without a letter, or too long."""
     name = " ".join(name.split())
     return name if len(name) <= MAX_NAME_CHARS and any(letter.isalnum() for letter in name) else ""
 
 
 def _edge(claim: Claim, utterance: Utterance, view: MemoryView, facts: tuple[int, ...] = ()) -> Add:
-    """A fact that a message says. Names that it does not say are from others that the model was shown: it cites them, too.
+    """Return a fact that a message states. It also cites the messages from which its names are.
 
     Args:
         known: facts of the memory that it is made from, too.
     """
     text = f"{claim.subject} {claim.relation} {claim.object}"
-    cites, sources, _ = said_by(told(text), utterance, view)
+    cites, sources, _ = find_sources(content_words(text), utterance, view)
     for name in map(plain_name, (claim.subject, claim.object)):
         mentions = [mention for mention in (*view.earlier, *view.new) if name in plain_name(mention.text)]
         if mentions and not any(mention.cite in cites for mention in mentions):
@@ -261,7 +262,7 @@ def _edge(claim: Claim, utterance: Utterance, view: MemoryView, facts: tuple[int
     return Add(text=text, claim=claim, cites=cites, sources=(*sources, *facts), since=utterance.page.time, why="said")
 
 
-def _ended(claim: Claim, utterance: Utterance, rows: Iterable[tuple[Page, State]]) -> list[Retire]:
+def _end_edges(claim: Claim, utterance: Utterance, rows: Iterable[tuple[Page, State]]) -> list[Retire]:
     pages = tuple(
         page.id
         for page, state in rows
@@ -273,9 +274,9 @@ def _ended(claim: Claim, utterance: Utterance, rows: Iterable[tuple[Page, State]
     return [Retire(pages, until=utterance.page.time, why="said to be over")] if pages else []
 
 
-def _merged(view: MemoryView, entities: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
-    """Edges that make one person of a first name and a full name, where only one known person fits; and the end of such an
-    edge where another person turns up whom it fits too."""
+def _merge_aliases(view: MemoryView, entities: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
+    """Return edges that join a first name to the only known person with that first name, and the end of such an edge when a
+    second person of that first name appears."""
     edges: list[Add | Retire] = []
     for key, entity in entities.items():
         first, *more = key.split()
@@ -304,18 +305,18 @@ def _merged(view: MemoryView, entities: dict[str, _Named]) -> Generator[Effect, 
 
 
 def _person(page: Page) -> str:
-    """The name of a page that is a person's, else ""."""
+    """Return the name of a page that is a person's, else ""."""
     is_one = page.kind is Kind.ENTITY and page.claim is not None and page.claim.object == PERSON
     return page.claim.subject if is_one and page.claim is not None else ""
 
 
-def _joined(view: MemoryView, moves: Sequence[Add | Retire], known_entities: dict[str, _Named]) -> list[Add | Retire]:
-    """The same moves, with the facts made from the pages of their entities. Pages of new entities come first."""
+def _link_entities(view: MemoryView, moves: Sequence[Add | Retire], known_entities: dict[str, _Named]) -> list[Add | Retire]:
+    """Return the same moves, with the facts made from the pages of their entities. Pages of new entities come first."""
     pages: dict[str, int] = {}
     entities: dict[str, Add] = {}
 
-    def page_of(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Its page, as `sources` or as `refers`."""
+    def entity_page(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the page of an entity, as `sources` or as `refers`."""
         key = key_of(name)
         if key not in pages and key not in entities:
             page = _entity(view, name)
@@ -330,9 +331,9 @@ def _joined(view: MemoryView, moves: Sequence[Add | Retire], known_entities: dic
     linked: list[Add | Retire] = []
     for move in moves:
         if isinstance(move, Add) and move.kind is Kind.FACT and move.claim is not None and move.claim.relation:
-            sources, refers = page_of(move.claim.subject)
+            sources, refers = entity_page(move.claim.subject)
             if _is_entity(view, move.claim.object, known_entities):
-                more = page_of(move.claim.object)
+                more = entity_page(move.claim.object)
                 sources, refers = (*sources, *more[0]), (*refers, *more[1])
             linked.append(
                 msgspec.structs.replace(
@@ -347,7 +348,7 @@ def _joined(view: MemoryView, moves: Sequence[Add | Retire], known_entities: dic
 
 
 def _shifted(move: Add | Retire, by: int) -> Add | Retire:
-    """A move after `by` more `Add`s; of an `Add`, a negative number names one of these, counted down from -1."""
+    """Return a move after `by` more `Add`s; of an `Add`, a negative number names one of these, counted down from -1."""
     if isinstance(move, Retire):
         return move if move.refers is None else msgspec.structs.replace(move, refers=move.refers + by)
     refers = dict.fromkeys(-1 - at if at < 0 else at + by for at in move.refers)
@@ -355,7 +356,7 @@ def _shifted(move: Add | Retire, by: int) -> Add | Retire:
 
 
 def _entity(view: MemoryView, name: str) -> Page | None:
-    """The page of an entity that is known by this name."""
+    """Return the page of an entity that is known by this name."""
     for canonical in (*(page.claim.object for page, _ in view.about(name, ALIAS) if page.claim is not None), name):
         for page, state in view.about(canonical, ""):
             if (
@@ -369,7 +370,7 @@ def _entity(view: MemoryView, name: str) -> Page | None:
 
 
 def _is_entity(view: MemoryView, name: str, entities: dict[str, _Named]) -> bool:
-    """Whether an object is an entity: it was named as one, is known as one, or is written like a name."""
-    if not _spelled(name) or is_speaker(name):
+    """Return whether an object is an entity: it was named as one, is known as one, or is written like a name."""
+    if not _normalise(name) or is_speaker(name):
         return False
     return key_of(name) in entities or bool(_NAME.match(name)) or _entity(view, name) is not None

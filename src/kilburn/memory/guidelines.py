@@ -37,17 +37,17 @@ from kilburn.memory.episodes import (
     Experience,
     Key,
     episodes,
-    progress_of,
-    quoted,
-    recalled,
+    progress_data,
+    quote_parts,
+    recall_message,
     slug,
     versions,
 )
-from kilburn.memory.extraction import Failed, asked
-from kilburn.memory.learning import answering
+from kilburn.memory.extraction import Failed, ask_for
+from kilburn.memory.learning import make_answerer
 from kilburn.memory.notes import NoteVersion
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import told
+from kilburn.memory.words import content_words
 from kilburn.message import Kind, Message, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
@@ -153,11 +153,11 @@ class Guidelines:
         self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[NoteVersion]:
-        """The guidelines in force, by name."""
+        """Return the guidelines in force, by name."""
         return self.notes.list(FOLDER)
 
     def examples(self, request: str = "", limit: int = 5) -> Sequence[NoteVersion]:
-        """The examples that are nearest to a request, nearest first; all of them without one."""
+        """Return the examples that are nearest to a request, nearest first; all of them without one."""
         notes = {note.page: note for note in self.notes.list(EXAMPLES)}
         if not request.strip():
             return list(notes.values())
@@ -167,19 +167,18 @@ class Guidelines:
         return [notes[page] for page in nearest][: max(0, limit)]
 
     def messages(self, request: str, examples: int = 5, most: int = 100) -> Sequence[Message]:
-        """The guidelines, and the examples that are nearest to a request, as messages to append behind it. They cite
-        the notes.
+        """Return the guidelines, and the examples nearest to a request, as messages to append behind it. They cite the notes.
 
         Args:
             most: guidelines at most: of more, those that feedback has supported last.
         """
         collection = self.notes.collection
         newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, most)]
-        rules = [(_head_of(note), note) for note in sorted(newest, key=lambda note: note.name)]
-        near = [(_head_of(note), note) for note in self.examples(request, examples)]
+        rules = [(_heading(note), note) for note in sorted(newest, key=lambda note: note.name)]
+        near = [(_heading(note), note) for note in self.examples(request, examples)]
         parts = (
-            recalled(FOLDER, "What the user's feedback says about how to work.", collection, rules),
-            recalled(EXAMPLES, "What the user said to earlier answers.", collection, near),
+            recall_message(FOLDER, "What the user's feedback says about how to work.", collection, rules),
+            recall_message(EXAMPLES, "What the user said to earlier answers.", collection, near),
         )
         return [message for message in parts if message is not None]
 
@@ -197,7 +196,7 @@ class Guidelines:
         Raises:
             SpecError, StoreError.
         """
-        answer = None if model is None else answering(self.store, model, required=True)
+        answer = None if model is None else make_answerer(self.store, model, required=True)
         return undisturbed(lambda: self._learn(session, answer, anew, secrets), lambda: self.notes.head)
 
     def unalign(
@@ -210,8 +209,8 @@ class Guidelines:
         dry: bool = False,
         secrets: Secrets = None,
     ) -> Erasure:
-        """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
-        other feedback supports are made anew from that. Returns the receipt.
+        """Forget feedback: its page, its example, and all versions of every guideline made from it. Guidelines that other
+        feedback supports are made anew from that. Return the receipt.
 
         If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes what is
         missing.
@@ -231,7 +230,7 @@ class Guidelines:
         sessions = [self.store.session(names[number]) for number in sorted(touched) if number in names]
         if not dry:
             for affected in sessions:
-                collection.apply(policy=FOLDER, cause="forget", note=progress_of(affected.number, 0))
+                collection.apply(policy=FOLDER, cause="forget", note=progress_data(affected.number, 0))
         receipt = self.store.forget(session=session.name, address=address, why=why, dry=dry)
         if not dry:
             for affected in sessions:
@@ -250,7 +249,7 @@ class Guidelines:
             last = max(last, episode.next)
             if not is_feedback(episode.feedback) and (answer is None or is_feedback(episode.goal)):
                 continue
-            clean = _screened(episode, secrets, asks=answer is not None)
+            clean = _screen(episode, secrets, asks=answer is not None)
             if clean is None:
                 report.refused.append(f"p{episode.next}")
             else:
@@ -270,7 +269,7 @@ class Guidelines:
         tainted = answer is not None and min((episode.taint for episode in new), default=Trust.USER) < Trust.AGENT
         moves = [*self._moves(guidelines, rows, report, tainted=tainted), *self._kept(new, report)]
         if moves or last > upto:
-            note = progress_of(session.number, max(last, self._past.upto(session.number)))
+            note = progress_data(session.number, max(last, self._past.upto(session.number)))
             try:
                 collection.apply(*moves, policy=FOLDER, cause="learn", tainted=tainted, seen=head, note=note)
             except Forgotten:
@@ -280,7 +279,8 @@ class Guidelines:
     def _moves(
         self, guidelines: dict[str, _Guideline], rows: Sequence[tuple[Page, State]], report: Distilled, *, tainted: bool
     ) -> Sequence[Add | Retire]:
-        """What makes the notes say what is wanted. What is newer stays, and what is trusted more than the feedback."""
+        """Return the changes that bring the notes in line with the guidelines. Newer notes stay, and notes that are trusted more
+        than the feedback."""
         collection = self.notes.collection
         in_force = {page.name: page for page, state in rows if state.at is Place.OUT}
         texts = collection.backend.texts(page.digest for page, _ in rows)
@@ -318,7 +318,7 @@ class Guidelines:
         return [*adds, *retired]
 
     def _yields(self, existing: Page, newer: _Guideline, *, tainted: bool) -> bool:
-        """Whether a guideline makes room for another one about the same."""
+        """Return whether a guideline makes room for another one about the same."""
         backend = self.notes.collection.backend
         # Of one that a person wrote, that is when it was written.
         newest = max((source.time for source, _ in backend.read(existing.cites).values()), default=existing.time)
@@ -328,7 +328,7 @@ class Guidelines:
         return newest <= newer.time and existing.trust <= authority
 
     def _kept(self, new: Sequence[Episode], report: Distilled) -> Sequence[Add]:
-        """The examples that are not there yet."""
+        """Return the examples that are not there yet."""
         names = {page.name for page, _ in versions(self.notes.collection, EXAMPLES)}
         adds = []
         for episode in new:
@@ -341,13 +341,13 @@ class Guidelines:
         return adds
 
     def _by_model(self, new: Sequence[Episode], answer: Callable[[Ask], Answer], report: Distilled) -> dict[str, _Guideline]:
-        """What a model makes of feedback, in batches."""
+        """Ask a model for the guidelines of feedback, in batches."""
         guidelines: dict[str, _Guideline] = {}
         known_texts = [note.text for note in self.list()]
         for first in range(0, len(new), MAX_BATCH):
             batch = new[first : first + MAX_BATCH]
             listed = run(
-                asked(_question(batch, [*known_texts, *(guideline.text for guideline in guidelines.values())]), _Listed), answer
+                ask_for(_question(batch, [*known_texts, *(guideline.text for guideline in guidelines.values())]), _Listed), answer
             )
             if isinstance(listed, Failed):
                 report.failed = listed.why
@@ -355,22 +355,22 @@ class Guidelines:
             for item in listed.guidelines:
                 text = " ".join(item.text.split())
                 sources = [batch[at - 1] for at in dict.fromkeys(item.sources) if 0 < at <= len(batch)]
-                if not sources or not told(text) or len(text) > MAX_GUIDELINE_CHARS:
+                if not sources or not content_words(text) or len(text) > MAX_GUIDELINE_CHARS:
                     report.left_out += 1
                     continue
                 # The model has seen the request and the answer too.
                 cites = dict.fromkeys(key for episode in sources for key in (*episode.pages, *episode.spoken))
-                guidelines[_name_of(text)] = _Guideline(text, cites, max(episode.time for episode in sources))
+                guidelines[_note_name(text)] = _Guideline(text, cites, max(episode.time for episode in sources))
         return guidelines
 
 
 def is_feedback(message: str) -> bool:
-    """Whether what a user says after an answer corrects it, or tells in general how to work; by its words alone."""
+    """Return whether what a user says after an answer corrects it, or tells in general how to work; by its words alone."""
     return bool(guidelines_in(message)) or (_CORRECTS.match(message) is not None and not message.rstrip().endswith("?"))
 
 
 def guidelines_in(message: str) -> Sequence[str]:
-    """What a message says in general: sentences that tell how to work, always or as a correction, and a correction's reason."""
+    """Return the general rules of a message: sentences that say how to work, and the reason of a correction."""
     corrects = _CORRECTS.match(message) is not None
     guidelines = []
     for sentence in _sentences(message):
@@ -386,11 +386,11 @@ def guidelines_in(message: str) -> Sequence[str]:
 
 
 def by_rule(new: Iterable[Episode]) -> dict[str, _Guideline]:
-    """Guidelines by the names of their notes, without a model. Of two about the same the later one counts."""
+    """Return guidelines by the names of their notes, without a model. The later of two about the same topic counts."""
     guidelines: dict[str, _Guideline] = {}
     for episode in new:
         for text in guidelines_in(episode.feedback):
-            name = _name_of(text)
+            name = _note_name(text)
             guideline = guidelines.get(name)
             if guideline is None or guideline.text.casefold() != text.casefold():
                 guideline = guidelines[name] = _Guideline(text, {}, 0.0)
@@ -403,14 +403,17 @@ def _sentences(text: str) -> list[str]:
     return [sentence.strip() for sentence in _SENTENCE.split(text) if 0 < len(sentence.strip()) <= 2 * MAX_GUIDELINE_CHARS]
 
 
-def _name_of(text: str) -> str:
-    """The name of the note: of a rule with a condition, by the condition; so what is said of it later has the same name."""
+def _note_name(text: str) -> str:
+    """Return the name of the note: of a rule with a condition, by the condition; so what is said of it later has the same
+    name."""
     about = text.partition(":")[0] if text.startswith("If ") and ":" in text else text
-    return slug([word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and told(word)], FOLDER)
+    return slug(
+        [word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and content_words(word)], FOLDER
+    )
 
 
-def _screened(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
-    """With the texts as they may be stored; None if they may not.
+def _screen(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
+    """Return an episode with its texts as they may be stored; None if they may not be.
 
     Args:
         asks: whether a model sees the answer, and so may write down what is in it.
@@ -423,7 +426,7 @@ def _screened(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | No
     return msgspec.structs.replace(episode, feedback=feedback, goal=goal, answer=answer)
 
 
-def _head_of(note: NoteVersion) -> str:
+def _heading(note: NoteVersion) -> str:
     return f"{note.name}, trust {Trust(note.trust).name.lower()}"
 
 
@@ -433,4 +436,4 @@ def _question(batch: Sequence[Episode], known_texts: Sequence[str]) -> Ask:
         parts += [(f"request {at}", episode.goal), (f"answer {at}", episode.answer), (f"feedback {at}", episode.feedback)]
     listed = {"text": {"type": "string"}, "sources": {"type": "array", "items": {"type": "integer"}}}
     schema = object_schema({"guidelines": {"type": "array", "items": object_schema(listed)}})
-    return Ask(prompt=quoted(parts), system=SYSTEM, schema=schema, purpose=f"guidelines from {len(batch)} feedbacks")
+    return Ask(prompt=quote_parts(parts), system=SYSTEM, schema=schema, purpose=f"guidelines from {len(batch)} feedbacks")

@@ -45,7 +45,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
@@ -135,7 +135,7 @@ class Learning:
             LearningJob(store, session, spec, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
             for spec in (policy if isinstance(policy, list | tuple) else [policy])
         ]
-        answer = answering(store, model, self._is_stopped)
+        answer = make_answerer(store, model, self._is_stopped)
         self._ended = False
         self._thread = threading.Thread(target=self._work, args=(jobs, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class Learning:
 
     def _work(self, jobs: Sequence[LearningJob], answer: Callable[[Ask], Answer]) -> None:
         try:
-            self._learned = _together([run(job.learn(), answer) for job in jobs])
+            self._learned = _combine([run(job.learn(), answer) for job in jobs])
             self._ended = any(job.spent for job in jobs) and not self._is_stopped()
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
@@ -163,7 +163,7 @@ class Learning:
         return bool(self._learned.failed) if self._learned is not None and self._ended else None
 
     def result(self, timeout: float | None = None) -> Learned:
-        """What was learned; waits for it.
+        """Wait for the end of learning, and return what was learned.
 
         Raises:
             TimeoutError: it has not ended within so many seconds. Whatever `UserMemory.learn` raises.
@@ -177,8 +177,8 @@ class Learning:
         return self._learned
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Stop, and wait so many seconds for the thread; returns whether it has ended. A model that is being asked is left
-        behind: its answer is thrown away."""
+        """Stop, and wait so many seconds for the thread; return whether it has ended. A model call that is running is abandoned,
+        and its answer is thrown away."""
         self._stop.set()
         self._thread.join(timeout)
         return self.done
@@ -190,8 +190,8 @@ class Learning:
         self.close()
 
 
-def _together(learned: Sequence[Learned]) -> Learned:
-    """What several policies learned, as one."""
+def _combine(learned: Sequence[Learned]) -> Learned:
+    """Combine the results of several policies."""
     return Learned(
         memory=learned[0].memory,
         unchanged=sum(result.unchanged for result in learned),
@@ -203,10 +203,10 @@ def _together(learned: Sequence[Learned]) -> Learned:
     )
 
 
-def answering(
+def make_answerer(
     store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, required: bool = False
 ) -> Callable[[Ask], Answer]:
-    """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more.
+    """Return a function that answers the questions of a policy by a model, until it is stopped.
 
     Raises:
         SpecError: there is no model, and one is needed.
@@ -260,17 +260,17 @@ class _Bookmarks:
         self._lock = threading.Lock()
 
     def of(self, memory: Collection, session: SegmentInfo, policy: str) -> _Progress:
-        """How far a policy has learned from a session; from nothing, if the ledger does not say."""
+        """Return how far a policy has learned from a session; from nothing, if the ledger does not say."""
         key, block = (session.number, policy), FIRST_SCAN_EVENTS
         with self._lock:
             head = memory.head
             if not self._high:
                 self._low = self._high = head
-            self._known |= _noted(memory, self._high, head)[0]
+            self._known |= _read_progress(memory, self._high, head)[0]
             self._high = max(self._high, head)
             while self._low and key not in self._known:
                 low = max(0, self._low - block)
-                noted, since = _noted(memory, low, self._low)
+                noted, since = _read_progress(memory, low, self._low)
                 self._known = noted | self._known
                 self._low, block = low, 2 * block
                 if since < session.created - MAX_CLOCK_SKEW:
@@ -278,8 +278,8 @@ class _Bookmarks:
             return self._known.get(key, _Progress())
 
 
-def _noted(memory: Collection, start: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
-    """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
+def _read_progress(memory: Collection, start: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
+    """Return the last progress of each policy and session in a stretch of the ledger, and the time of its first event."""
     progress: dict[tuple[int, str], _Progress] = {}
     since = math.inf
     for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, start)):
@@ -342,7 +342,7 @@ class LearningJob:
         self.refused: dict[str, None] = {}
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
-        """All exchanges that are new or wait; begins anew if others learn at the same time."""
+        """Learn from all exchanges that are new or wait for another attempt; start over if others learn at the same time."""
         attempts = MAX_ATTEMPTS
         while True:
             progress = self._progress()
@@ -366,11 +366,11 @@ class LearningJob:
         )
 
     def waiting(self) -> tuple[int, bool]:
-        """How many messages of the user the policy has not read yet, and whether one that it has not read has left the window."""
+        """Return how many messages of the user the policy has not read yet, and whether one that it has not read was evicted."""
         progress, session = self._progress(), self.session
         with session.lock:
             session.refresh()
-            new = [page for page in session.window.pages.originals() if _within(page.id, progress) and page.kind is Kind.TEXT]
+            new = [page for page in session.window.pages.originals() if _is_pending(page.id, progress) and page.kind is Kind.TEXT]
             texts = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
             evicted = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in texts)
             return len({page.message for page in texts if page.role is Role.USER and not page.is_blank}), evicted
@@ -434,7 +434,7 @@ class LearningJob:
         return msgspec.structs.replace(progress, waiting=tuple(sorted(waiting)), upto=max(progress.upto, exchange.upto))
 
     def _write(self, exchange: _Exchange, course: _Course, progress: _Progress, head: int) -> _Course:
-        """Write what was planned with the cursor, or that it failed."""
+        """Write the moves of a plan, or its failure, in one transaction with the cursor."""
         figures: dict[str, Any] = dict(course.figures)
         if course.answered:
             figures["asked"] = [str(outcome) for outcome in course.answered]
@@ -444,7 +444,7 @@ class LearningJob:
             quota = None if self.writes is SegmentKind.NOTES else self.quota
             if quota is not None and taint < Trust.AGENT:
                 quota = msgspec.structs.replace(quota, evict=False)
-            course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
+            course = msgspec.structs.replace(course, moves=make_room(quota, self.memory, moves, self.clock()))
             if course.moves or course.answered or course.failure:
                 self._commit(course.moves, self._after(exchange, course, progress), figures, taint, head, course)
         except (StoreStale, QuotaExceeded):
@@ -459,7 +459,7 @@ class LearningJob:
         return course
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
-        """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
+        """Return whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
         self.session.refresh()
         pages = (utterance.page.id for utterance in (*exchange.earlier, *exchange.new))
         return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
@@ -492,14 +492,14 @@ class LearningJob:
     # What a policy sees
 
     def _exchanges(self, progress: _Progress) -> tuple[list[_Exchange], int]:
-        """The exchanges to learn from, in order, and the last page of the session."""
+        """Return the exchanges to learn from, in order, and the last page of the session."""
         session = self.session
         with session.lock:
             session.refresh()
             pages = session.window.pages.originals()
             excluded = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(session.owner, pages, excluded, lowest_read(session)))
-            is_new = [_within(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
+            heard = list(_utterances(session.owner, pages, excluded, lowest_read(session)))
+            is_new = [_is_pending(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
         groups: list[list[int]] = []
         for at, (utterance, wants) in enumerate(zip(heard, is_new, strict=True)):
             if wants and (not groups or not _belongs(utterance, [heard[n] for n in groups[-1]], progress, self.messages)):
@@ -519,7 +519,8 @@ class LearningJob:
         return exchanges, pages[-1].id if pages else 0
 
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
-        """With their texts, without the secrets in them; without those that hold one and are to be refused."""
+        """Return utterances with their texts. Secrets are replaced by marks; a text with a secret that is to be refused is left
+        out."""
         self.session.fetch(utterance.page for utterance in heard)
         screened = []
         for utterance in heard:
@@ -550,20 +551,20 @@ class LearningJob:
         )
 
     def _note(self, name: str) -> Page | None:
-        """Of notes, the page in force of that name."""
+        """Return the page in force of a note."""
         with self.memory.lock:
             self.memory.refresh()
             page = (self.memory.named() or {}).get(name)
         return None if page is None else self.memory.read(page)[0]
 
     def _made_from(self, pages: Sequence[int]) -> list[Page]:
-        """Pages of the memory that are in force and were made from these."""
+        """Return the pages of the memory that are in force and were made from these pages."""
         memory = self.memory
         rows = memory.backend.read(key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number)
         return [page for page, state in rows.values() if state.at is Place.OUT]
 
     def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
-        """What is in force about a subject; see `MemoryView.about`."""
+        """Return what is in force about a subject; see `MemoryView.about`."""
         key = topic(Claim(subject=subject, relation=relation))
         # Half of a memory may be about its user: that word finds nothing.
         words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
@@ -575,11 +576,11 @@ class LearningJob:
         return sorted(rows, key=lambda row: (-row[0].time, row[0].id))
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
-        """Pages of the memory that match a query and are in force, best first."""
+        """Return the pages of the memory that match a query and are in force, best first."""
         return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
-        """Pages of the memory that are near a query in meaning and in force, best first; none where there are no vectors."""
+        """Return the pages in force whose vectors are nearest to a query, best first; none if there are no vectors."""
         if self.vectors is None or not limit:
             return []
         try:
@@ -590,7 +591,7 @@ class LearningJob:
         return self._in_force(passage for passage, _ in nearest)
 
     def _in_force(self, passages: Iterable[Passage]) -> list[tuple[Page, State]]:
-        """The pages of some passages that are in force, in their order."""
+        """Return the pages of some passages that are in force, in their order."""
         keys = list(dict.fromkeys((passage.segment, passage.page) for passage in passages))
         rows = self.memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
@@ -654,7 +655,8 @@ class LearningJob:
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
 
     def _allowed(self, moves: Sequence[Add | Retire], exchange: _Exchange, figures: dict[str, Any]) -> Sequence[Add | Retire]:
-        """The moves without retirements of what is more trusted than who speaks; how many is in the figures."""
+        """Return the moves without retirements of pages that are trusted more than the speaker; their number is added to the
+        figures."""
         # A note is its writer's own: whoever may edit it, edits it whole, and it shows its trust.
         if self.writes is SegmentKind.NOTES or not any(isinstance(move, Retire) for move in moves):
             return moves
@@ -679,10 +681,10 @@ class LearningJob:
         return tuple(allowed)
 
 
-def _heard(
+def _utterances(
     owner: Callable[[int], int], pages: Iterable[Page], excluded: set[int], lowest_trust: Mapping[int, Trust]
 ) -> Iterable[Utterance]:
-    """The texts of user and assistant, without their words, each with what was read before it.
+    """Yield the texts of user and assistant, still without their words, each with the lowest trust read before it.
 
     Args:
         owner: of a page, the number of the segment in which it was made.
@@ -699,13 +701,13 @@ def _heard(
             yield Utterance(owner(page.id), page, "", recalled, min(taint, Trust.USER))
 
 
-def _within(page: int, progress: _Progress) -> bool:
+def _is_pending(page: int, progress: _Progress) -> bool:
     return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
 
 
 def _belongs(utterance: Utterance, group: Sequence[Utterance], progress: _Progress, max_messages: int) -> bool:
-    """Whether a text is part of the same exchange: so many messages at most, with the same taint. One of two messages ends where
-    the user speaks again."""
+    """Return whether an utterance is part of the same exchange: at most so many messages, of the same taint. An exchange of two
+    messages ends where the user speaks again."""
     messages = {member.page.message for member in group}
     goes_on = utterance.role is not Role.USER or group[-1].role is Role.USER or max_messages > DEFAULT_MESSAGES
     return (

@@ -55,7 +55,7 @@ class NoteVersion:
         self._collection, self.page = collection, page.id
 
     def __repr__(self) -> str:
-        """Its name and address; no word of its text."""
+        """Return the name and address; no text."""
         return f"<NoteVersion {self.address} of {self.name!r}{'' if self.in_force else ', not in force'}>"
 
     @property
@@ -102,8 +102,8 @@ class Notes:
         return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
     def protect(self, *names: str) -> None:
-        """Let no agent change these notes, and those below them, through any `Notes` of this owner that the same store made.
-        Persons do, and policies that write to the collection itself, such as `consolidate`.
+        """Make these notes, and those below them, read-only for agents, through every `Notes` of this owner that the same store
+        made. Persons may change them, and so may policies that write to the collection itself, such as `consolidate`.
 
         Raises:
             KernelError: no name of a note.
@@ -111,7 +111,7 @@ class Notes:
         self._store._readonly.setdefault(self.owner, set()).update(map(checked_name, names))
 
     def readonly(self, name: str) -> bool:
-        """Whether no agent may change a note."""
+        """Return whether no agent may change a note."""
         return any(is_at(name, above) for above in self._store._readonly.get(self.owner, ()))
 
     def check(self, names: Iterable[str], *, policy: str, tainted: bool = False) -> None:
@@ -131,7 +131,7 @@ class Notes:
                 raise KernelError(reason, advice="only a person changes it now")
 
     def list(self, under: str = "", *, accepts: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
-        """The notes in force, by name.
+        """Return the notes in force, by name.
 
         Args:
             under: only those below this name: `core` for `core/human`; "" for all.
@@ -146,7 +146,7 @@ class Notes:
         return sorted(versions, key=lambda note: note.name)
 
     def texts(self, versions: Sequence[NoteVersion]) -> Mapping[str, str]:
-        """The exact texts of some versions, by their digests, read at once.
+        """Return the exact texts of some versions, by their digests, read at once.
 
         Raises:
             StoreCorrupt: one of them was forgotten, or is damaged.
@@ -154,7 +154,7 @@ class Notes:
         return self._store.backend.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
-        """A note as it is now.
+        """Return a note as it is now.
 
         Raises:
             KernelError: no name of a note. UnknownAddress: there is none of this name.
@@ -222,7 +222,7 @@ class Notes:
         return undisturbed(written)
 
     def rename(self, name: str, to: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
-        """Give a note another name. Its history goes on under the new one.
+        """Rename a note. Its history continues under the new name.
 
         Raises:
             UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`, or the other name is taken. LawBroken:
@@ -248,8 +248,8 @@ class Notes:
     def delete(
         self, name: str, *, seen: str | None = None, policy: str = "user", tainted: bool = False, why: str = ""
     ) -> NoteVersion:
-        """Take a note out of force; returns what it said. Its versions stay readable, and `restore` brings them back: to
-        erase them, `forget` it.
+        """Retire a note and return its last version. Its versions can still be read, and `restore` brings one back; use `forget`
+        to erase them.
 
         Raises:
             UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`. LawBroken: it is pinned.
@@ -267,8 +267,8 @@ class Notes:
         return undisturbed(deleted)
 
     def history(self, name: str) -> Sequence[NoteVersion]:
-        """The versions of a note, in the order in which they were written: also those that had another name, and those before it
-        was deleted. The whole ledger is read.
+        """Return the versions of a note, in the order in which they were written: also those that had another name, and those
+        before it was deleted. The whole ledger is read.
 
         Raises:
             UnknownAddress: there never was one of this name, or it was forgotten.
@@ -310,7 +310,7 @@ class Notes:
         return undisturbed(restored)
 
     def diff(self, name: str, old: str = "", new: str = "") -> str:
-        """What changed between two versions of a note, as a unified diff; "" where nothing did.
+        """Return the changes between two versions of a note as a unified diff; "" if there are none.
 
         Args:
             old, new: their addresses; "" for the version in force and the one before `new`.
@@ -327,7 +327,7 @@ class Notes:
         first = versions[places[old]] if old else versions[last - 1] if last else None
         old_text = "" if first is None else first.text
         heads = (f"{name} {'(none)' if first is None else first.address}", f"{name} {versions[last].address}")
-        return diff_of(old_text, versions[last].text, *heads)
+        return unified_diff(old_text, versions[last].text, *heads)
 
     def forget(self, name: str, why: str = "") -> Sequence[str]:
         """Forget a note for ever: all its versions, and everything that was made from them, in every place; returns the addresses
@@ -369,14 +369,14 @@ class Notes:
         return page
 
     def _written(self) -> Sequence[int]:
-        """All pages in the order in which they were written."""
+        """Return all pages in the order in which they were written."""
         events = self.collection.backend.events(self.collection.number)
         return [page for event in events if event.act is Act.ADMIT for page in event.pages]
 
     def apply(
         self, names: Iterable[str], *changes: Add | Retire, policy: str, tainted: bool = False, seen: int | None = None
     ) -> Sequence[str]:
-        """Carry out changes of notes of these names in one transaction; see `Collection.apply`.
+        """Apply changes to notes of these names in one transaction; see `Collection.apply`.
 
         Raises:
             KernelError: see `check`. Nothing was changed.
@@ -392,11 +392,11 @@ class Notes:
 
 
 def is_at(name: str, above: str) -> bool:
-    """Whether a note has this name, or one below it."""
+    """Return whether a note has this name, or one below it."""
     return name == above or name.startswith(f"{above}/")
 
 
-def diff_of(old_text: str, new_text: str, old: str, new: str) -> str:
-    """A unified diff of two texts under their headings; "" where they are the same."""
+def unified_diff(old_text: str, new_text: str, old: str, new: str) -> str:
+    """Return a unified diff of two texts under their headings; "" where they are the same."""
     lines = difflib.unified_diff(old_text.splitlines(), new_text.splitlines(), old, new, lineterm="")
     return "".join(f"{line}\n" for line in lines)

@@ -15,7 +15,7 @@ import msgspec
 from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.doubt import doubted, doubts_of, with_doubts
+from kilburn.memory.doubt import combine_moves, find_doubts, raise_doubts
 from kilburn.memory.statements import USER, Statement, statements
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
@@ -30,11 +30,11 @@ class Plain:
     """Learn what patterns find, without a model. The same session gives the same facts."""
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The facts that the user's texts state, and what they supersede."""
+        """Return the facts that the user's texts state, and what they supersede."""
         pairs: list[tuple[Utterance, Statement]] = []
         for utterance in view.new:
             for statement in statements(utterance.text, utterance.page.time) if utterance.role is Role.USER else ():
-                resolved = statement if statement.claim.relation else (yield from _corrected(statement, view, pairs))
+                resolved = statement if statement.claim.relation else (yield from _correct(statement, view, pairs))
                 if resolved is not None:
                     # What was said later in the same exchange holds.
                     pairs = [
@@ -50,7 +50,7 @@ class Plain:
         retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
         moves = [*settled.moves]
         for utterance, statement in pairs:
-            ended = _ended(utterance, statement, view, retired)
+            ended = _ended_pages(utterance, statement, view, retired)
             if ended:
                 retired.update(ended)
                 moves.append(Retire(pages=ended, until=utterance.page.time, why="no longer true"))
@@ -58,11 +58,11 @@ class Plain:
             page for how, pages in zip(settled.standings, settled.rivals, strict=True) if how is Standing.SAME for page in pages
         }
         for utterance in view.new:
-            moves = with_doubts(moves, (yield from doubted(view, utterance, moves, repeated)))
+            moves = combine_moves(moves, (yield from raise_doubts(view, utterance, moves, repeated)))
         # What is over, or was said again, is doubted no longer.
-        moot = {page for fact in (*retired, *repeated) for page in doubts_of(view, (fact,))}
+        moot = {page for fact in (*retired, *repeated) for page in find_doubts(view, (fact,))}
         if moot:
-            moves = with_doubts(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
+            moves = combine_moves(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
         if unchanged := settled.standings.count(Standing.SAME):
             yield Note(figures={"unchanged": unchanged})
         return moves
@@ -79,24 +79,27 @@ def _add(utterance: Utterance, statement: Statement) -> Add:
     )
 
 
-def _corrected(
+def _correct(
     statement: Statement, view: MemoryView, pairs: Sequence[tuple[Utterance, Statement]]
 ) -> Generator[Effect, Answer, Statement | None]:
-    """ "It's Lisbon, not Porto": the fact with the wrong object, with the right one; None if not exactly one has it."""
+    """Return the fact with the right object for a correction such as "It's Lisbon, not Porto"; None unless exactly one fact has
+    the wrong object."""
     wrong = plain_name(statement.instead)
     if wrong:
-        candidates = _said(pairs)
+        candidates = _stated_claims(pairs)
     else:
-        candidates = _said(pairs) or _before(view)
+        candidates = _stated_claims(pairs) or _earlier_claims(view)
         candidates = [(text, claim) for text, claim in candidates if not claim.many and claim.object[:1].isupper()]
     claims = {
-        claim.subject + "\n" + claim.relation: (text, claim) for text, claim in candidates if not wrong or _has(claim, wrong)
+        claim.subject + "\n" + claim.relation: (text, claim)
+        for text, claim in candidates
+        if not wrong or _has_object(claim, wrong)
     }
     if wrong and not claims:
         answer = yield Find(query=statement.instead, limit=20)
         for page in dict.fromkeys(hit.page for hit in answer.hits):
             claim = view.page(page).claim
-            if claim is not None and _has(claim, wrong) and not claim.many and claim.subject.startswith(USER):
+            if claim is not None and _has_object(claim, wrong) and not claim.many and claim.subject.startswith(USER):
                 claims[claim.subject + "\n" + claim.relation] = (view.text(page), claim)
     if len(claims) != 1:
         return None
@@ -109,8 +112,8 @@ def _corrected(
     )
 
 
-def _before(view: MemoryView) -> list[tuple[str, Claim]]:
-    """What the user stated last before these messages; corrections alone ("no, I meant Braga") are of what came before them."""
+def _earlier_claims(view: MemoryView) -> list[tuple[str, Claim]]:
+    """Return what the user stated last before these messages; a bare correction ("no, I meant Braga") refers to that."""
     for utterance in reversed(view.earlier):
         if utterance.role is Role.USER:
             stated = statements(utterance.text, utterance.page.time)
@@ -120,16 +123,16 @@ def _before(view: MemoryView) -> list[tuple[str, Claim]]:
     return []
 
 
-def _said(pairs: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:
+def _stated_claims(pairs: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:
     return [(statement.text, statement.claim) for _, statement in pairs]
 
 
-def _has(claim: Claim, thing: str) -> bool:
+def _has_object(claim: Claim, thing: str) -> bool:
     return plain_name(claim.object) == thing
 
 
-def _ended(utterance: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
-    """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
+def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
+    """Return the pages in force that a statement ends: the same claim, the opposite, or the appointment that was moved."""
     claim = statement.claim
     if statement.instead and claim.relation and plain_name(statement.instead) != plain_name(claim.object):
         wrong = msgspec.structs.replace(claim, object=statement.instead)

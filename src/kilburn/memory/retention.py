@@ -49,12 +49,12 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worth(page: Page, state: State, now: float) -> float:
-    """How valuable a fact is, 0 to 1: its importance, or how recent it is, whichever is more."""
+    """Return how valuable a fact is, 0 to 1: its importance, or how recent it is, whichever is more."""
     return max(state.importance, math.exp2(-max(0.0, now - page.time) / HALF_LIFE))
 
 
-def within(quota: Quota | None, memory: Collection, changes: Sequence[Add | Retire], now: float) -> list[Add | Retire]:
-    """The changes, with the retirements that make room for them.
+def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | Retire], now: float) -> list[Add | Retire]:
+    """Return the changes, with the retirements that make room for them.
 
     Raises:
         QuotaExceeded: there is no room, or what is pinned leaves none.
@@ -138,7 +138,7 @@ def _is_over(page: Page, state: State, now: float, retention: float, history: fl
 
 
 def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> list[int]:
-    """Those of which something that is pinned was made, or that are pinned themselves."""
+    """Return the pages that are pinned, or from which something pinned was made."""
     holding = []
     for number in over if pinned else ():
         family, fresh = {number}, [number]

@@ -65,27 +65,27 @@ class Secret(msgspec.Struct, frozen=True, order=True):
 
 
 def is_installed() -> bool:
-    """Whether the scanner is there."""
+    """Return whether the scanner is there."""
     return find_spec("betterleaks") is not None
 
 
 def by_rule(text: str) -> list[Secret]:
-    """The secrets of a text that the rules here find, without the scanner; they may overlap."""
+    """Return the secrets of a text that the rules here find, without the scanner; they may overlap."""
     hits = [Secret(match.span(1), rule) for rule, pattern in _RULES.items() for match in pattern.finditer(text)]
     return hits + [Secret(match.span(), "card-number") for match in _CARD.finditer(text) if _is_card(match[0])]
 
 
 def find(text: str) -> list[Secret]:
-    """The secrets of a text, in order; those that overlap count as one.
+    """Return the secrets of a text, in order; those that overlap count as one.
 
     Raises:
         MissingExtra: betterleaks is not installed. SecretFound: there is one, and it cannot be said where.
     """
     blank = _BLIND.sub(lambda match: " " * len(match[0]), text)
     hits = by_rule(blank)
-    scanned = _scanned(blank)
+    scanned = _scan(blank)
     rules = {value: rule for rule, values in reversed(scanned) for value in values if value}
-    places = list(places_of(rules, blank))
+    places = list(find_values(rules, blank))
     met = {value for _, value in places}
     for rule, values in scanned:
         if met.isdisjoint(values):
@@ -101,9 +101,9 @@ def find(text: str) -> list[Secret]:
     return joined
 
 
-def places_of(values: Iterable[str], text: str) -> Iterator[tuple[Span, str]]:
-    """Where in a text any of these values stands, in one pass, however many they are: what looks at each value by itself
-    takes the product of both."""
+def find_values(values: Iterable[str], text: str) -> Iterator[tuple[Span, str]]:
+    """Yield the places of any of these values in a text, in one pass however many values there are: a search for each value would
+    take time in proportion to their product."""
     needles = set(values)
     if not needles:
         return
@@ -119,14 +119,14 @@ def places_of(values: Iterable[str], text: str) -> Iterator[tuple[Span, str]]:
 
 
 def _is_card(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others (Luhn)."""
+    """Return whether the last digit is the check digit of the others (Luhn)."""
     numbers = [int(digit) for digit in reversed(digits) if digit.isdigit()]
     doubled = (2 * number - 9 * (number > 4) for number in numbers[1::2])
     return (sum(numbers[::2]) + sum(doubled)) % 10 == 0
 
 
 def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
-    """The text as it may be stored or shown to a model, and what was found in it.
+    """Return the text as it may be stored or shown to a model, and the secrets in it.
 
     Args:
         secrets: "refuse" raises if there is one; "redact" puts `[secret: RULE]` in its place; None does not look.
@@ -153,14 +153,14 @@ def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
     raise SecretFound([secret.rule for secret in first])
 
 
-def _scanned(text: str) -> list[tuple[str, list[str]]]:
-    """What betterleaks finds: a rule, and the strings that are secret."""
+def _scan(text: str) -> list[tuple[str, list[str]]]:
+    """Return what betterleaks finds: each rule with the secret strings."""
     try:
         betterleaks = load("betterleaks")
     except ImportError as error:
         raise MissingExtra("betterleaks", "secrets") from error
     hits: dict[tuple[str, ...], None] = {}
-    for start, stop in pieces_of(text):
+    for start, stop in overlapping_pieces(text):
         with inside():
             findings = list(betterleaks.scan_string(text[start:stop]))
         for finding in findings:
@@ -169,8 +169,8 @@ def _scanned(text: str) -> list[tuple[str, list[str]]]:
     return [(rule, values) for rule, *values in hits]
 
 
-def pieces_of(text: str) -> list[Span]:
-    """A long text in pieces that overlap, cut at blanks where there are any: with what it finds in one line, the scanner's
+def overlapping_pieces(text: str) -> list[Span]:
+    """Return a long text in pieces that overlap, cut at blanks where there are any: with what it finds in one line, the scanner's
     time grows as the square."""
     pieces = [(0, min(PIECE_CHARS, len(text)))]
     while pieces[-1][1] < len(text):
@@ -183,12 +183,12 @@ def pieces_of(text: str) -> list[Span]:
 
 
 def _blank_before(text: str, at: int) -> int:
-    """The place behind the last blank a little before a place, or that place."""
+    """Return the place behind the last blank a little before a place, or that place."""
     return at if at == len(text) else max(text.rfind(blank, at - HEAD_CHARS * HEAD_CHARS, at) for blank in " \n") + 1 or at
 
 
 def _values(parts: Any) -> Iterator[str]:
-    """The secrets among the parts of a finding: the key that belongs to an account's name."""
+    """Yield the secrets among the parts of a finding: the key that belongs to an account's name."""
     if isinstance(parts, dict):
         if isinstance(parts.get("value"), str):
             yield parts["value"]

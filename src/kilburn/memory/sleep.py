@@ -23,7 +23,7 @@ from kilburn.errors import SpecError
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
-from kilburn.memory.learning import Learned, LearningJob, answering
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
 from kilburn.memory.secrets import Secrets
 from kilburn.native import ending
 
@@ -68,7 +68,7 @@ class SleepTime:
         self.turns, self.idle, self.compaction, self._secrets = turns, idle, compaction, secrets
         self.learned: deque[Learned] = deque(maxlen=MAX_RESULTS)
         """What came of each time that a policy worked: the last ones."""
-        self._answer = answering(session.store, model)
+        self._answer = make_answerer(session.store, model)
         for policy in policies:
             self._job(policy)  # so that a wrong spec is known now
         self._changed = threading.Condition()
@@ -79,7 +79,7 @@ class SleepTime:
         self._thread.start()
 
     def due(self, *, idle: bool = False) -> str:
-        """Why it is time: "turns", "compaction" or "idle"; "" if it is not.
+        """Return why work is due: "turns", "compaction" or "idle"; "" if it is not.
 
         Args:
             idle: whether nobody has spoken for long enough.
@@ -98,7 +98,7 @@ class SleepTime:
         return ""
 
     def work(self) -> list[Learned]:
-        """Let the policies work now, in this thread; returns what came of each.
+        """Run the policies now, in this thread; return the result of each.
 
         Raises:
             Whatever `UserMemory.learn` raises.
@@ -115,22 +115,21 @@ class SleepTime:
         return learned
 
     def wake(self) -> None:
-        """A turn is over: look whether it is time. Returns at once."""
+        """Note that a turn has ended, so that the thread checks whether work is due. Returns at once."""
         with self._changed:
             self._woken += 1
             self._changed.notify_all()
 
     def rest(self, timeout: float | None = None) -> bool:
-        """Wait until the thread has seen to the turns so far, or is closed; returns whether it has. What failed is logged, and
-        is due again."""
+        """Wait until the thread has handled the turns so far, or is closed; return whether it has. Failures are logged, and are
+        due again."""
         with self._changed:
             target = self._woken
             self._changed.wait_for(lambda: self._worked >= target or self._closed, timeout)
             return self._worked >= target
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Stop, and wait so many seconds for the thread; returns whether it has ended. What is in hand is given up: it is done
-        the next time."""
+        """Stop, and wait so many seconds for the thread; return whether it has ended. Unfinished work is done the next time."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

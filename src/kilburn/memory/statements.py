@@ -284,14 +284,14 @@ _HABIT = re.compile(
 
 
 def statements(text: str, said_at: float) -> list[Statement]:
-    """What a message states, in order, 50 at most; nothing twice.
+    """Return what a message states, in order, at most 50 statements, without repetitions.
 
     Args:
         said: when it was said, in seconds since the epoch; "next Tuesday" is relative to it.
     """
     by_claim: dict[tuple[str, str, str, bool], Statement] = {}
     for clause in clauses(text):
-        for statement in _of(clause, said_at):
+        for statement in _parse_clause(clause, said_at):
             claim = statement.claim
             key = (claim.subject, claim.relation, claim.object, statement.over)
             by_claim.pop(key, None)  # what is said last counts
@@ -301,7 +301,7 @@ def statements(text: str, said_at: float) -> list[Statement]:
     return list(by_claim.values())[:MAX_STATEMENTS]
 
 
-def _of(clause: Clause, said_at: float) -> Iterator[Statement]:
+def _parse_clause(clause: Clause, said_at: float) -> Iterator[Statement]:
     rest, text = _plain(clause.rest), _plain(clause.text)
     order = _instruction(rest)
     if order is not None:
@@ -312,14 +312,14 @@ def _of(clause: Clause, said_at: float) -> Iterator[Statement]:
         yield from _memo(memo["what"], said_at)
         return
     if (apposition := _I_AM_A.match(text)) is not None:
-        yield from _ruled(USER, f"am {apposition['o']}", said_at)
+        yield from _apply_rules(USER, f"am {apposition['o']}", said_at)
     for match in _APPOSED.finditer(text):
         if (relative := _relative(match["kin"], match["o"])) is not None:
             yield relative
     wrong = _NOT.search(text)
     correction = clause.fix or wrong is not None
     body = text[: wrong.start()] if wrong else text
-    for statement in _one(body, said_at):
+    for statement in _match_clause(body, said_at):
         claim = msgspec.structs.replace(statement.claim, correction=correction)
         yield msgspec.structs.replace(statement, claim=claim, instead=wrong["wrong"] if wrong else "")
     meant_match = _IT_IS.match(text)
@@ -337,8 +337,8 @@ def _plain(text: str) -> str:
     return text
 
 
-def _one(text: str, said_at: float) -> Iterator[Statement]:
-    """The statements of one clause; the first pattern that fits has it."""
+def _match_clause(text: str, said_at: float) -> Iterator[Statement]:
+    """Yield the statements of one clause; the first pattern that fits has it."""
     for pattern, build in _FORMS:
         match = pattern.match(text)
         if match is not None:
@@ -348,7 +348,7 @@ def _one(text: str, said_at: float) -> Iterator[Statement]:
                 return
     if (over := _NO_MORE.match(text)) is not None and (over["more"] or "no longer" in text or "not" not in text[:10]):
         rest = over["rest"] if "am no" not in text[:10] else f"am {over['rest']}"
-        yield from _ruled(USER, _present(rest), said_at, over=True)
+        yield from _apply_rules(USER, _present(rest), said_at, over=True)
         return
     subject_match = _SELF.match(text)
     if subject_match is not None:
@@ -359,14 +359,14 @@ def _one(text: str, said_at: float) -> Iterator[Statement]:
             if "never" in subject_match["said"] and subject_match["rest"].startswith("have ")
             else subject_match["rest"]
         )
-        yield from _ruled(USER, re.sub(r"\Aare\b", "am", rest), said_at)
+        yield from _apply_rules(USER, re.sub(r"\Aare\b", "am", rest), said_at)
         return
     subject_match = _THEIRS.match(text)
     if subject_match is not None:
         first, _, more = subject_match["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
         if first != base or first in ("was", "moved", "relocated"):
-            yield from _ruled(
+            yield from _apply_rules(
                 f"{USER}'s {subject_match['kin'].lower()}" + (f" {subject_match['called']}" if subject_match["called"] else ""),
                 f"{base} {more}",
                 said_at,
@@ -374,13 +374,13 @@ def _one(text: str, said_at: float) -> Iterator[Statement]:
 
 
 def _present(rest: str) -> str:
-    """ "living in Porto" as "live in Porto"."""
+    """Turn "living in Porto" into "live in Porto"."""
     forms = {"living": "live", "working": "work", "using": "use", "playing": "play", "liking": "like", "studying": "study"}
     first, _, more = rest.partition(" ")
     return f"{forms.get(first, first)} {more}"
 
 
-def _ruled(subject: str, rest: str, said_at: float, *, over: bool = False) -> Iterator[Statement]:
+def _apply_rules(subject: str, rest: str, said_at: float, *, over: bool = False) -> Iterator[Statement]:
     if not rest.startswith("have never "):
         rest = re.sub(rf"\A(am|have) {_ADVERB}+", r"\1 ", rest)
     for pattern, relation, many in _RULES:
@@ -401,7 +401,7 @@ def _ruled(subject: str, rest: str, said_at: float, *, over: bool = False) -> It
         move_dates = dates(raw, said_at, past=True) if "moved" in rest else []
         if move_dates:
             raw = re.sub(r"\s+(?:on|in|at|since|back)?\s*\Z", "", raw[: move_dates[0].span[0]])
-        parsed = _object(raw, said_at)
+        parsed = _parse_object(raw, said_at)
         if parsed is None:
             return
         thing, since, until = parsed
@@ -435,8 +435,10 @@ def _statement(
     return Statement(text=text, claim=claim, since=since, until=until, importance=importance, over=over)
 
 
-def _object(raw: str, said_at: float, *, past: bool = False, words: int = 14) -> tuple[str, float | None, float | None] | None:
-    """What the words name, with the times between which it is said to hold; None where that is in doubt."""
+def _parse_object(
+    raw: str, said_at: float, *, past: bool = False, words: int = 14
+) -> tuple[str, float | None, float | None] | None:
+    """Return the object that the words name, with the times between which the statement holds; None in doubt."""
     text = _OBJECT_ENDS.sub("", raw)
     if " " not in text.strip() and _TO_THAT.match(raw[len(text) :]):
         return None  # "escaping to that world"
@@ -453,7 +455,7 @@ def _object(raw: str, said_at: float, *, past: bool = False, words: int = 14) ->
     since = until = None
     text, days = grounded(text, said_at, past=past)
     for dated in days:
-        preposition = _before(raw, dated, said_at, past)
+        preposition = _word_before(raw, dated, said_at, past)
         if preposition in ("until", "till", "through"):
             until = dated.end
         elif preposition in ("since", "starting", "from", "of"):
@@ -461,8 +463,8 @@ def _object(raw: str, said_at: float, *, past: bool = False, words: int = 14) ->
     return _for_others(text), since, until
 
 
-def _before(raw: str, dated: Dated, said_at: float, past: bool) -> str:
-    """The word before a date, also "from" before "on Monday"."""
+def _word_before(raw: str, dated: Dated, said_at: float, past: bool) -> str:
+    """Return the word before a date, also "from" before "on Monday"."""
     words = [word for word in raw[: dated.span[0]].lower().split() if word not in ("on", "in", "the")]
     return words[-1] if words else ""
 
@@ -493,7 +495,7 @@ def _is_object(text: str, words: int = 14) -> bool:
 
 
 def _for_others(text: str) -> str:
-    """First person as third: "my parents" is "their parents"."""
+    """Turn the first person into the third: "my parents" becomes "their parents"."""
     for pattern, replacement in (
         (r"\bmy\b", "their"),
         (r"\bour\b", "their"),
@@ -506,15 +508,15 @@ def _for_others(text: str) -> str:
 
 
 def _beginning(raw: str, said_at: float) -> float | None:
-    """Since when something lasts that is so "for five years" or "since 2019"."""
+    """Return since when a state lasts that holds "for five years" or "since 2019"."""
     lasting = re.search(r"\bfor (?:about |over |almost |nearly |around |more than |the (?:past|last) )*(.+)\Z", raw)
     days = dates(f"{lasting[1]} ago", said_at) if lasting else dates(raw, said_at, past=True)
     return days[0].start if days and days[0].start <= said_at else None
 
 
 def _event(subject: str, raw: str, said_at: float) -> Iterator[Statement]:
-    """Something that was done on a day that is named."""
-    parsed = _object(raw, said_at, past=True, words=18)
+    """Yield something that was done on a day that is named."""
+    parsed = _parse_object(raw, said_at, past=True, words=18)
     days = [dated for dated in dates(raw, said_at, past=True) if dated.start <= said_at]
     if parsed is None or not days or raw.startswith(("had to ", "got to ", "saw that ")):
         return
@@ -538,9 +540,9 @@ def _instruction(text: str) -> Statement | None:
 
 
 def _memo(content: str, said_at: float) -> Iterator[Statement]:
-    """A request to remember something: the statement in it, or else its words."""
+    """Yield the statement in a request to remember something, or else its words."""
     content = content.strip(" .!")
-    inner = [statement for clause in clauses(content) for statement in _one(_plain(clause.text), said_at)]
+    inner = [statement for clause in clauses(content) for statement in _match_clause(_plain(clause.text), said_at)]
     for statement in inner:
         yield msgspec.structs.replace(statement, importance=0.8)
     if (
@@ -556,7 +558,7 @@ def _memo(content: str, said_at: float) -> Iterator[Statement]:
         yield Statement(text=f"The user wants remembered: {text}.", claim=claim, importance=0.8)
 
 
-def _named(match: re.Match[str], said_at: float) -> Statement | None:
+def _user_name(match: re.Match[str], said_at: float) -> Statement | None:
     name = match["o"]
     if name.split()[0].lower() in _NO_NAME or re.fullmatch(_STATES, name, re.IGNORECASE):
         return None
@@ -564,7 +566,7 @@ def _named(match: re.Match[str], said_at: float) -> Statement | None:
     return _statement(USER, "name", name, many=False, text=f"The user's name is {name}.", importance=0.8)
 
 
-def _nicknamed(match: re.Match[str], said_at: float) -> Statement | None:
+def _nickname(match: re.Match[str], said_at: float) -> Statement | None:
     name = match["o"]
     if name.split()[0].lower() in _NO_NAME:
         return None
@@ -579,21 +581,21 @@ def _relative(kin: str, name: str) -> Statement | None:
     return _statement(whose, "name", name, many=many, text=f"The name of the {whose} is {name}.")
 
 
-def _kin_named(match: re.Match[str], said_at: float) -> Statement | None:
+def _kin_name(match: re.Match[str], said_at: float) -> Statement | None:
     return _relative(match["kin"], match["o"])
 
 
 def _favourite(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _object(match["o"], said_at, words=8)
+    parsed = _parse_object(match["o"], said_at, words=8)
     relation = f"favorite {match['r'].lower()}"
     if parsed is None or _ANAPHORA.search(match["r"]):
         return None
     return _statement(USER, relation, parsed[0], many=False, text=f"The user's {relation} is {parsed[0]}.")
 
 
-def _valued(match: re.Match[str], said_at: float) -> Statement | None:
-    """ "My deadline is March 15", "my library has 45 sources"."""
-    parsed = _object(match["o"], said_at, words=8)
+def _value(match: re.Match[str], said_at: float) -> Statement | None:
+    """Read a property with a value: "My deadline is March 15", "my library has 45 sources"."""
+    parsed = _parse_object(match["o"], said_at, words=8)
     topic = match["r"].strip()
     if (
         parsed is None
@@ -608,12 +610,12 @@ def _valued(match: re.Match[str], said_at: float) -> Statement | None:
     return _statement(USER, relation, parsed[0], many=False, text=f"The user's {relation} {verb} {parsed[0]}.")
 
 
-def _dated(match: re.Match[str], said_at: float) -> Statement | None:
-    """An appointment or a deadline, on a day that is named."""
+def _appointment(match: re.Match[str], said_at: float) -> Statement | None:
+    """Return an appointment or a deadline, on a day that is named."""
     when, days = grounded(match["o"], said_at)
     if not days:
         when, days = grounded(f"on {match['o']}", said_at)
-    parsed = _object(when, said_at, words=10)
+    parsed = _parse_object(when, said_at, words=10)
     topic = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
     if parsed is None or not days or _ANAPHORA.search(topic) or topic.endswith(" from"):
         return None
@@ -623,8 +625,8 @@ def _dated(match: re.Match[str], said_at: float) -> Statement | None:
     return msgspec.structs.replace(statement, replaces=match.re is not _HAVE_EVENT)
 
 
-def _born(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _object(match["o"], said_at, words=5)
+def _birthday(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at, words=5)
     return (
         None
         if parsed is None
@@ -632,8 +634,8 @@ def _born(match: re.Match[str], said_at: float) -> Statement | None:
     )
 
 
-def _aimed(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _object(match["o"], said_at)
+def _goal(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at)
     return (
         None
         if parsed is None
@@ -642,7 +644,7 @@ def _aimed(match: re.Match[str], said_at: float) -> Statement | None:
 
 
 def _habit(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _object(match["o"], said_at)
+    parsed = _parse_object(match["o"], said_at)
     if parsed is None or re.match(
         r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope|just|have|started)\b", parsed[0]
     ):
@@ -651,17 +653,17 @@ def _habit(match: re.Match[str], said_at: float) -> Statement | None:
 
 
 _FORMS = [
-    (_MY_NAME, _named),
-    (_I_AM, _named),
-    (_CALL_ME, _nicknamed),
-    (_KIN_NAME, _kin_named),
-    (_BIRTHDAY, _born),
+    (_MY_NAME, _user_name),
+    (_I_AM, _user_name),
+    (_CALL_ME, _nickname),
+    (_KIN_NAME, _kin_name),
+    (_BIRTHDAY, _birthday),
     (_FAVOURITE, _favourite),
     (_IS_FAVOURITE, _favourite),
-    (_RESCHEDULED, _dated),
-    (_HAVE_EVENT, _dated),
-    (_THE_IS, _dated),
-    (_GOAL, _aimed),
-    (_MINE_IS, _valued),
+    (_RESCHEDULED, _appointment),
+    (_HAVE_EVENT, _appointment),
+    (_THE_IS, _appointment),
+    (_GOAL, _goal),
+    (_MINE_IS, _value),
     (_HABIT, _habit),
 ]

@@ -18,12 +18,19 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.doubt import MAX_DOUBTED_FACTS as DOUBTED
-from kilburn.memory.doubt import doubted_by, link, resembling, rival_words, rivalling, turns
-from kilburn.memory.learning import Learned, LearningJob, answering
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.doubt import (
+    MAX_DOUBTED_FACTS,
+    doubt_link,
+    doubted_facts,
+    has_change_sign,
+    resemblance_test,
+    rival_test,
+    rival_words,
+)
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import is_said, told
+from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place, parse_address
@@ -68,8 +75,8 @@ class UserMemory:
         secrets: Secrets = None,
         quota: Quota | None = None,
     ) -> str:
-        """Keep a fact that a person tells; returns its address. It can be found at once. What it may make untrue stays in force,
-        and a search marks it (`Found.doubted`).
+        """Store a fact that a person states, and return its address. It can be found at once. Facts that it may make untrue stay
+        in force, and a search marks them (`Found.doubted`).
 
         Args:
             since, until: from when to when it is true, in seconds since the epoch.
@@ -88,8 +95,8 @@ class UserMemory:
         def write() -> str:
             head = None if quota is None else self.collection.head
             olds = self._rivals(clean)
-            adds = [add, *([link(olds)] if olds else [])]
-            return self.collection.apply(*within(quota, self.collection, adds, self.collection.clock()), seen=head)[0]
+            adds = [add, *([doubt_link(olds)] if olds else [])]
+            return self.collection.apply(*make_room(quota, self.collection, adds, self.collection.clock()), seen=head)[0]
 
         address = undisturbed(write)
         if pin:
@@ -97,8 +104,9 @@ class UserMemory:
         return address
 
     def note(self, text: str, session: Session, *, secrets: Secrets = None) -> str:
-        """Keep a fact that the agent of a session notes; returns its address. Where the user said it, in whatever words, it cites
-        that message and holds at once; else it is the agent's word, and proposed if the agent had read what may not be believed.
+        """Store a fact that the agent of a session notes, and return its address. If the user said it, in whatever words, it
+        cites that message and holds at once. Otherwise it counts as the agent's word, and is only proposed if the agent had read
+        untrusted text.
 
         Args:
             secrets: see `remember`.
@@ -123,45 +131,46 @@ class UserMemory:
         def write() -> str:
             olds = self._rivals(clean) if not tainted else []
             add = Add(text=clean, cites=(cite,), since=source.time, why="an agent noted it")
-            return self.collection.apply(add, *([link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted)[0]
+            return self.collection.apply(
+                add, *([doubt_link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted
+            )[0]
 
         return undisturbed(write)
 
     def _rivals(self, text: str) -> list[int]:
-        """The facts in force that a sentence may make untrue."""
-        pair, words = rival_words(text), sorted(told(text), key=lambda word: (-len(word), word)) if turns(text) else []
+        """Return the facts in force that a sentence may make untrue; none if they would be too many."""
+        pair, words = rival_words(text), list[str]()
+        if has_change_sign(text):
+            words = sorted(content_words(text), key=lambda word: (-len(word), word))[:MAX_WORDS]
         if pair is None and not words:
             return []
-        queries = [*([pair] if pair is not None else []), *((word, "") for word in words[:MAX_WORDS])]
-        matches = [
-            [hit.page for hit in hits]
-            for hits in self.collection.backend.newest(
-                self.collection.number, queries, MAX_FACTS_PER_WORD if words else MAX_RIVALS
-            )
-        ]
+        backend, number = self.collection.backend, self.collection.number
+        queries = [*([pair] if pair is not None else []), *((word, "") for word in words)]
+        limit = MAX_FACTS_PER_WORD if words else MAX_RIVALS
+        matches = [[hit.page for hit in hits] for hits in backend.newest(number, queries, limit)]
         near = matches.pop(0)[:MAX_RIVALS] if pair is not None else []
-        # Of a common word only the newest facts are looked at: it costs the same however many there are.
-        worth: dict[int, float] = {}
+        # Only the newest facts with a common word are read, so the cost does not grow with the memory.
+        weights: dict[int, float] = {}
         for pages in matches:
             for page in pages:
-                worth[page] = worth.get(page, 0.0) + 1 / len(pages)
-        near += sorted(worth, key=lambda page: (-worth[page], -page))[:MAX_RIVALS]
-        keys = [(self.collection.number, page) for page in dict.fromkeys(near)]
-        # What is marked is read again, and verified, when it is linked.
-        skimmed = self.collection.backend.skim(keys).values() if keys else ()
-        rows = [page for page, state in skimmed if state.at is Place.OUT and page.kind is Kind.FACT]
-        texts = self.collection.backend.texts({page.digest for page in rows}) if rows else {}
-        rivals, resembles = rivalling(text), resembling(text) if words else None
-        olds = []
-        for row in rows:
-            fact_text = texts[row.digest]
-            if rivals(fact_text) or (resembles is not None and resembles(fact_text, row.claim)):
-                olds.append(row.id)
-        return olds if len(olds) <= DOUBTED else []
+                weights[page] = weights.get(page, 0.0) + 1 / len(pages)
+        near += sorted(weights, key=lambda page: (-weights[page], -page))[:MAX_RIVALS]
+        keys = [(number, page) for page in dict.fromkeys(near)]
+        # `skim` does not verify: the doubted facts are read again when the doubt is written.
+        rows = [page for page, state in (backend.skim(keys).values() if keys else ()) if state.at is Place.OUT]
+        facts = [page for page in rows if page.kind is Kind.FACT]
+        texts = backend.texts({page.digest for page in facts}) if facts else {}
+        is_rival, resembles = rival_test(text), resemblance_test(text) if words else None
+        rivals = []
+        for fact in facts:
+            text_of_fact = texts[fact.digest]
+            if is_rival(text_of_fact) or (resembles is not None and resembles(text_of_fact, fact.claim)):
+                rivals.append(fact.id)
+        return rivals if len(rivals) <= MAX_DOUBTED_FACTS else []
 
     def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
-        """Put a new text in place of a fact, as a person; returns its address. The old fact is retired in the same
-        transaction and stays in the history. The new one has its importance.
+        """Replace a fact by a new text, as a person, and return its address. The old fact is retired in the same transaction and
+        stays in the history. The new fact inherits its importance.
 
         Args:
             address: one fact that is in force.
@@ -185,16 +194,16 @@ class UserMemory:
             doubts = self._doubts(pages[0])
             retirement = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
             # What the old fact may have made untrue, the new one may, too.
-            about = [doubted_by(page) for page in doubts]
+            about = [doubted_facts(page) for page in doubts]
             olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
-            return self.collection.apply(add, *([link(olds)] if olds else []), retirement, seen=head)[0]
+            return self.collection.apply(add, *([doubt_link(olds)] if olds else []), retirement, seen=head)[0]
 
         return undisturbed(write)
 
     def _doubts(self, fact: int) -> list[Page]:
-        """The pages in force by which a fact is doubted, or doubts others."""
-        keys = [key for key in self.collection.backend.citing(self.collection.number, [fact]) if key[0] == self.collection.number]
-        rows = self.collection.backend.read(keys).values()
+        """Return the pages in force by which a fact is doubted, or doubts others."""
+        backend, number = self.collection.backend, self.collection.number
+        rows = backend.read(key for key in backend.citing(number, [fact]) if key[0] == number).values()
         pages = [page for page, state in rows if state.at is Place.OUT]
         return [page for page in pages if page.claim is not None and page.claim.relation == DOUBTS]
 
@@ -223,7 +232,7 @@ class UserMemory:
             the extra.
         """
         job = LearningJob(self._store, session, policy, self.user, secrets, quota)
-        return run(job.learn(), answering(self._store, model))
+        return run(job.learn(), make_answerer(self._store, model))
 
     async def alearn(
         self,
@@ -237,12 +246,12 @@ class UserMemory:
         """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
         written."""
         job = LearningJob(self._store, session, policy, self.user, secrets, quota)
-        return await arun(job.learn(), answering(self._store, model))
+        return await arun(job.learn(), make_answerer(self._store, model))
 
     def search(
         self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
     ) -> Findings:
-        """Facts of this memory that match; see `Store.search`, which also finds what belongs to all users.
+        """Return facts of this memory that match; see `Store.search`, which also finds the facts of all users.
 
         Raises:
             StoreError.

@@ -71,8 +71,9 @@ _TIMES = (
 )
 
 
-def ending(text: str, said_at: float) -> float | None:
-    """Until when a statement says that it is true ("until March 2030"), in seconds since the epoch; None if it does not."""
+def stated_end(text: str, said_at: float) -> float | None:
+    """Return until when a statement says that it is true ("until March 2030"), in seconds since the epoch; None if it does not
+    say."""
     ends = [dated.end for dated in dates(text, said_at) if _UNTIL.search(text[: dated.span[0]])]
     return min(ends) if ends and min(ends) > said_at else None
 
@@ -80,8 +81,8 @@ def ending(text: str, said_at: float) -> float | None:
 _UNTIL = re.compile(r"\b(?:until|till|through|up to)\s+(?:the\s+(?:end\s+of\s+)?)?\Z", re.IGNORECASE)
 
 
-def told(text: str) -> set[str]:
-    """The words of a text that say something, in lower case."""
+def content_words(text: str) -> set[str]:
+    """Return the content words of a text, in lower case."""
     folded = text.casefold()
     words = set(_PLAIN.findall(folded)) if folded.isascii() else {match[1] or match[0] for match in _WORD.finditer(folded)}
     return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
@@ -93,7 +94,7 @@ _stemmer = apsw.Connection(":memory:").fts5_tokenizer("porter", ["unicode61", "r
 
 @lru_cache(16_384)
 def stem(word: str) -> str:
-    """A word in lower case without its ending: "lives", "living" and "lived" are alike; a number is its digits."""
+    """Return the stem of a word in lower case: "lives", "living" and "lived" have the same; a number becomes its digits."""
     if word in _NUMBERS:
         return str(_NUMBERS.index(word))
     if not word.isalpha() or not word.isascii():
@@ -106,35 +107,35 @@ def stem(word: str) -> str:
     return str(first[0]) if isinstance(first, tuple) else first
 
 
-def matched(words: Iterable[str], candidates: Iterable[str]) -> set[str]:
-    """The words that are among others, whatever their endings."""
+def match_words(words: Iterable[str], candidates: Iterable[str]) -> set[str]:
+    """Return the words that are among others, whatever their endings."""
     stems = {stem(candidate) for candidate in candidates}
     return {word for word in words if stem(word) in stems}
 
 
-def covered(text: str, source: str) -> float:
-    """How much of a text another says in the same words, 0 to 1."""
-    words = told(text)
-    return len(matched(words, told(source))) / len(words) if words else 0.0
+def coverage(text: str, source: str) -> float:
+    """Return the share of a text's content words that another text has, 0 to 1."""
+    words = content_words(text)
+    return len(match_words(words, content_words(source))) / len(words) if words else 0.0
 
 
 def agreement(first: str, second: str) -> float:
-    """How much two texts say in the same words: of the text that has fewer."""
-    return covered(*sorted((first, second), key=lambda text: (len(told(text)), text)))
+    """Return the share of common content words of two texts, by the text that has fewer."""
+    return coverage(*sorted((first, second), key=lambda text: (len(content_words(text)), text)))
 
 
 def is_said(text: str, message: str) -> bool:
-    """Whether a sentence says what was said, in whatever words: its names, its numbers and most of its words were, and it denies
-    nothing of which no sign was."""
-    words = told(text)
-    unsaid = words - matched(words, told(message))
-    if not words or unsaid & names(text) or any(stem(word).isdigit() for word in unsaid) or len(unsaid) > len(words) / 2:
+    """Return whether a message supports a sentence, in whatever words: it has all names and numbers and most words of the
+    sentence, and a sign of change if the sentence denies something."""
+    words = content_words(text)
+    unsaid = words - match_words(words, content_words(message))
+    if not words or unsaid & proper_names(text) or any(stem(word).isdigit() for word in unsaid) or len(unsaid) > len(words) / 2:
         return False
     return NEGATED.search(text) is None or is_sign(message)
 
 
-def names(text: str) -> set[str]:
-    """The names in a sentence, in lower case: words with a capital that do not begin it."""
+def proper_names(text: str) -> set[str]:
+    """Return the names in a sentence, in lower case: words with a capital that do not begin it."""
     hits: set[str] = set()
     between = 0
     for match in _WORD.finditer(text):
@@ -152,17 +153,18 @@ _STOPS = re.compile(r"[.!?]\s")
 
 
 def is_sign(text: str) -> bool:
-    """Whether a message says that something changed, ended or was wrong; of a language that is not known here, it may."""
+    """Return whether a message has a sign that something changed, ended or was wrong. A message in an unknown language may have
+    one."""
     return any(words.search(text) for words in (NEGATED, ENDS, BRINGS)) or not is_english(text)
 
 
 def is_known(text: str, known_text: str, alike: float) -> bool:
-    """Whether another text says all that this one says: its words and numbers, its names in the same order ("Tom gave Ana 50" is
-    not "Ana gave Tom 50"), of the same time, and denying what this one denies."""
+    """Return whether another text says all that this one says: its words and numbers, its names in the same order ("Tom gave Ana
+    50" is not "Ana gave Tom 50"), the same tense, and the same negation."""
     if (NEGATED.search(text) is None) is not (NEGATED.search(known_text) is None) or _time(text) != _time(known_text):
         return False
-    numbers = {stem(word) for word in told(text) if stem(word).isdigit()}
-    if not numbers <= {stem(word) for word in told(known_text)} or covered(text, known_text) < alike:
+    numbers = {stem(word) for word in content_words(text) if stem(word).isdigit()}
+    if not numbers <= {stem(word) for word in content_words(known_text)} or coverage(text, known_text) < alike:
         return False
     people, known_people = _people(text), _people(known_text)
     common = set(people) & set(known_people)
@@ -170,7 +172,7 @@ def is_known(text: str, known_text: str, alike: float) -> bool:
 
 
 def _people(text: str) -> list[str]:
-    """The words with a capital, in order, each once, without the days and months, which may stand anywhere."""
+    """Return the words with a capital, in order, each once, without the days and months, which may stand anywhere."""
     words = (match[0].casefold() for match in _WORD.finditer(text) if match[0][:1].isupper())
     return [word for word in dict.fromkeys(words) if word not in _COMMON and not _CALENDAR.match(word)]
 

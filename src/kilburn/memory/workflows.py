@@ -35,16 +35,16 @@ from kilburn.memory.episodes import (
     Experience,
     Key,
     episodes,
-    progress_of,
-    quoted,
-    recalled,
+    progress_data,
+    quote_parts,
+    recall_message,
     slug,
     versions,
 )
-from kilburn.memory.extraction import Failed, asked
-from kilburn.memory.learning import answering
+from kilburn.memory.extraction import Failed, ask_for
+from kilburn.memory.learning import make_answerer
 from kilburn.memory.notes import NoteVersion
-from kilburn.memory.words import covered, told
+from kilburn.memory.words import content_words, coverage
 from kilburn.message import Kind, Message, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
@@ -138,7 +138,7 @@ class Workflow(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Workflow:
-        """From the text of a note, also one that a person wrote: its first line, and those lines that are steps."""
+        """Parse the text of a note, also of one that a person wrote: its first line is the goal, and numbered lines are steps."""
         first, *rest = text.strip().splitlines() or [""]
         return cls(first.lstrip("# "), tuple((match[1], match[2]) for line in rest if (match := _STEP.fullmatch(line.strip()))))
 
@@ -195,7 +195,7 @@ class Workflows:
         self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[Record]:
-        """Those in force, by name."""
+        """Return those in force, by name."""
         tally, notes = self._tally(), self.notes.list(FOLDER)
         texts = self.notes.collection.backend.texts(note.digest for note in notes)
         records = []
@@ -206,23 +206,23 @@ class Workflows:
         return records
 
     def find(self, goal: str, limit: int = 4) -> Sequence[Record]:
-        """Those whose goal is all or part of this one: the larger the part the earlier, and before those that also ask for
-        something else; of equals, the one that wins more often."""
+        """Return the workflows whose goal is all or part of this one: the larger the part the earlier; of equals, the one that
+        wins more often."""
         scored = []
         for record in self.list():
-            words = _words_of(record.workflow.goal)
-            share = covered(words, goal)
+            words = _goal_words(record.workflow.goal)
+            share = coverage(words, goal)
             if share >= MIN_OVERLAP:
                 rate = (record.won + 1) / (record.won + record.lost + 2)
-                scored.append(((share, len(told(words)), rate), record))
+                scored.append(((share, len(content_words(words)), rate), record))
         scored.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in scored[: max(0, limit)]]
 
     def message(self, goal: str, limit: int = 4) -> Message | None:
-        """What `find` finds, as a message to append behind the task, marked with trust and wins; None where nothing is found. It
-        cites the notes: so what becomes of the episode counts for them, and is forgotten with them."""
-        notes = [(_head_of(record), record.note) for record in self.find(goal, limit)]
-        return recalled(FOLDER, INTRO, self.notes.collection, notes)
+        """Return the workflows that `find` returns as a message to append behind the task, each with its trust and wins; None if
+        there are none. The message cites the notes, so the outcome of the episode counts for them, and is forgotten with them."""
+        notes = [(_heading(record), record.note) for record in self.find(goal, limit)]
+        return recall_message(FOLDER, INTRO, self.notes.collection, notes)
 
     def learn(
         self,
@@ -245,7 +245,7 @@ class Workflows:
             SpecError: a model is needed and there is none, or a judge that says none of True, False and None. StoreError.
             Whatever the judge raises; what was learned before stays, and the next call goes on from there.
         """
-        answer = answering(self.store, model, required=True) if judge is None or induce == "model" else None
+        answer = make_answerer(self.store, model, required=True) if judge is None or induce == "model" else None
         report = Induced()
         upto = 0 if anew else self._past.upto(session.number)
         for episode in episodes(session, upto):
@@ -254,7 +254,7 @@ class Workflows:
             verdict = judge(episode) if judge is not None else None
             if judge is None:
                 assert answer is not None
-                reply = run(asked(_question(JUDGE, "success", episode, {"success": {"type": "boolean"}}), _Verdict), answer)
+                reply = run(ask_for(_question(JUDGE, "success", episode, {"success": {"type": "boolean"}}), _Verdict), answer)
                 if isinstance(reply, Failed):
                     report.failed = reply.why
                     break
@@ -272,10 +272,11 @@ class Workflows:
         return report
 
     def _by_model(self, episode: Episode, answer: Callable[[Ask], Answer], report: Induced) -> Workflow | None:
-        """What a model chose, if it can be carried out: it names steps and values, and writes none itself."""
+        """Return the workflow that a model chose, if it can be carried out. The model names steps and values, and writes none
+        itself."""
         text, number = {"type": "string"}, {"type": "integer"}
         fields = {"goal": text, "steps": {"type": "array", "items": number}, "values": {"type": "array", "items": text}}
-        plan = run(asked(_question(INDUCE, "workflow", episode, fields), _Plan), answer)
+        plan = run(ask_for(_question(INDUCE, "workflow", episode, fields), _Plan), answer)
         if not isinstance(plan, Failed) and plan.goal.strip() and plan.steps == sorted({*plan.steps}):
             chosen = [episode.calls[at - 1] for at in plan.steps if 0 < at <= len(episode.calls)]
             arguments = " ".join(call.arguments for call in chosen)
@@ -287,7 +288,7 @@ class Workflows:
         return None
 
     def _write(self, episode: Episode, verdict: bool | None, workflow: Workflow | None, report: Induced, *, anew: bool) -> None:
-        """Write what came of an episode with how far the session was learned from, in one transaction."""
+        """Write the outcome of an episode, with how far the session was learned from, in one transaction."""
         collection = self.notes.collection
         head = collection.head
         if not anew and self._past.upto(episode.number) >= episode.last:
@@ -315,7 +316,7 @@ class Workflows:
             why = "made from a success"
             moves.append(Add(text=workflow.text, kind=Kind.TEXT, name=name, cites=episode.pages, why=why))
         outcome = {True: "won", False: "lost", None: "unjudged"}[verdict]
-        note = progress_of(episode.number, episode.last, outcome=outcome, used=[page.id for page in counted])
+        note = progress_data(episode.number, episode.last, outcome=outcome, used=[page.id for page in counted])
         if anew:
             note["upto"] = max(episode.last, self._past.upto(episode.number))
             note["last"] = episode.last
@@ -329,9 +330,9 @@ class Workflows:
         report.unjudged += verdict is None
 
     def _counts(self, page: Page, episode: Episode, verdict: bool) -> bool:
-        """Whether what came of an episode counts for a workflow, or against it: it was shown, and its first step was carried
-        out. A loss counts only if one of its steps failed, or nothing else was done: in a larger task something else may be to
-        blame."""
+        """Return whether the outcome of an episode counts for or against a workflow: the workflow was shown, and its first step
+        was carried out. A loss counts only if one of the workflow's steps failed, or nothing else was done: in a larger task
+        something else may be to blame."""
         if (self.notes.collection.number, page.id) not in episode.cited:
             return False
         steps = Workflow.parse(self.notes.collection.text(page.id)).steps
@@ -345,7 +346,7 @@ class Workflows:
         return verdict or failed or alone
 
     def _tally(self, without: Key | None = None) -> Mapping[int, tuple[int, int]]:
-        """Wins and losses of each page; one episode may be left out."""
+        """Return wins and losses of each page; one episode may be left out."""
         outcomes = {key: outcome for key, outcome in self._past.outcomes().items() if key != without}
         counts = {
             how: Counter(page for result, pages in outcomes.values() if result == how for page in pages)
@@ -355,8 +356,8 @@ class Workflows:
 
     def _name_for(self, workflow: Workflow) -> str:
         used_names = {note.name for note in self.notes.list(FOLDER)}
-        words = _words_of(workflow.goal)
-        name = first = slug([word for word in words.split() if told(word)][:6], FOLDER)
+        words = _goal_words(workflow.goal)
+        name = first = slug([word for word in words.split() if content_words(word)][:6], FOLDER)
         at = 1
         while name in used_names:
             at += 1
@@ -365,8 +366,8 @@ class Workflows:
 
 
 def by_rule(episode: Episode) -> Workflow | None:
-    """The workflow of an episode without a model: its calls without those that failed, only looked around, or were made again
-    later. Values of the goal that the calls use, and all secrets, are variables. None if nothing is left."""
+    """Make a workflow of an episode without a model: its calls without those that failed, only looked around, or were repeated
+    later. Values of the goal that the calls use, and all secrets, become variables. Return None if no call remains."""
     effective = [call for call in episode.calls if not call.failed and not _looks(call)]
     last = {(call.tool, call.arguments): at for at, call in enumerate(effective)}
     steps = [call for at, call in enumerate(effective) if last[call.tool, call.arguments] == at]
@@ -375,8 +376,8 @@ def by_rule(episode: Episode) -> Workflow | None:
 
 
 def values_in(goal: str) -> Sequence[str]:
-    """What in a goal is particular to it: what stands in quotation marks; words with digits, dots, slashes or the like within
-    them; names with a capital that do not begin a sentence."""
+    """Return the values of a goal that are particular to it: quoted strings; words with digits, dots, slashes or the like; names
+    with a capital that do not begin a sentence."""
     values = [next(filter(None, match.groups())) for match in _QUOTED.finditer(goal)]
     previous = "."
     for match in _TOKEN.finditer(goal):
@@ -388,7 +389,7 @@ def values_in(goal: str) -> Sequence[str]:
 
 
 def _looks(call: Call) -> bool:
-    """Whether a call only looked around."""
+    """Return whether a call only looked around."""
     if _READING.match(call.tool):
         return True
     words = [value for value in _values(call.arguments) if isinstance(value, str)]
@@ -396,7 +397,7 @@ def _looks(call: Call) -> bool:
 
 
 def _values(arguments: str) -> list[Any]:
-    """The values of a call's arguments."""
+    """Return the values of a call's arguments."""
     try:
         decoded = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -405,7 +406,7 @@ def _values(arguments: str) -> list[Any]:
 
 
 def _plain(arguments: str) -> str:
-    """Arguments in one spelling of their JSON."""
+    """Return arguments in one normal form of their JSON."""
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False, sort_keys=True)
     except (ValueError, RecursionError):
@@ -413,7 +414,7 @@ def _plain(arguments: str) -> str:
 
 
 def _fits(form: str, arguments: str) -> bool:
-    """Whether arguments are those of a step, whatever its variables stand for; in one pass, however many these are."""
+    """Return whether arguments are those of a step, whatever its variables stand for; in one pass, however many these are."""
     first, *rest = _VARIABLE.split(_plain(form))[::2]
     if not rest:
         return arguments == first
@@ -430,7 +431,8 @@ def _fits(form: str, arguments: str) -> bool:
 
 
 def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Workflow | None:
-    """A workflow with variables in place of values and secrets; None if a secret cannot be cut out, or no note could say it."""
+    """Return a workflow with variables in place of values and secrets; None if a secret cannot be cut out, or no note could say
+    it."""
     plain = [_plain(call.arguments) for call in calls]
     whole = "\n".join((goal, *plain))
     try:
@@ -463,24 +465,24 @@ def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Work
 
 
 def _secrets(text: str) -> Sequence[secrets.Secret]:
-    """By the scanner where it is installed, else by the rules alone."""
+    """Find secrets by the scanner where it is installed, otherwise by the rules alone."""
     return secrets.find(text) if secrets.is_installed() else secrets.by_rule(text)
 
 
 def _whole(value: str) -> re.Pattern[str]:
-    """A value that is no part of a longer word, and no variable of a program."""
+    """Return a value that is no part of a longer word, and no variable of a program."""
     return re.compile(rf"(?<![\w.${{]){re.escape(value)}(?![\w>]|\.\w)")
 
 
-def _words_of(goal: str) -> str:
-    """What a goal says beside its values: what tasks of its kind have in common."""
+def _goal_words(goal: str) -> str:
+    """Return the words of a goal without its values: what tasks of its kind have in common."""
     bare = _VARIABLE.sub(" ", goal)
     for value in values_in(bare):
         bare = bare.replace(value, " ")
     return " ".join(bare.split())
 
 
-def _head_of(record: Record) -> str:
+def _heading(record: Record) -> str:
     score = f", won {record.won} of {record.won + record.lost}" if record.won + record.lost else ""
     return f"{record.note.name}, trust {Trust(record.note.trust).name.lower()}{score}"
 
@@ -491,4 +493,4 @@ def _question(system: str, purpose: str, episode: Episode, fields: Mapping[str, 
         parts += [(f"step {at}, {call.tool}", call.arguments), (f"its result {at}", call.result)]
     parts.append(("the answer", episode.answer))
     about = f"{purpose} of {episode.session} p{episode.first}-p{episode.last}"
-    return Ask(prompt=quoted(parts), system=system, schema=object_schema(fields), purpose=about)
+    return Ask(prompt=quote_parts(parts), system=system, schema=object_schema(fields), purpose=about)

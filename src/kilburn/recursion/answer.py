@@ -90,7 +90,7 @@ class AnswerVariable:
         self.ready, self.content = False, None
 
     def held(self) -> Any:
-        """What it holds as the content, ready or not; None for nothing."""
+        """Return the content, ready or not; None if there is none."""
         try:
             value = self._sandbox.get("answer")
         except KilburnError:
@@ -98,7 +98,8 @@ class AnswerVariable:
         return value.get("content") if isinstance(value, dict) else None
 
     def look(self) -> str:
-        """Look at it after a cell; what is wrong with it, in words for the model, or "". What cannot be right is made right."""
+        """Check the variable after a cell. Return what is wrong with it, in words for the model, or "". A wrong value is
+        reset."""
         try:
             value = self._sandbox.get("answer")
         except NoValue as error:

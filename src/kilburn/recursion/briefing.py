@@ -68,30 +68,30 @@ REPL = text_spec(
 
 
 def instructions(depth: int, functions: Iterable[Tool], *, past: bool = False) -> str:
-    """The system prompt of a root.
+    """Return the system prompt of a root.
 
     Args:
         depth: how deep runs may stand in runs from here.
         functions: of the caller. past: whether it may read the past.
     """
-    ours = "".join(f"  - {_described(tool)}\n" for tool in functions)
+    ours = "".join(f"  - {_describe(tool)}\n" for tool in functions)
     return SYSTEM.format(calls=CALLS * (depth > 0) + RUNS * (depth > 1) + OURS * bool(ours) + ours + PAST * past)
 
 
-def fenced(text: str) -> str:
-    """The code in the fenced blocks of a reply in prose; "" if there are none."""
+def fenced_code(text: str) -> str:
+    """Return the code in the fenced blocks of a reply in prose; "" if there are none."""
     return "\n".join(FENCE.findall(text))
 
 
-def _described(tool: Tool) -> str:
-    """What the model is told of a function: how it is called, and what it does."""
+def _describe(tool: Tool) -> str:
+    """Describe a function for the model: its signature and what it does."""
     signature = str(inspect.signature(tool.function)).replace("'", "")
     about = " ".join((tool.function.__doc__ or "").split())
     return encodable(f"{tool.name}{signature}" + (f": {about}" if about else ""))[:MAX_DESCRIPTION_CHARS]
 
 
-def shown(cell: Cell) -> Iterator[str]:
-    """What the model sees of a cell's output."""
+def cell_lines(cell: Cell) -> Iterator[str]:
+    """Yield the lines that the model sees of a cell's output."""
     if cell.output:
         yield cell.output.rstrip("\n")
     if cell.cut:

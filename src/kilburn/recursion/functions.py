@@ -70,7 +70,7 @@ class Functions:
         return call
 
     def _called(self, tool: Tool, arguments: str) -> Any:
-        """Call one, or take what it returned from the record.
+        """Call a function, or take its result from the record.
 
         Raises:
             ToolError: it raised, the arguments do not fit, the agent may not, or a limit is reached.
@@ -90,7 +90,7 @@ class Functions:
         return answer.value
 
     def _carried_out(self, tool: Tool, arguments: str) -> str:
-        """What one returned, or why it did not, as JSON."""
+        """Call a function and return its result, or the error, as JSON."""
         try:
             values = self._permitted(tool, Part(kind=Kind.CALL, text=arguments, name=tool.name))
             self._sub_calls.pay(Tokens())
@@ -105,17 +105,17 @@ class Functions:
 
 
 def _with_callers(agent: Agent) -> tuple[Agent, ...]:
-    """An agent, and those that it works for."""
+    """Return an agent, and those that it works for."""
     return (agent, *(_with_callers(agent.caller) if agent.caller is not None else ()))
 
 
 def is_called_by(agent: Agent) -> bool:
-    """Whether this thread is in a function that the code of this agent called, or of a run below it."""
+    """Return whether this thread is in a function that the code of this agent called, or of a run below it."""
     return agent in getattr(INSIDE, "agents", ())
 
 
-def tools_of(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
-    """The functions that code may call, as tools of these names.
+def as_tools(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Return the functions that code may call, as tools of these names.
 
     Raises:
         SpecError: one that cannot be called so.

@@ -42,7 +42,7 @@ class Past:
         self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own_run, sub_calls, readable
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The sessions, oldest first: name, pages, tokens."""
+        """Return the sessions, oldest first: name, pages, tokens."""
         if isinstance(self._past, Session):
             figures = [(self._past.name, self._past.figures)]
         else:
@@ -52,7 +52,7 @@ class Past:
         return self._told("memory.sessions()", rows, ())
 
     def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
-        """Passages that match a query, best first, of so many tokens together at most: session, address, text, origin."""
+        """Return passages that match a query, best first, of at most so many tokens together: session, address, text, origin."""
         past = self._past
         hits = past.search(query, tokens) if isinstance(past, Session) else past.search(query, tokens, where="sessions")
         hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
@@ -61,7 +61,7 @@ class Past:
         return self._told(f"memory.search({query!r}, {tokens})", rows, self._keys(cites))
 
     def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
-        """The pages of a session from one number to another, without those that were forgotten.
+        """Return the pages of a session from one number to another, without forgotten ones.
 
         Args:
             session: its name; "" if there is one only.
@@ -89,12 +89,12 @@ class Past:
         ]
 
     def _keys(self, pages: Iterable[tuple[Session, int]]) -> tuple[Key, ...]:
-        """The pages that were read, each once, where they can be cited."""
+        """Return the pages that were read, each once, where they can be cited."""
         keys: dict[Key, None] = {}
         is_citable: dict[str, bool] = {}
         for session, page in pages:
             if session.name not in is_citable:
-                is_citable[session.name] = is_of(self._reader, session)
+                is_citable[session.name] = shares_store(self._reader, session)
             key = (session.owner(page), page)
             if is_citable[session.name]:
                 keys[key] = None
@@ -126,7 +126,7 @@ def _originals(session: Session) -> list[Page]:
     return [page for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
 
 
-def is_of(session: Session, second: Session) -> bool:
-    """Whether another session is of the store of this one, so that its pages can be cited here."""
+def shares_store(session: Session, second: Session) -> bool:
+    """Return whether another session is of the store of this one, so that its pages can be cited here."""
     info = session.backend.segment(second.name, time=0.0, create=False)
     return info is not None and (info.number, info.created) == (second.number, second.info.created)

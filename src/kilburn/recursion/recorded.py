@@ -58,7 +58,7 @@ class RefusedCalls(msgspec.Struct, kw_only=True):
     @property
     def missing(self) -> Missing:
         """What the result of the run says of them."""
-        return Missing(prompt=self.prompt, why=limited(self.limit), count=self.count)
+        return Missing(prompt=self.prompt, why=limit_reason(self.limit), count=self.count)
 
 
 class SubCallResult(NamedTuple):
@@ -85,22 +85,22 @@ class Entry(NamedTuple):
 
 
 def note(session: Session, why: str, pages: Iterable[int] = (), /, **data: Unpack[Data]) -> None:
-    """Write something of a run into the ledger of its session, with the next commit."""
+    """Record a note about a run in the ledger of its session; it is written with the next commit."""
     session.record(Act.NOTE, [*pages], policy="user", why=why, **data)
 
 
-def said_in(event: Event) -> Data:
-    """What a note says; nothing, if the event is none."""
+def note_data(event: Event) -> Data:
+    """Return the data of a note; empty if the event is none."""
     return event.data if event.act is Act.NOTE else {}
 
 
-def limited(limit: str) -> str:
-    """Why a call was not made, where a limit of this name is reached."""
+def limit_reason(limit: str) -> str:
+    """Return the reason of a call that was not made because a limit is reached."""
     return f"the limit of {limit} is reached"
 
 
-def short(prompt: str) -> str:
-    """How a prompt begins, in one line."""
+def prompt_head(prompt: str) -> str:
+    """Return the beginning of a prompt, in one line."""
     return " ".join(prompt.split())[:MAX_PROMPT_CHARS]
 
 
@@ -158,11 +158,12 @@ class RunRecord:
         self._left = [refusal.count for refusal in self._refused]
 
     def _read_ledger(self) -> tuple[Data, float, float]:
-        """What was asked last and what came of it; when the last part of the run began, and the seconds of those before it."""
+        """Read what was asked last and its outcome from the ledger. Return the question, when the last part of the run began, and
+        the seconds of the earlier parts."""
         question: Data = {}
         began = earlier_seconds = 0.0
         for event in self.session.events():
-            data = said_in(event)
+            data = note_data(event)
             if "asked" in data:
                 question, began, earlier_seconds = data, event.time, 0.0
                 self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, {}
@@ -186,7 +187,7 @@ class RunRecord:
         return question, began, earlier_seconds
 
     def _count(self, event: Event) -> None:
-        data = said_in(event)
+        data = note_data(event)
         if "spent" in data:
             self._add(RunResult(calls=data["spent"], tokens=data["tokens"], money=data["money"]), event.time)
             self.resident = max(self.resident, data.get("resident", 0))
@@ -198,7 +199,7 @@ class RunRecord:
         self.last = max(self.last, last)
 
     def _has_more(self, new_limits: Mapping[str, Any]) -> bool:
-        """Whether the run ended at a limit, has no answer, and the limit is higher now."""
+        """Return whether the run ended at a limit, has no answer, and the limit is higher now."""
         limit = self.ended.get("limit")
         if not limit or limit not in new_limits or self.ended["answered"] not in ("unready", "nothing"):
             return False
@@ -206,7 +207,7 @@ class RunRecord:
         return old_limit is not None and (new_limit is None or new_limit > old_limit)
 
     def _read_pages(self) -> None:
-        """The root's replies, and the outputs of its cells."""
+        """Read the root's replies and the outputs of its cells."""
         replies: dict[int, list[Page]] = {}
         self.outputs: dict[int, int] = {}
         previous: Page | None = None
@@ -227,11 +228,11 @@ class RunRecord:
         self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
 
     def is_open(self, code: int) -> bool:
-        """Whether the run was cut off in the cell of this page: it has no output."""
+        """Return whether the run was cut off in the cell of this page: it has no output."""
         return code in self._latest and code not in self.outputs
 
     def _read_branches(self) -> None:
-        """The sub-calls, and the runs below this one."""
+        """Read the sub-calls, and the runs below this one."""
         entries: list[Entry] = []
         self._runs: dict[tuple[str, str], deque[RunRecord]] = {}
         self._below: list[RunRecord] = []
@@ -239,7 +240,7 @@ class RunRecord:
             branch = self.session.branches.open(name)
             if calls:
                 entries += self._entries_of(branch)
-            elif any("asked" in said_in(event) for event in branch.events()):
+            elif any("asked" in note_data(event) for event in branch.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
@@ -280,12 +281,12 @@ class RunRecord:
         return [page for page, _ in pages]
 
     def has(self, prompt: str, run: tuple[str, str] | None = None) -> bool:
-        """Whether there is something that this prompt got, or this run, which nobody took yet."""
+        """Return whether the record has an unused result of this prompt, or of this run."""
         with self._lock:
             return bool(self._answers.get(digest_of(prompt)) if run is None else self._runs.get(run))
 
     def refusal(self, code: int) -> str:
-        """The name of the limit that refused a further call in the cell of that page; "" if none did."""
+        """Return the name of the limit that refused a further call in the cell of that page; "" if none did."""
         with self._lock:
             for at, refusal in enumerate(self._refused):
                 if self._left[at] and (refusal.code == code or not self.goes_on):
@@ -294,7 +295,7 @@ class RunRecord:
         return ""
 
     def answer(self, prompt: str) -> SubCallResult | None:
-        """What this prompt got; None if it is not there, and the run goes on."""
+        """Return the result of this prompt in the record; None if it is not there and the run goes on."""
         with self._lock:
             entries = self._answers.get(digest_of(prompt))
             entry = entries.popleft() if entries else None
@@ -304,7 +305,7 @@ class RunRecord:
         return SubCallResult(entry.branch.text(entry.reply.id), "", page) if entry.reply else SubCallResult(None, entry.why, page)
 
     def run(self, question: str, digest: str) -> RunRecord | None:
-        """The run within this one that was asked so; None if it is not there, and the run goes on.
+        """Return the recorded run below this one that asked this question; None if there is none and the run goes on.
 
         Raises:
             ToolError: there is none.
@@ -322,7 +323,7 @@ class RunRecord:
         for _, branch, prompt, reply, why in self._entries:
             found.pop(prompt.digest, None)
             if reply is None:
-                found[prompt.digest] = Missing(prompt=short(branch.text(prompt.id)), why=why)
+                found[prompt.digest] = Missing(prompt=prompt_head(branch.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
         return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
 
@@ -345,15 +346,15 @@ class Rerun:
         self._said = {"differing": False, "more": False}
 
     def output(self, code: int) -> int | None:
-        """The page of a cell's output, if it stands in the record."""
+        """Return the page of a cell's output, if it stands in the record."""
         return self.record.outputs.get(code) if self.record is not None else None
 
     def is_open(self, code: int) -> bool:
-        """Whether the run was cut off in the cell of this page."""
+        """Return whether the run was cut off in the cell of this page."""
         return self.record is not None and self.record.is_open(code)
 
     def news(self) -> Iterable[str]:
-        """What the model is told, once, before its first reply that is not in the record."""
+        """Yield notices for the model, each once, before its first reply that is not in the record."""
         if self.differing and not self._said["differing"]:
             self._said["differing"] = True
             addresses = ", ".join(self.differing)

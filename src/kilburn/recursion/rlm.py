@@ -26,8 +26,19 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Permit, Rights, decide
-from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of, said_by
-from kilburn.agents.tool import Tool, texts_of
+from kilburn.agents.loop import (
+    UNLIMITED,
+    Account,
+    Agent,
+    Called,
+    Limits,
+    Returned,
+    RunEvent,
+    result_message,
+    run_to_end,
+    text_message,
+)
+from kilburn.agents.tool import Tool, decode_texts
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind
 from kilburn.errors import AccessDenied, KilburnError, SpecError, StoreStale, ToolError
@@ -41,9 +52,9 @@ from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
 from kilburn.recursion.answer import EMPTY, AnswerOutcome, AnswerVariable, RecursiveResult, SubCalled
-from kilburn.recursion.briefing import MEMORY, REPL, fenced, instructions, shown
-from kilburn.recursion.functions import Functions, is_called_by, tools_of
-from kilburn.recursion.inquiry import Inquiry, Watch, taken_up
+from kilburn.recursion.briefing import MEMORY, REPL, cell_lines, fenced_code, instructions
+from kilburn.recursion.functions import Functions, as_tools, is_called_by
+from kilburn.recursion.inquiry import Inquiry, Watch, taken_over_error
 from kilburn.recursion.past import Past
 from kilburn.recursion.recorded import Key, RunRecord, note
 from kilburn.recursion.sandbox import Bounds, CellOutcome, open_sandbox
@@ -134,7 +145,7 @@ class RecursiveModel(Agent):
         if depth < 0 or parallel < 1:
             raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
         self.sub, self.depth, self.parallel = sub or model, depth, parallel
-        self.functions = tools_of(functions or {})
+        self.functions = as_tools(functions or {})
         self.hooks = Hooks(
             on_subcall_start=on_subcall_start,
             on_subcall_complete=on_subcall_complete,
@@ -207,7 +218,7 @@ class RecursiveModel(Agent):
         if self.recorded is not None:
             _check_same(self.recorded, text, past)
             if self.recorded.goes_on and self.recorded.ended:
-                return _ended(self.recorded)
+                return _recorded_result(self.recorded)
             if missing := sorted({*self.recorded.functions} - self.functions.keys()):
                 reason = f"the code of the recorded run could call {', '.join(missing)}"
                 raise SpecError(reason, advice="give the same functions; what they returned then is not asked again")
@@ -235,7 +246,7 @@ class RecursiveModel(Agent):
         return self._end(outcome, content, limit)
 
     def _tell(self, messages: Sequence[Any], text: Variable | None, past: bool) -> None:
-        """Write what is asked, and what the model is told of the text."""
+        """Append the question, and the description of the text for the model."""
         system = self._system(self.depth, past)
         systems = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
         if text is not None:
@@ -257,7 +268,7 @@ class RecursiveModel(Agent):
         return instructions(depth, self.functions.values(), past=past)
 
     def _end(self, outcome: AnswerOutcome, content: Any, limit: str) -> RecursiveResult:
-        """Write the answer and how the run ended, together."""
+        """Append the answer, and record how the run ended."""
         run, session = self.inquiry, self.session
         missing = (*run.sub_calls.missing, *run.missing)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
@@ -270,7 +281,7 @@ class RecursiveModel(Agent):
         steps, calls, name = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
         note(session, name, answered=name, limit=limit, page=page, json=not isinstance(content, str), steps=steps, calls=calls)
         if is_new:
-            session.append(said_by(Role.ASSISTANT, text, sources=run.last))
+            session.append(text_message(Role.ASSISTANT, text, sources=run.last))
         run.write()
         run.whole.reached()
         spent = run.whole.outcome
@@ -294,7 +305,7 @@ class RecursiveModel(Agent):
     # The steps of the root
 
     def _work_out(self) -> Ended:
-        """Step by step, until the answer is ready, a limit is reached, or the model says it in prose."""
+        """Run steps until the answer is ready, a limit is reached, or the model answers in prose."""
         run, replies = self.inquiry, 0
         prose: str | None = None
         while not run.answer.ready:
@@ -334,7 +345,7 @@ class RecursiveModel(Agent):
         return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
 
     def _step(self) -> str | None:
-        """The next reply, of the record or of the model, and its calls. What it says, if it calls nothing."""
+        """Take the next reply, from the record or from the model, and run its calls. Return its text if it calls nothing."""
         run = self.inquiry
         reply, began = run.again(), None
         if reply is None:
@@ -344,7 +355,7 @@ class RecursiveModel(Agent):
             self._iterations += 1
             began = self.clock()
             self.hooks.tell("on_iteration_start", self.level, self._iterations)
-            reply = finished(self._reply(), run.show)
+            reply = run_to_end(self._reply(), run.show)
             run.page = self.session.window.last
         for event in self._work(reply.calls, None):
             run.show(event)
@@ -366,7 +377,7 @@ class RecursiveModel(Agent):
         keep(self.session, reply, passages.pages if passages is not None else ())
 
     def _can_go_without(self) -> bool:
-        """Whether tools were offered: without them, code is written in fenced blocks."""
+        """Return whether tools were offered: without them, code is written in fenced blocks."""
         return bool(self.specs)
 
     def _go_without(self) -> None:
@@ -375,13 +386,13 @@ class RecursiveModel(Agent):
     # Cells
 
     def _fenced(self, text: str) -> bool:
-        """Run the fenced blocks of a reply in prose; whether there were any."""
-        code, run = fenced(text), self.inquiry
+        """Run the fenced blocks of a reply in prose; return whether there were any."""
+        code, run = fenced_code(text), self.inquiry
         if not code:
             return False
         run.show(Called("", REPL.name, code))
         output, failed, cites = self._cell(code, run.page)
-        message = said_by(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
+        message = text_message(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
         page = run.admit(message, run.page)
         run.last = (page,)
         run.show(Returned("", self.session.text(page), failed))
@@ -408,17 +419,17 @@ class RecursiveModel(Agent):
         cites: tuple[Key, ...] = ()
         page, failed = self.session.window.calls[part.call or ""], True
         try:
-            code = texts_of(REPL, part.text)["code"]
+            code = decode_texts(REPL, part.text)["code"]
             self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
             text, failed, cites = self._cell(code, page)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             text = f'error: {error}; call repl with {{"code": "..."}}'
         except AccessDenied as error:
             text = f"error: {error}"
-        return result_of(part, text, failed, sources=(page, *self.inquiry.last), cites=cites), failed
+        return result_message(part, text, failed, sources=(page, *self.inquiry.last), cites=cites), failed
 
     def _cell(self, code: str, page: int) -> tuple[str, bool, tuple[Key, ...]]:
-        """Run a cell; what the model sees of it, whether it failed, and the pages that its output is from.
+        """Run a cell. Return the text that the model sees, whether the cell failed, and the pages that its output is from.
 
         Args:
             page: of the model's code.
@@ -437,7 +448,7 @@ class RecursiveModel(Agent):
             if run.rerun.output(page) is None:
                 sub_calls.note_refused(self.session, page)
         answered, failed = sub_calls.done - counts[0], sub_calls.failed - counts[1]
-        lines, wrong = [*shown(cell)], run.answer.look()
+        lines, wrong = [*cell_lines(cell)], run.answer.look()
         if sandbox.started > started:
             lines.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
         if answered or failed:
@@ -464,7 +475,7 @@ class RecursiveModel(Agent):
         )
 
     def _calls(self, run: Inquiry, past: Session | Store | None) -> dict[str, Callable[..., Any]]:
-        """By name, as the sandbox takes them."""
+        """Return the functions that the code can call, by name."""
         functions = run.sub_calls.functions if self.depth else {}
         if self.depth > 1:
             functions |= {"rlm_query": self._query, "rlm_query_batched": self._query_batched}
@@ -475,7 +486,7 @@ class RecursiveModel(Agent):
         return functions | Functions(self.functions, self, self._permitted, run.sub_calls).named
 
     def _is_readable(self, session: str) -> bool:
-        """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
+        """Return whether code may read another session of the past: where the agent has rights of its own, they must name it."""
         action = Action(tool=REPL.name, deed=Deed.READ, reads=((SegmentKind.SESSION, session),))
         return self.bounds == Rights() or decide(self.bounds, action).permit is Permit.ALLOW
 
@@ -492,7 +503,7 @@ class RecursiveModel(Agent):
         return [None if isinstance(result, str) else result.content for result in results]
 
     def _below(self, question: str, text: str) -> RecursiveResult | str:
-        """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
+        """Answer a question about a piece of the text by a run of its own; return the reason if there is no answer."""
         run, prompt = self.inquiry, f"{question} {text[:100]}"
         sub_calls = run.sub_calls
         digest = variable(text, self.session.counter.count).digest
@@ -505,7 +516,7 @@ class RecursiveModel(Agent):
             sub_calls.miss(prompt, "it failed")
             return "it failed"
         below = self._run_below(run, recorded)
-        message = said_by(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
+        message = text_message(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
         watch = None if run.watch is None else partial(run.show_below, below.session.name)
 
         def work() -> tuple[RecursiveResult, str]:
@@ -526,7 +537,7 @@ class RecursiveModel(Agent):
         return result
 
     def _run_below(self, run: Inquiry, recorded: RunRecord | None) -> RecursiveModel:
-        """A run below this one: the recorded one that goes on, or one of its own in a branch."""
+        """Make the run below this one: the recorded one that goes on, or a new one in a branch."""
         model = self.model
         if recorded is not None and recorded.goes_on:
             branch = recorded.session
@@ -561,7 +572,7 @@ class RecursiveModel(Agent):
 def replay(
     recorded: Session, session: Session, source: Source | None = None, *, past: Session | Store | None = None, **options: Any
 ) -> RecursiveResult:
-    """Run a recorded run again without a model: the replies are taken from its pages, and the same answer comes out.
+    """Replay a recorded run without a model: the replies come from its pages, and the answer is the same.
 
     Args:
         recorded: the session of the run; its last question counts.
@@ -592,7 +603,7 @@ def resume(
     question: str = "",
     **options: Any,
 ) -> RecursiveResult:
-    """Go on with a run that was cut off, such as by a crash.
+    """Resume a run that was interrupted, such as by a crash.
 
     The cells that stand in the session are run again in a new sandbox. What they asked is answered from its pages, and not
     asked again. Where the pages end, also within a cell, the models go on. What was spent stays spent: limits hold for both
@@ -627,11 +638,11 @@ def resume(
 
 @contextmanager
 def _alone(session: Session) -> Iterator[None]:
-    """Whatever of a run's sessions another program wrote to: it goes on with the run."""
+    """Report a write of another program to a session of this run as a run that was taken over."""
     try:
         yield
     except StoreStale as error:
-        raise taken_up(session) from error
+        raise taken_over_error(session) from error
 
 
 def _check_same(run: RunRecord, text: Variable | None, past: Session | Store | None) -> None:
@@ -646,8 +657,8 @@ def _check_same(run: RunRecord, text: Variable | None, past: Session | Store | N
         raise SpecError("the recorded run read the past", advice="give it again")
 
 
-def _ended(run: RunRecord) -> RecursiveResult:
-    """What came of a run that has ended, from its pages."""
+def _recorded_result(run: RunRecord) -> RecursiveResult:
+    """Return the result of a run that has ended, from its pages."""
     ending, content = run.ended, None
     if ending["page"]:
         text = run.session.text(ending["page"])

@@ -157,7 +157,7 @@ class Callbacks:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type of each argument as it is bound; anything, where the function does not say."""
+    """Return the type of each argument as it is bound; anything, where the function does not say."""
     hints = typing.get_type_hints(function)
     hints_of_arguments = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -177,7 +177,7 @@ def _check_names(values: Mapping[str, Any]) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file to read.
+    """Return a file to read.
 
     Raises:
         SpecError: it cannot be read, or is a folder, a pipe or a device.
@@ -194,12 +194,12 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def plain(text: str) -> str:
-    """Text that UTF-8 can carry: lone surrogates are written out."""
+    """Replace lone surrogates, which UTF-8 cannot carry, by escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def json_of(value: Any) -> str:
-    """A value as JSON.
+def to_json(value: Any) -> str:
+    """Encode a value as JSON.
 
     Raises:
         TypeError, ValueError: JSON cannot carry it.
@@ -212,8 +212,8 @@ def json_of(value: Any) -> str:
     return text
 
 
-def value_of(text: str) -> Any:
-    """The value of JSON that came from inside.
+def from_json(text: str) -> Any:
+    """Decode JSON that came from inside.
 
     Raises:
         ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
@@ -270,7 +270,7 @@ class Sandbox(ABC):
         _check_names({**self.variables, **self.files})
         try:
             # What other libraries make of numbers and text comes out as Python's own.
-            self.variables = json.loads(json_of(self.variables))
+            self.variables = json.loads(to_json(self.variables))
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
         self._closed = False
@@ -299,7 +299,7 @@ class Sandbox(ABC):
             return msgspec.structs.replace(self._run(code, max_seconds), seconds=time.monotonic() - began)
 
     def get(self, name: str) -> Any:
-        """The JSON value of a variable inside.
+        """Return the JSON value of a variable inside.
 
         Raises:
             NoValue: there is no such variable, or JSON cannot carry what it holds.
@@ -309,7 +309,7 @@ class Sandbox(ABC):
             raise SpecError(f"name: a {type(name).__name__}", advice="give the name of a variable")
         with self._alone():
             try:
-                return value_of(self._get(name))
+                return from_json(self._get(name))
             except ValueError as error:
                 raise NoValue(f"{name[:100]}: {error}") from error
 
@@ -356,12 +356,12 @@ class Sandbox(ABC):
                 raise SpecError(f"the variables cannot be set up: {cell.error[-200:]}", advice="give the sandbox more memory")
 
     def _answer(self, name: str, arguments: str) -> bytes:
-        """Call a function of ours with arguments that came as JSON; JSON of what it gave, or of what it raised.
+        """Call a function of ours with arguments that came as JSON; return JSON of its result, or of its exception.
 
         It is `{"result": value}` or `{"raised": [type, message]}`.
         """
         try:
-            args, kwargs = msgspec.convert(value_of(arguments), tuple[list[Any], dict[str, Any]])
+            args, kwargs = msgspec.convert(from_json(arguments), tuple[list[Any], dict[str, Any]])
             answer = msgspec.json.encode({"result": self.calls(name, args, kwargs)})
             if len(answer) > (max_bytes := min(MAX_ANSWER_BYTES, self.bounds.memory)):
                 raise ValueError(f"{name} gives {len(answer):,} bytes, and code can take {max_bytes:,} at once: ask for less")
@@ -379,7 +379,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def _alive(self) -> bool:
-        """Whether the inside still has its variables."""
+        """Return whether the inside still has its variables."""
 
     @abstractmethod
     def _run(self, code: str, total: float) -> Cell:
@@ -387,7 +387,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def _get(self, name: str) -> str:
-        """A variable as JSON; `ValueError` says why there is none."""
+        """Return a variable as JSON; `ValueError` says why there is none."""
 
     @abstractmethod
     def _end(self) -> None:

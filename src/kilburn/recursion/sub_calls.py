@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kilburn.agents.loop import Account, RunResult, believed, said_by
+from kilburn.agents.loop import Account, RunResult, plausible_usage, text_message
 from kilburn.budget import Budget
 from kilburn.errors import ModelError, RateLimited, ToolError, Unavailable
 from kilburn.event import encodable
@@ -35,9 +35,9 @@ from kilburn.recursion.recorded import (
     RefusedCalls,
     RunRecord,
     SubCallResult,
-    limited,
+    limit_reason,
     note,
-    short,
+    prompt_head,
 )
 from kilburn.tracing import carried
 
@@ -72,7 +72,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     on_iteration_complete: Callable[[int, int, float], Any] | None = None
 
     def tell(self, name: str, *values: Any) -> None:
-        """Call one of them, if it is there. What it raises is logged, and the run goes on."""
+        """Call a hook if there is one. Its exceptions are logged, and the run goes on."""
         hook = getattr(self, name)
         if hook is None:
             return
@@ -171,7 +171,7 @@ class SubCalls:
         return {"llm_query": self.one, "llm_query_batched": self.many}
 
     def one(self, prompt: str) -> str:
-        """The model's reply to a prompt.
+        """Return the model's reply to a prompt.
 
         Raises:
             ToolError: it gave none, or a limit is reached.
@@ -182,7 +182,7 @@ class SubCalls:
         return reply
 
     def many(self, prompts: list[str]) -> list[str | None]:
-        """The replies to several prompts, asked side by side; None where there was none."""
+        """Return the replies to several prompts, asked in parallel; None for each failed one."""
         with ThreadPoolExecutor(self.workers) as pool:
             asks = [carried(self._ask) for _ in prompts]
             return [reply for reply, _ in pool.map(lambda ask, prompt: ask(prompt), asks, prompts)]
@@ -194,12 +194,11 @@ class SubCalls:
             return (*self.failures.values(), *(refusal.missing for refusal in self.refusals.values()))
 
     def known(self, call: str) -> SubCallResult | None:
-        """What this got in the recorded run; None where it is to be asked now."""
+        """Return the result of this call in the recorded run; None if it is to be asked now."""
         return self.recorded.answer(call) if self.recorded is not None else None
 
     def note(self, call: str, text: str, cites: tuple[Key, ...], recorded: SubCallResult | None = None) -> None:
-        """Write down something that the code read elsewhere, such as pages of the past. What it asks from now on may be made of
-        it.
+        """Write down what the code read elsewhere, such as pages of the past. Later calls may be made of it.
 
         Args:
             cites: the pages that it is from, besides the cell that reads.
@@ -209,13 +208,13 @@ class SubCalls:
             self._read = self._keep(call, recorded or SubCallResult(encodable(text), ""), Role.USER, (*self.origin, *cites))
 
     def pay(self, usage: Tokens) -> None:
-        """Charge a call; it is written down with the next pages."""
+        """Charge a call; it is written with the next pages."""
         self.account.charge(usage)
         with self._lock:
             self._used.add(1, usage.total, self.account.limits.prices.cost(usage))
 
     def allow(self, prompt: str, run: tuple[str, str] | None = None) -> str:
-        """Why a call may not be made: a limit is reached now, or had been where the run is run again. "" if it may.
+        """Return why a call may not be made, because a limit is or was reached; "" if it may.
 
         Those that may not are counted, and not written down one by one.
 
@@ -230,13 +229,13 @@ class SubCalls:
         if not limit:
             return ""
         with self._lock:
-            refusal = self.refusals.setdefault((code, limit), RefusedCalls(code=code, limit=limit, prompt=short(prompt)))
+            refusal = self.refusals.setdefault((code, limit), RefusedCalls(code=code, limit=limit, prompt=prompt_head(prompt)))
             refusal.count += 1
             self._tally(answered=False)
-        return limited(limit)
+        return limit_reason(limit)
 
     def _limit(self) -> str:
-        """The name of a limit that sub-calls have reached, of this run or of one above it, or ""."""
+        """Return the name of a limit that sub-calls have reached, of this run or of one above it, or ""."""
         account: Account | None = self.account
         while account is not None:
             if limit := account.reached(below=True, share=SUB_CALL_SHARE):
@@ -252,13 +251,13 @@ class SubCalls:
                 self.watch(self.done, self.failed)
 
     def note_refused(self, session: Session, code: int) -> None:
-        """Write down how many calls of the cell of a page were refused."""
+        """Record how many calls of a cell were refused."""
         for (page, _), refusal in list(self.refusals.items()):
             if page == code:
                 note(session, "refused", [code], refused=refusal.count, limit=refusal.limit, prompt=refusal.prompt)
 
     def take_read(self) -> tuple[Key, ...]:
-        """The page of the last read, which all earlier ones are sources of; it is written first. None is no page."""
+        """Return the page of the last read, which cites all earlier ones; it is written first. Empty if there was no read."""
         with self._lock:
             if self._read is None:
                 return ()
@@ -267,12 +266,12 @@ class SubCalls:
             return (self._read.key,) if self._read.key is not None else ()
 
     def miss(self, prompt: str, why: str) -> None:
-        """Remember that something has no answer; a later answer to the same prompt heals it."""
+        """Record that a prompt has no answer; a later answer to the same prompt removes the record."""
         with self._lock:
-            self.failures.setdefault(prompt, Missing(prompt=short(prompt), why=why))
+            self.failures.setdefault(prompt, Missing(prompt=prompt_head(prompt), why=why))
 
     def flush(self) -> None:
-        """Write what waits. It is written in one transaction, or waits on."""
+        """Write waiting entries in one transaction; they keep waiting if that fails."""
         with self._lock:
             if not self._waiting:
                 return
@@ -313,7 +312,7 @@ class SubCalls:
             self.written += replies
 
     def take_written(self) -> tuple[Key, ...]:
-        """The replies that were written since the last time; what waits is written first."""
+        """Return the pages written since the last time; waiting entries are written first."""
         with self._lock:
             self.flush()
             keys, self.written = tuple(self.written), []
@@ -362,7 +361,7 @@ class SubCalls:
         failed = 0
         while True:
             if failed and (limit := self._limit()):
-                return None, limited(limit)
+                return None, limit_reason(limit)
             try:
                 return self._complete(self.model, prompt), ""
             except (Unavailable, RateLimited) as error:
@@ -384,7 +383,7 @@ class SubCalls:
         reply = complete(model, request)
         count = self._count
         counted = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))
-        self.pay(believed(reply.usage, counted, self.reply))
+        self.pay(plausible_usage(reply.usage, counted, self.reply))
         text = encodable(reply.text)
         if not text.strip():
             raise Unavailable("the reply is empty")
@@ -396,5 +395,5 @@ class SubCalls:
 
 
 def _message(role: Role, text: str, *, cites: tuple[Key, ...] = (), sources: tuple[int, ...] = ()) -> Message:
-    """A message that code made of the variable: it is trusted no more than that."""
-    return said_by(role, text, cites=cites, sources=sources, trust=Trust.TOOL)
+    """Return a message that code made of the variable: it is trusted no more than that."""
+    return text_message(role, text, cites=cites, sources=sources, trust=Trust.TOOL)

@@ -48,7 +48,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     head: str
 
     def told(self) -> str:
-        """The description of the text for the model: its type and size, and the names of its parts."""
+        """Return the description of the text for the model: its type and size, and the names of its parts."""
         size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
         if not self.index:
             return f"`context` is a str: {size}."
@@ -66,7 +66,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variable(source: Source, count: Callable[[str], int]) -> Variable:
-    """A source as a variable.
+    """Return a source as a variable.
 
     Bytes that are not UTF-8 become U+FFFD. Of a folder, all files below it are taken but hidden ones.
 
@@ -82,7 +82,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
     elif isinstance(source, Path) and not source.is_dir():
         text = _read(source)
     else:
-        parts = source.items() if isinstance(source, Mapping) else texts_of([source] if isinstance(source, Path) else source)
+        parts = source.items() if isinstance(source, Mapping) else read_files([source] if isinstance(source, Path) else source)
         pieces, at = list[str](), 0
         for name, piece in parts:
             index.append((name, at, at + len(piece)))
@@ -107,8 +107,8 @@ def _read(path: Path) -> str:
         raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from None
 
 
-def texts_of(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """The names and texts of files, those of folders in the order of their names.
+def read_files(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of files, those of folders in the order of their names.
 
     Raises:
         SpecError: one cannot be read.

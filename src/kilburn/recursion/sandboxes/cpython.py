@@ -146,7 +146,7 @@ class Cpython(Sandbox):
         self.lacks = tuple(ready.lacks)
 
     def _spawn(self) -> None:
-        """Start the process, and tell it what the sandbox was opened with."""
+        """Start the process, and send it what the sandbox was opened with."""
         if not sys.executable:
             raise SandboxRefused("there is no Python to start", advice="set sys.executable to one of this version")
         with ExitStack() as opened:
@@ -237,7 +237,7 @@ class Cpython(Sandbox):
             raise
 
     def _quiet(self) -> None:
-        """Make sure that nothing has come that nobody asked for: code waits for one answer before its next call.
+        """Check that nothing arrived unasked: the code waits for one answer before its next call.
 
         Raises:
             Stopped: something has, or the process ended.
@@ -252,14 +252,14 @@ class Cpython(Sandbox):
             raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
 
     def _computed(self) -> float:
-        """Seconds of processor time that the process inside has taken."""
+        """Return the processor time of the process inside, in seconds."""
         try:
             return time.clock_gettime((~self._running().pid << 3) | 2)  # the processor time of another process
         except OSError:
             return 0.0
 
     def _allow_processor(self) -> None:
-        """The kernel ends the process by itself if it computes for longer, whatever happens to this program."""
+        """Limit the processor time of the process by the kernel, so that it ends even if this program does not act."""
         soft = math.ceil(self._computed() + self.bounds.seconds + GRACE_SECONDS) + 1
         with suppress(OSError):
             resource.prlimit(self._running().pid, resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
@@ -270,7 +270,7 @@ class Cpython(Sandbox):
         return self._process
 
     def _left(self) -> float:
-        """Seconds until the time is over, whatever comes meanwhile."""
+        """Return the seconds until the time is over."""
         seconds = min(self._limit, self._last) - time.monotonic()
         if seconds <= 0:
             raise TimeoutError
@@ -286,7 +286,7 @@ class Cpython(Sandbox):
             raise self._why() from None
 
     def _receive(self) -> _Message:
-        """The next message. One that time runs out for is read on from where it was."""
+        """Return the next message. One that time runs out for is read on from where it was."""
         self._read(4)
         length = int.from_bytes(self._arrived[:4], "big")
         if length > MAX_MESSAGE_BYTES:
@@ -300,7 +300,7 @@ class Cpython(Sandbox):
         return message
 
     def _read(self, length: int) -> None:
-        """Have so many bytes of a message arrive."""
+        """Receive until so many bytes of a message have arrived."""
         while len(self._arrived) < length:
             try:
                 self._link.settimeout(self._left())
@@ -314,7 +314,7 @@ class Cpython(Sandbox):
             self._arrived += piece
 
     def _why(self) -> SandboxStopped:
-        """Why the connection ended."""
+        """Return why the connection ended."""
         process = self._running()
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
@@ -328,7 +328,7 @@ class Cpython(Sandbox):
 
 
 def _refused(is_stopping: bool, max_calls: int) -> bytes:
-    """The answer to a call that is not made."""
+    """Return the answer to a call that is not made."""
     why = (
         ["TimeoutError", "the time of this cell is over"]
         if is_stopping
@@ -338,7 +338,7 @@ def _refused(is_stopping: bool, max_calls: int) -> bytes:
 
 
 def _open(source: Path | bytes) -> BinaryIO:
-    """A file to read; one for bytes has no name, and is in no folder."""
+    """Open a file to read; one for bytes has no name and is in no folder."""
     if isinstance(source, Path):
         return open_file(source)
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):

@@ -50,7 +50,7 @@ class Output(io.TextIOBase):
         self.room, self.cut = max_chars, 0
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
@@ -84,7 +84,7 @@ class _Interpreter:
         signal.signal(signal.SIGINT, self.stop)
 
     def stop(self, *_: object) -> None:
-        """The program outside says that the cell's time is over."""
+        """Stop the cell: the program outside says that its time is over."""
         self.stopped = True
         if self.running:
             raise KeyboardInterrupt
@@ -179,7 +179,8 @@ class _Interpreter:
         }
 
     def _restore(self) -> None:
-        """Undo what code did to what the work here stands on. What is called here is looked up in no names of code's."""
+        """Undo changes of code to what this module relies on. Names that are called here are not looked up where code can change
+        them."""
         for names, values in TRUSTED_NAMESPACES:
             names.update(values)
         sys.modules.update(self.modules)
@@ -190,7 +191,7 @@ class _Interpreter:
         self.variables |= {name: self._function(name, batched) for name, batched in self.calls.items()}
 
     def _python_again(self, old_values: dict[str, object]) -> list[str]:
-        """Undo what a cell that failed put in the place of Python's own names; which those are."""
+        """Restore Python's own names that a failed cell replaced; return them."""
         changed = [name for name in PYTHONS & self.variables.keys() if self.variables[name] is not old_values.get(name, PYTHONS)]
         for name in changed:
             del self.variables[name]
@@ -198,14 +199,14 @@ class _Interpreter:
         return sorted(changed)
 
     def _works(self) -> bool:
-        """Whether a cell can run, print and fail here, and be told of, once more. Not all that code can do can be undone."""
+        """Return whether a cell can still run, print, fail and be reported. Not everything that code does can be undone."""
         try:
             self._restore()
             output = sys.stdout = sys.stderr = Output(100)
             try:
                 self._execute("print(2)\n1 / 0", "<cell 0>", {"__builtins__": builtins})
             except ZeroDivisionError as error:
-                return json.loads(json.dumps(output.kept)) == ["2", "\n"] and "1 / 0" in said(error)
+                return json.loads(json.dumps(output.kept)) == ["2", "\n"] and "1 / 0" in format_error(error)
         except BaseException:  # noqa: BLE001 - whatever code put there
             pass
         return False
@@ -233,7 +234,7 @@ class _Interpreter:
                 self.reserve = b""
                 self._restore()
                 kind = "memory" if isinstance(error, MemoryError) else "error"
-                return kind, plain(said(error))[-self.room :] if self.room else ""
+                return kind, plain(format_error(error))[-self.room :] if self.room else ""
             finally:
                 self.running = False
         except MemoryError:
@@ -286,7 +287,7 @@ class _Interpreter:
 
 
 def computes() -> bool:
-    """Whether Python still runs code, at a glance."""
+    """Return whether Python still runs code, at a glance."""
     try:
         return bool(eval(compile("1 + 1 == 2", "<cell 0>", "eval"), {}))  # noqa: S307 - it is our own
     except BaseException:  # noqa: BLE001 - whatever code put there
@@ -296,7 +297,7 @@ def computes() -> bool:
 def pieces(
     args: typing.Sequence[typing.Any], kwargs: dict[str, typing.Any], batched: str, max_bytes: int
 ) -> list[tuple[list[typing.Any], dict[str, typing.Any]]]:
-    """The arguments of one call as those of several, each with a part of its list, of so many bytes of JSON at most.
+    """Return the arguments of one call as those of several, each with a part of its list, of so many bytes of JSON at most.
 
     Args:
         batched: the parameter of the list; it is the last one.
@@ -328,7 +329,7 @@ def pieces(
 
 
 def raised(kind: str, message: str) -> Exception:
-    """An exception of ours as one of the code's: Python's own of that name, or a RuntimeError that names it."""
+    """Return an exception of ours as one of the code's: Python's own of that name, or a RuntimeError that names it."""
     exception = getattr(builtins, kind, None)
     if isinstance(exception, type) and issubclass(exception, Exception):
         try:
@@ -338,8 +339,8 @@ def raised(kind: str, message: str) -> Exception:
     return RuntimeError(f"{kind}: {message}")
 
 
-def said(error: BaseException) -> str:
-    """A traceback with the lines of cells only."""
+def format_error(error: BaseException) -> str:
+    """Return a traceback with the lines of cells only."""
     formatted = link = traceback.TracebackException.from_exception(error)
     while link:
         link.stack = traceback.StackSummary.from_list([frame for frame in link.stack if frame.filename.startswith("<cell ")])
@@ -348,7 +349,7 @@ def said(error: BaseException) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that UTF-8 can carry: lone surrogates are written out."""
+    """Replace lone surrogates, which UTF-8 cannot carry, by escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

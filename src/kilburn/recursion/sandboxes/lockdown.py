@@ -55,14 +55,14 @@ NOT_EXECUTABLE = {"mmap": 9, "mprotect": 10}
 
 
 def watch(descriptor: int) -> None:
-    """Have the kernel kill this process when the other end of a pipe closes, as it does when the program outside dies."""
+    """Make the kernel kill this process when the other end of a pipe closes, as it does when the program outside dies."""
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, 10, signal.SIGKILL)  # F_SETSIG
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
-    """Give everything up; returns what the kernel did not offer, in words.
+    """Give everything up; return what the kernel did not offer, in words.
 
     Args:
         memory: bytes that may be taken beyond what is taken now.
@@ -104,7 +104,7 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
 
 @contextlib.contextmanager
 def _needed(reason: str) -> Iterator[None]:
-    """Say what it means that the kernel refuses something."""
+    """Explain an error of the kernel."""
     try:
         yield
     except OSError as error:
@@ -120,7 +120,7 @@ def _call(function, *arguments) -> int:  # type: ignore[no-untyped-def]
 
 
 def _leave_network(libc: ctypes.CDLL) -> bool:
-    """Whether this process now has a network of its own with nothing in it."""
+    """Return whether this process now has a network of its own with nothing in it."""
     for namespaces in (CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC, CLONE_NEWNET | CLONE_NEWIPC):
         if libc.unshare(namespaces) == 0:
             return True
@@ -128,7 +128,7 @@ def _leave_network(libc: ctypes.CDLL) -> bool:
 
 
 def _leave_files(libc: ctypes.CDLL) -> bool:
-    """Whether Landlock now forbids every file, and what else its version (ABI) knows: TCP, signals, abstract sockets."""
+    """Return whether Landlock now forbids every file, and what else its version (ABI) knows: TCP, signals, abstract sockets."""
     version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -148,7 +148,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _filter() -> bytes:
-    """The program that the kernel runs for each system call: EPERM for all but a few."""
+    """Return the program that the kernel runs for each system call: EPERM for all but a few."""
 
     def line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, value)

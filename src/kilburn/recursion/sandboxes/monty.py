@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
-from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell, CellOutcome, Sandbox, SandboxStopped, json_of, open_file, plain
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain, to_json
 from kilburn.recursion.sandboxes.interpreter import Output, pieces, raised
 
 GRACE_SECONDS = 1.0
@@ -205,7 +205,7 @@ class Monty(Sandbox):
         return self._session
 
     def _judged(self, error: Exception) -> tuple[CellOutcome, str]:
-        """The outcome that an error of the code stands for, and what to say of it."""
+        """Return the outcome that an error of the code stands for, with its text."""
         inner = error.exception() if isinstance(error, self._library.MontyRuntimeError) else None
         return CellOutcome.MEMORY if isinstance(inner, MemoryError) else CellOutcome.ERROR, _display(error)
 
@@ -214,14 +214,14 @@ class Monty(Sandbox):
         try:
             if calls > self.bounds.calls:
                 raise RuntimeError(f"no more than {self.bounds.calls:,} calls in one cell")
-            text = json_of([args, kwargs])
+            text = to_json([args, kwargs])
             if len(text.encode()) <= MAX_CALL_BYTES:
                 return {"return_value": self._one(name, text)}
             if name not in self.calls.lists:
                 raise ValueError(f"{len(text.encode()):,} bytes as JSON, more than {MAX_CALL_BYTES:,}: pass it in pieces")
             results: list[Any] = []
             for part in pieces(args, kwargs, self.calls.lists[name], MAX_CALL_BYTES):
-                results += self._one(name, json_of(part))
+                results += self._one(name, to_json(part))
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
             return {"exception": error}
         return {"return_value": results}
@@ -242,7 +242,7 @@ def _display(error: Exception) -> str:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
+    """Return whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
 
     What panics in it is no `Exception`.
     """
