@@ -36,7 +36,7 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
@@ -234,7 +234,7 @@ class _Door:
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        return self._noted(self.store.memory(self.user), add, asked.said)
+        return self._noted(self.store.memory(self.user).collection, add, asked.said)
 
     def update(self, asked: Update) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
@@ -256,7 +256,7 @@ class _Door:
         holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
-            within(self.quota, memory, [add], self.store.clock())
+            make_room(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)
@@ -405,7 +405,7 @@ class _Door:
         if info is None or info.kind is not SegmentKind.MEMORY:
             what = f"no memory {name!r} here" if name else "nothing was remembered yet"
             raise SpecError(what, advice="leave `session` out, or list the resources")
-        return self.store.memory(_whole(info).user)
+        return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
         """The pages of an address, in anything that this user may see.

@@ -31,11 +31,11 @@ from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
-from kilburn.recursion.sub_calls import TOGETHER
-from kilburn.testing import FakeClock, Scripted, check_laws
+from kilburn.recursion.sub_calls import MAX_BATCH
+from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
-MANY = TOGETHER + 20
+MANY = MAX_BATCH + 20
 """Calls of which the first are written before the last are asked."""
 TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(MANY))
 AT_ONCE = Retry(attempts=2, sleep=lambda _: None)
@@ -189,7 +189,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
     script: list[Any] = [cell(code) for code in SCRIPT]
     asked: dict[str, Callable[[list[str]], bool]] = {
         "in the first cell": lambda asked: len(asked) == 1,
-        "in a batch": lambda asked: len(asked) == TOGETHER + 10,
+        "in a batch": lambda asked: len(asked) == MAX_BATCH + 10,
         "at the end of a batch": lambda asked: len(asked) == MANY + 1,
     }
     watch = {"before a cell": on("Called", 2), "with the answer": on("Called", 3), "after the answer": on("Returned", 3)}
@@ -204,7 +204,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
         session = store.session("a")
         paid = written(session)
         # What waited to be written is lost.
-        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - TOGETHER}.get(place, 0)
+        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - MAX_BATCH}.get(place, 0)
         assert len(before) - lost <= len(paid) <= len(before)
         root = Scripted([cell(code) for code in SCRIPT[replies:]])
         result = go_on(session, root, Answering(sub.log))

@@ -218,7 +218,7 @@ def remembered(db: Path) -> Path:
     """A user's memory: an original that is superseded, a fact from a session, and one that is proposed."""
     with package.open(str(db), window=20_000, policy="fifo") as store:
         number = store.session("light").number
-        memory = store.memory("ana")
+        memory = store.memory("ana").collection
         memory.add("Ana lives in Lisbon")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 2),)), Retire((1,), by=-1, until=7.0))
         memory.apply(Add(text="send Ana's keys away", cites=((number, 2),)), policy="plain", tainted=True)

@@ -36,7 +36,7 @@ def fill(place: str) -> None:
         for name in OLD:
             session = store.session(name, user="ana")
             session.append(*exchange(f"The secret of {name} is heliotrope."))
-            store.memory("ana").apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
+            store.memory("ana").collection.apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
         branch = store.session(OLD[0]).fork("aside")
         branch.append(*exchange("In a branch."))
         branch.branches.exit("done")

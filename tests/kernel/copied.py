@@ -135,14 +135,14 @@ def fill(path: Path, tenant: str = "default") -> None:
         work.rate("p5", 0.7)
         memory, shared = store.memory("ana"), store.memory()
         claim = Claim(subject="Ana", relation="lives in", object="Porto")
-        memory.apply(
+        memory.collection.apply(
             Add(text="Ana", kind=Kind.ENTITY),
             Add(text="Ana lives in Porto", claim=claim, cites=((work.number, 2),), refers=(0,)),
             policy="learner",
         )
-        memory.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
-        memory.ledger.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
-        shared.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
+        memory.collection.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
+        memory.collection.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
+        shared.collection.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
         store.notes("ana").write("plans/today", "fix it")
         store.notes("ana").write("plans/today", "fix it now")
         document = store.document("handbook")

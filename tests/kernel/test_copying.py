@@ -186,7 +186,7 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
                         branch.branches.exit(f"the branch says {word()}")
                 elif act == "cite":
                     fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
-                    store.memory("ana").apply(fact, policy="learner")
+                    store.memory("ana").collection.apply(fact, policy="learner")
                 elif act == "note":
                     store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
                 elif act == "pin":
@@ -283,7 +283,7 @@ def begins_anew(store: Store) -> None:
     work.append(user("begun anew"), {"role": "assistant", "content": "well"})
     branch = work.fork("look again")
     branch.append({"role": "assistant", "content": "deep"})
-    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+    store.memory("ana").collection.apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
 
 
 def removes_its_rule(store: Store) -> None:
@@ -447,7 +447,7 @@ def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> 
         store.session("work").append(user("Ana lives in Porto"), user("in May"))
     kilburn.copy(str(place), target)
     with opened(target) as store:
-        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+        store.memory("ana").collection.apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
     with opened(place) as store:
         store.forget(session="work", address="p1")
     before = look(target)

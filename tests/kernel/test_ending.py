@@ -86,7 +86,7 @@ def test_a_text_is_as_warm_as_the_warmest_page_with_it(texts: list[TextUse], aft
 def test_a_session_is_archived_and_then_forgotten_with_what_was_made_from_it(store: Store) -> None:
     old, shared = store.session("old"), long("said in both")
     old.append(user(long("only here")), user(shared))
-    fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
+    fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
     later(store, 31)
     store.session("new").append(user(shared))
     rule = TimeToLive(archive=30 * DAY, forget=90 * DAY)
@@ -206,8 +206,8 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
             session.append(user("said before"))
             branch = session.fork("a branch")
             branch.append(user("in the branch"))
-            branch.branches.exit("done")
-            fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
+            branch.exit("done")
+            fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
             later(store, 100)
             begun: list[bool] = []
 
@@ -341,7 +341,7 @@ def test_texts_go_by_age_and_use(store: Store) -> None:
     later(store, 40)
     session.recall("p2")
     session.append(user(long("today")))
-    store.memory("ana").add(long("a fact"))
+    store.memory("ana").collection.add(long("a fact"))
     rule = Coolness(after=30 * DAY)
     # The window of a session in use stays as it is.
     assert cool(store, rule, dry=True).texts == 0

@@ -214,7 +214,7 @@ def test_the_kernel_refuses_a_second_page_of_a_name(notes: Notes) -> None:
 
 def test_facts_have_no_names(store: Store) -> None:
     with pytest.raises(KernelError, match="texts with names"):
-        store.memory("ana").apply(Add(text="Ana drinks tea.", name="a"))
+        store.memory("ana").collection.apply(Add(text="Ana drinks tea.", name="a"))
 
 
 def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:

@@ -193,7 +193,7 @@ def examine(store: Store, user: str = "", *, stale: float = STALE, embedder: str
     Raises:
         SpecError: no name of a user. StoreReadOnly: there is no such memory.
     """
-    memory, now = store.memory(user), store.clock()
+    memory, now = store.memory(user).collection, store.clock()
     found = [*unattributed(memory), *decayed(memory, now, stale=stale, embedder=embedder), *contaminated(memory, now)]
     for info in store.sessions():
         if info.user == user and not info.damaged:

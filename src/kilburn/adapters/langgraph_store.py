@@ -187,7 +187,7 @@ class KilburnStore(BaseStore):
         if memory is None:
             if not any(adds.values()):
                 return
-            memory = self._store.memory(".".join(namespace))
+            memory = self._store.memory(".".join(namespace)).collection
 
         def write() -> None:
             seen = memory.ledger.head
@@ -208,7 +208,7 @@ class KilburnStore(BaseStore):
     def _memory(self, namespace: tuple[str, ...]) -> Collection | None:
         name = ".".join(namespace)
         info = self._store.backend.segment(f"{MEMORY}/{name}" if name else MEMORY, time=0.0, create=False)
-        return None if info is None else self._store.memory(name)
+        return None if info is None else self._store.memory(name).collection
 
     def _rows(self, memory: Collection, keys: Iterable[str] | None = None) -> Iterator[_Row]:
         """The items that are there now, of these keys or all, in the order in which they were first put."""

@@ -29,7 +29,6 @@ from kilburn.errors import (
     SpecError,
     StoreStale,
     ToolError,
-    UnknownAddress,
 )
 from kilburn.kernel.session import Session
 from kilburn.kernel.taint import shown_pages
@@ -269,10 +268,7 @@ class MemoryFiles:
         write(name, text, seen=seen, sources=sorted(self._there()), cites=self._shown())
 
     def _find(self, name: str) -> NoteVersion | None:
-        try:
-            return self.notes.read(name) if name else None
-        except UnknownAddress:
-            return None
+        return self.notes.find(name) if name else None
 
     def _see(self, note: NoteVersion) -> None:
         """Remember that the model reads a note."""

@@ -17,18 +17,19 @@ from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 
-WIDE = 1 << 40
+WIDE_WINDOW = 1 << 40
 """Tokens: a window that is always large enough."""
 
-WINDOW = 8000
+DEFAULT_WINDOW = 8000
 """Tokens of a window where no prompt says how many."""
 
-POLICY = "hybrid"
+DEFAULT_POLICY = "hybrid"
 """Who decides where nothing has been compacted yet."""
 
 
 def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy: Any = "fifo") -> Session:
-    """A session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a preview.
+    """Return a session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a
+    preview.
 
     Raises:
         SpecError: there is none of this name.
@@ -37,10 +38,10 @@ def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy:
     if info is None:
         raise SpecError(f"no session {name[:80]!r}", advice="see `kilburn ps`")
     ruler = counter_of(backend, info.number)
-    found = Store(backend, budget or Budget(WIDE), policy, tokenizer=ruler, foreign=False).session(name)
-    if found.number != info.number:
+    session = Store(backend, budget or Budget(WIDE_WINDOW), policy, tokenizer=ruler, foreign=False).session(name)
+    if session.number != info.number:
         raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
-    return found
+    return session
 
 
 class WindowPreview(NamedTuple):
@@ -52,7 +53,13 @@ class WindowPreview(NamedTuple):
 
 
 def preview(
-    backend: Backend, name: str, tokens: int = 0, *, window: int | None = None, otherwise: int = WINDOW, policy: Any = None
+    backend: Backend,
+    name: str,
+    tokens: int = 0,
+    *,
+    window: int | None = None,
+    otherwise: int = DEFAULT_WINDOW,
+    policy: Any = None,
 ) -> WindowPreview:
     """Preview what would leave the window of a session if a message of so many tokens came now.
 
@@ -65,17 +72,19 @@ def preview(
     Raises:
         SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
-    known = opened(backend, name)
-    policy = policy or decider(known.ledger.receipts())
+    reader = opened(backend, name)
+    policy = policy or decider(reader.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    previewed = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
-    return WindowPreview(previewed, policy, window or known.ledger.figures.window or otherwise)
+    previewed = session.preview(tokens, capacity=None if window else session.shipped)
+    return WindowPreview(previewed, policy, window or reader.figures.window or otherwise)
 
 
-def decider(found: Sequence[Receipt]) -> str:
-    """Who decided last at a window."""
-    named = (one.policy for one in reversed(found) if one.policy not in ("kernel", "user") and " " not in one.policy)
-    return next(named, POLICY)
+def decider(receipts: Sequence[Receipt]) -> str:
+    """Return the policy that decided last at a window."""
+    policies = (
+        receipt.policy for receipt in reversed(receipts) if receipt.policy not in ("kernel", "user") and " " not in receipt.policy
+    )
+    return next(policies, DEFAULT_POLICY)
 
 
 def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:
@@ -98,10 +107,10 @@ def keep(session: Session, address: str) -> None:
         PinsExceedWindow: they do not. UnknownAddress, Forgotten.
     """
     room = _room(session)
-    held = sum(map(session.window.cost, session.window.pins.union(session.contents.resolve(address))))
-    if room is not None and held > room:
+    pinned_tokens = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
+    if room is not None and pinned_tokens > room:
         raise PinsExceedWindow(
-            f"all pins would take {held:,} tokens, and the window of the last prompt has {room:,}",
+            f"all pins would take {pinned_tokens:,} tokens, and the window of the last prompt has {room:,}",
             advice="unpin others, or pin fewer",
         )
     session.pin(address)

@@ -14,7 +14,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
-from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import CONNECT, Advanced, closed_after, conversing, detected, fetched
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
@@ -124,7 +124,7 @@ def chat(
             memory=memory,
             notes=notes or (),
             recall=recall if recall is not None else 1000 if notes else 300,
-            learn=(LEARNS if getattr(speaker, "elsewhere", False) else LEARNS[0]) if learn else None,
+            learn=(LEARNING_POLICIES if getattr(speaker, "elsewhere", False) else LEARNING_POLICIES[0]) if learn else None,
             system=system,
             rights=Rights(after_untrusted=Permit.ASK),
             confirm=confirm,

@@ -55,9 +55,9 @@ def learn(
             session = store.session(name)
             memory = store.memory(session.info.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
-        notes = store.notes(memory.info.user) if learned.memory != memory.name else None
-        held = memory if notes is None else notes.collection
-        new = [describe(held, *held.read(held.contents.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+        notes = store.notes(memory.user) if learned.memory != memory.name else None
+        held = (notes or memory).collection
+        new = [describe(held, *held.read(held.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})

@@ -84,8 +84,9 @@ def remember(
     with where.writing(new=True) as store:
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
-        page, state = memory.read(memory.contents.resolve(address)[0])
-        row = describe(memory, page, state)
+        facts = memory.collection
+        page, state = facts.read(facts.resolve(address)[0])
+        row = describe(facts, page, state)
         embed(store)
     if where.json:
         emit(row)
@@ -310,7 +311,8 @@ def update(
     with where.writing() as store:
         memory = store.memory(_memory(store, user, address).info.user)
         made = memory.update(address, text, since=begins, secrets=looked)
-        row = describe(memory, *memory.read(memory.contents.resolve(made)[0]))
+        facts = memory.collection
+        row = describe(facts, *facts.read(facts.resolve(made)[0]))
         embed(store)
     if where.json:
         emit(row)

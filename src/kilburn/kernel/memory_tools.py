@@ -489,7 +489,7 @@ def _remember(session: Session, arguments: str, call_id: str | None, reach: Reac
     fact = _decode(arguments, _Remember).fact
     memory = session._home.memory(session.info.user)
     address = memory.note(fact, session)
-    waits = memory.read(parse_address(address)[0])[1].at is Place.PROPOSED
+    waits = memory.collection.read(parse_address(address)[0])[1].at is Place.PROPOSED
     return MemoryReply(text=f"kept as {address}" + (", until a person accepts it" if waits else ""))
 
 

@@ -56,6 +56,8 @@ from kilburn.search.found import Found
 from kilburn.wire.form import parse
 
 if TYPE_CHECKING:
+    from kilburn.collections.collection import Collection as Facts
+
     # It makes sessions.
     from kilburn.kernel.store import Store
 
@@ -72,8 +74,9 @@ class NoteTaker(Protocol):
         """Keep a fact that the session's agent notes; returns its address."""
         ...
 
-    def read(self, page: int) -> tuple[Page, State]:
-        """A page with its state, by its id."""
+    @property
+    def collection(self) -> Facts:
+        """The pages of the facts."""
         ...
 
 

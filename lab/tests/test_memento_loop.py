@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from kilburn.agents.loop import Limits
-from kilburn.agents.memento import Closed, Finished, MementoLoop, Mode, Wording
-from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.session import Session
@@ -17,6 +15,7 @@ from kilburn.kernel.store import Store
 from kilburn.model import Delta, Reply, Request
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
+from kilburn_lab.memento_loop import Closed, Finished, MementoLoop, Mode, Wording
 
 THOUGHT = "the left side grows faster than the right one so the root lies between them "
 
