@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
 from kilburn.kernel.store import Store

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kilburn.agents.loop import Limits
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.session import Session

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 from kilburn_lab.cap import Cap, clip
 from kilburn_lab.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 

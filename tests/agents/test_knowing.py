@@ -38,7 +38,7 @@ def test_what_was_said_in_another_session_is_brought_and_what_is_said_is_learned
         assert agent.learning is not None
         agent.learning.result(60)
         assert len(first.requests) == 1
-        assert [store.memory("ana").collection.text(page.id) for page, _ in store.memory("ana").pages()]
+        assert [store.memory("ana").collection.contents.text(page.id) for page, _ in store.memory("ana").pages()]
         model = Scripted(["Porto.", "Hello."])
         other = Agent(model, [], store.session("two", user="ana"), recall=300)
         other.run("Where do I live?")
@@ -172,7 +172,7 @@ READ = f'{{"facts": [{FACT}]}}'
 
 
 def facts_of(store: Store, user: str = "ana") -> list[str]:
-    return [store.memory(user).collection.text(page.id) for page, _ in store.memory(user).pages()]
+    return [store.memory(user).collection.contents.text(page.id) for page, _ in store.memory(user).pages()]
 
 
 def learned(agent: Agent) -> None:

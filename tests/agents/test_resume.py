@@ -32,7 +32,7 @@ from kilburn.recursion.answer import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
 from kilburn.recursion.sub_calls import MAX_BATCH
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
 MANY = MAX_BATCH + 20

@@ -373,7 +373,7 @@ def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -
     session = opened().session("a")
     result = ask(cell(f"llm_query('x' * {MAX_CALL_BYTES})"), cell(code), sub=sub, sandbox=sandbox, session=session)
     assert result.content == [f"{n} {MAX_CALL_BYTES // 2}" for n in range(4)]
-    assert "8 MB at most" in session.messages()[0]["content"]
+    assert "8 MB at most" in session.contents.messages()[0]["content"]
     assert "more than 8,000,000" in said(session)
 
 

@@ -127,10 +127,10 @@ def read_memory(store: kilburn.Store) -> Reading:
     pages = list(store.backend.pages(memory.collection.number))
     return {
         "pages": pages,
-        "messages": [memory.user, memory.collection.kind],
+        "messages": [memory.user, memory.collection.info.kind],
         "texts": [memory.recall(page.address) for page, state in pages if state.at != "dropped"],
         "prompt": sorted(store.backend.read([(memory.collection.number, page.id) for page, _ in pages])),
-        "events": list(memory.collection.events()),
+        "events": list(memory.collection.ledger.events()),
     }
 
 

@@ -36,7 +36,7 @@ def user(text: Any) -> dict[str, Any]:
 def facts(setup: Any, who: str = "", tenant: str = "default") -> list[str]:
     with kilburn.open(str(setup.db), window=2000, tenant=tenant, embedder=None, tokenizer="chars/4") as store:
         memory = store.memory(who)
-        return [memory.collection.text(page.id) for page, _ in memory.pages()]
+        return [memory.collection.contents.text(page.id) for page, _ in memory.pages()]
 
 
 def said(setup: Any, at: int = -1) -> str:
@@ -362,7 +362,7 @@ def learned(setup: Any, session: str) -> bool:
     """Whether all of a session was learned from."""
     with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
         opened, memory = store.session(session), store.memory("")
-        notes = [event.data for event in memory.collection.events() if event.data.get("learned") == opened.number]
+        notes = [event.data for event in memory.collection.ledger.events() if event.data.get("learned") == opened.number]
         return bool(notes) and notes[-1]["upto"] == opened.window.last
 
 

@@ -141,7 +141,7 @@ def fill(path: Path, tenant: str = "default") -> None:
             policy="learner",
         )
         memory.collection.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
-        memory.collection.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
+        memory.collection.ledger.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
         shared.collection.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
         store.notes("ana").write("plans/today", "fix it")
         store.notes("ana").write("plans/today", "fix it now")

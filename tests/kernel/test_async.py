@@ -110,7 +110,7 @@ def test_stores_and_sessions_show_what_they_are_and_no_text(tmp_path: Path) -> N
     session, memory = store.session("s"), store.memory("ana")
     session.append(said(1), {"role": "assistant", "content": "Secret words."})
     memory.collection.add("Secret words.")
-    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.use} of 2000 tokens>"
+    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.prompts.use} of 2000 tokens>"
     assert repr(memory).startswith("<UserMemory '@memory/ana': ")
     assert repr(store.backend) == f"<Sqlite {str(path)!r} of tenant 'works'>"
     assert repr(store) == f"<Store on {store.backend!r}: window=2000, policy='lru', 1 sessions open>"

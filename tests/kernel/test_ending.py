@@ -206,7 +206,7 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
             session.append(user("said before"))
             branch = session.fork("a branch")
             branch.append(user("in the branch"))
-            branch.exit("done")
+            branch.branches.exit("done")
             fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
             later(store, 100)
             begun: list[bool] = []

@@ -227,7 +227,7 @@ def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
     # It was added to once: from then on it could not be.
     assert len(refused) == two.disk.done - 1
     assert left(two.memory) == left(two.store.memory("ana").collection) == []
-    assert two.disk.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two) -> None:

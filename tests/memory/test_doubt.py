@@ -89,7 +89,7 @@ def test_forgetting_the_message_removes_the_doubt(store: Store) -> None:
     assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo")
     store.forget(session="s1")
     assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
-    assert [memory.collection.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
+    assert [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
 
 
 def test_forgetting_the_fact_removes_the_doubt(store: Store) -> None:

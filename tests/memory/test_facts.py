@@ -67,7 +67,7 @@ def run(store: Store, *replies: Any, policy: str = "facts(summary=False)") -> tu
 
 def texts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.collection.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 def asked(model: Scripted, place: int) -> str:
@@ -269,7 +269,7 @@ def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any, pol
     assert learned.failed == ("p1-p2",)
     assert learned.stored == ()
     assert texts(store) == []
-    (note,) = [event for event in store.memory().collection.events() if event.act is Act.NOTE]
+    (note,) = [event for event in store.memory().collection.ledger.events() if event.act is Act.NOTE]
     assert note.data["outcome"] != "done"
     assert store.memory().learn("a", policy, Scripted([GOOD])).stored == ("f1",)
 

@@ -51,14 +51,14 @@ def fill(store: Store) -> None:
     memory.collection.apply(
         Add(text="canarynewer", sources=(-1,), why="canarywhy"), Retire(pages=(-1,), refers=0, why="canarywhy")
     )
-    memory.collection.record(Act.NOTE, outcome="canaryoutcome", why="canarywhy", figure="canaryfigure")
+    memory.collection.ledger.record(Act.NOTE, outcome="canaryoutcome", why="canarywhy", figure="canaryfigure")
     shared.collection.apply(Add(text="canaryshared", cites=((number, 1), (number, -1)), why="canarywhy"))
     shared.collection.apply(Add(text="canaryfromtool", cites=((number, 4),), why="canarywhy"), policy="learner")
     ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
     document = store.document("canaryfolder/canaryfile.md").number
     shared.collection.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
-    waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
-    store.backend.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
+    waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
+    store.backend.vectors.add(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
 
 
 def keep(store: Store) -> None:
@@ -120,9 +120,9 @@ def told(store: Store) -> str:
 
 def check_kept(store: Store) -> None:
     assert store.session("light").recall("p1") == "the lamp burns colza oil"
-    assert store.memory("bob").collection.text(1) == "Bob keeps the lamp"
-    assert store.document("manual").text(1) == "A manual of lamps."
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert store.memory("bob").collection.contents.text(1) == "Bob keeps the lamp"
+    assert store.document("manual").contents.text(1) == "A manual of lamps."
+    assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Store) -> None:
@@ -400,5 +400,5 @@ def test_a_reason_that_quotes_what_superseded_a_fact_goes_with_it(tmp_path: Path
         memory.collection.apply(moved, Retire((1,), refers=0, why="canaryreason"), policy="learner")
         memory.collection.apply(Retire((-1,), by=1, why="canaryheld"), policy="learner", tainted=True)
         memory.forget("f1")
-        assert "canary" not in repr(list(memory.collection.events()))
+        assert "canary" not in repr(list(memory.collection.ledger.events()))
     assert where == ":memory:" or not canaries(tmp_path / where)

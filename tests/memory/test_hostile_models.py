@@ -42,7 +42,7 @@ def said(store: Store, *texts: str, session: str = "a") -> None:
 
 def known(store: Store) -> list[str]:
     memory = store.memory()
-    return [memory.collection.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
 
 
 def fact(text: str, subject: str = "user", relation: str = "", thing: str = "", message: Any = 1) -> dict[str, Any]:

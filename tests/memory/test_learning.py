@@ -54,7 +54,7 @@ def tool(number: str, text: str) -> dict[str, Any]:
 
 def texts(store: Store, owner: str = "", **options: Any) -> list[str]:
     memory = store.memory(owner)
-    return [memory.collection.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def test_what_it_stored_can_be_read_back_at_once() -> None:
             "The user lives in Porto.",
         ]
         assert learned.memory == memory.name
-        page, _ = memory.collection.read(memory.collection.resolve(learned.stored[1])[0])
+        page, _ = memory.collection.read(memory.collection.contents.resolve(learned.stored[1])[0])
         assert page.cites == ((1, 1),)
         assert page.trust is Trust.USER
 
@@ -195,7 +195,7 @@ class Asking:
 
 
 def events(store: Store, act: Act) -> list[Any]:
-    return [event for event in store.memory().collection.events() if event.act is act]
+    return [event for event in store.memory().collection.ledger.events() if event.act is act]
 
 
 def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:

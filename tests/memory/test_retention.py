@@ -42,7 +42,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 def facts(store: Store, user: str = "ana", at: float | None = None) -> list[str]:
     memory = store.memory(user)
-    return [memory.collection.text(page.id) for page, _ in memory.pages(at)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)]
 
 
 def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Store, clock: Clock) -> None:
@@ -94,8 +94,8 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Store, 
     store.memory("ana").remember("newest", quota=quota)
     assert facts(store) == ["important", "pinned", "new", "newest"]
     memory = store.memory("ana")
-    assert memory.collection.text(3) == "old"
-    event = next(event for event in memory.collection.events() if 3 in event.pages and event.act == "retire")
+    assert memory.collection.contents.text(3) == "old"
+    event = next(event for event in memory.collection.ledger.events() if 3 in event.pages and event.act == "retire")
     assert event.why == "over the quota: the least valuable"
     memory.undo("p3")
     assert "old" in facts(store)

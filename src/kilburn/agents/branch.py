@@ -214,13 +214,13 @@ class Branching(Agent):
                 self._begun.append(part.call or "")
             branch = self.session.fork(branch_prompt(texts["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
             limits = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
-            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
+            branch.ledger.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
         outcome, text = _read_outcome(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
             _record_outcome(branch, outcome, text)
         message = branch.branches.returning(text)
-        branch.release()
+        branch.store.release(branch.name)
         return message
 
     def _done(self, part: Part) -> Message | None:
@@ -237,7 +237,7 @@ class Branching(Agent):
             if any(page.answers and result in page.sources for page in window.resident()):
                 return None  # it was shown again, and is there
             notice = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
-            return result_message(part, f"{notice}\n{self.session.text(result)}", sources=(result,))
+            return result_message(part, f"{notice}\n{self.session.contents.text(result)}", sources=(result,))
         return None
 
     def _of(self, part: Part) -> Session | None:
@@ -328,7 +328,7 @@ class Branching(Agent):
         assert fork is not None
         own_pages = [page for number, page in pages.items() if number > fork.known]
         steps = sorted({page.message for page in own_pages if page.role is Role.ASSISTANT})[-STEPS_TAKEN_BACK:]
-        self.session.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
+        self.session.edits.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
         self.session.append(text_message(Role.USER, text, trust=Trust.AGENT))
         reply = run_to_end(self._reply(), self._show)
@@ -362,14 +362,14 @@ def _close(branch: Session, text: str) -> None:
             if fork.call in branch.window.waiting():
                 _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
         _record_outcome(branch, BranchOutcome.ABANDONED, text)
-    branch.exit(text if outcome is None else result)
+    branch.branches.exit(text if outcome is None else result)
 
 
 def _read_outcome(branch: Session) -> tuple[BranchOutcome | None, str]:
     """Return how a branch ended and its result, if its parent does not have it yet because of a crash."""
-    noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
+    noted = [event.data["branch"] for event in branch.ledger.events() if event.act is Act.NOTE and "branch" in event.data]
     if not noted:
         return None, ""
     last = branch.window.last
     forgotten = branch.window.at(last) is Place.DROPPED
-    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.text(last)
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.contents.text(last)

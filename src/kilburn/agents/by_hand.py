@@ -73,10 +73,10 @@ def preview(
         SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
     reader = opened(backend, name)
-    policy = policy or decider(reader.receipts())
+    policy = policy or decider(reader.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    previewed = session.preview(tokens, capacity=None if window else session.shipped)
-    return WindowPreview(previewed, policy, window or reader.figures.window or otherwise)
+    previewed = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    return WindowPreview(previewed, policy, window or reader.ledger.figures.window or otherwise)
 
 
 def decider(receipts: Sequence[Receipt]) -> str:
@@ -107,7 +107,7 @@ def keep(session: Session, address: str) -> None:
         PinsExceedWindow: they do not. UnknownAddress, Forgotten.
     """
     room = _room(session)
-    pinned_tokens = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
+    pinned_tokens = sum(map(session.window.cost, session.window.pins.union(session.contents.resolve(address))))
     if room is not None and pinned_tokens > room:
         raise PinsExceedWindow(
             f"all pins would take {pinned_tokens:,} tokens, and the window of the last prompt has {room:,}",

@@ -82,7 +82,7 @@ def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: st
 
 
 def _policy(session: Session, pages: str | None, **options: Any) -> Compact:
-    chosen = session.resolve(pages) if pages is not None else None
+    chosen = session.contents.resolve(pages) if pages is not None else None
     return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **options)
 
 
@@ -151,12 +151,12 @@ def compact_at_provider(
     except Forgotten:
         # It may hold what was forgotten while the provider was working.
         return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
-    old_use = session.use
+    old_use = session.prompts.use
     with session.lock:
         leaving = behind(session.edits.view(), turn - keep)
         if leaving:
-            session.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=old_use - session.use))
+            session.edits.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
+    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=old_use - session.prompts.use))
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:

@@ -209,7 +209,7 @@ def shrink(session: Session, tokens: int, error: Overlong) -> None:
     Raises:
         Overlong: `error` itself, if the pins leave nothing to take away.
     """
-    budget = session.budget
+    budget = session.prompts.budget
     room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, MIN_WINDOW_TOKENS))
     try:
         session.edits.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
@@ -702,10 +702,10 @@ class Agent:
             if reply is None:
                 prompt, passages = self._prompt()
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.session.budget.overhead - self._unused(passages)
+        counted = prompt.tokens + self.session.prompts.budget.overhead - self._unused(passages)
         usage, count = reply.usage, self.session.counter.count
         counted_usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        if isinstance(usage, Tokens) and self.session.observe(usage, counted):
+        if isinstance(usage, Tokens) and self.session.prompts.observe(usage, counted):
             usage = plausible_usage(usage, counted_usage, self.limits.reply)
         else:
             usage = counted_usage

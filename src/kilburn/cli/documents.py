@@ -100,7 +100,7 @@ def _row(document: Collection) -> dict[str, Any]:
     here = [page for page, _ in document.pages()]
     return {
         "document": document_name(document),
-        "user": document.user,
+        "user": document.info.user,
         "chunks": len(here),
         "tokens": sum(page.tokens for page in here),
         "changed": document.info.used,

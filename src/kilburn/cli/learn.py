@@ -57,7 +57,7 @@ def learn(
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
         held = (notes or memory).collection
-        new = [describe(held, *held.read(held.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+        new = [describe(held, *held.read(held.contents.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
@@ -66,7 +66,7 @@ def learn(
             tell(line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")))
         for address in learned.retired:
             tell(f"no longer {'true' if notes is None else 'in force'}: {address}")
-        whose = f"for {memory.info.user}" if memory.info.user else "for all users"
+        whose = f"for {memory.user}" if memory.user else "for all users"
         what = f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
         tell(line(f"{what} {whose}, {many(learned.unchanged, 'other')} known already"))
         if learned.proposed:

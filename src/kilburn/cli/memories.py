@@ -85,7 +85,7 @@ def remember(
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
         facts = memory.collection
-        page, state = facts.read(facts.resolve(address)[0])
+        page, state = facts.read(facts.contents.resolve(address)[0])
         row = describe(facts, page, state)
         embed(store)
     if where.json:
@@ -312,7 +312,7 @@ def update(
         memory = store.memory(_memory(store, user, address).info.user)
         made = memory.update(address, text, since=begins, secrets=looked)
         facts = memory.collection
-        row = describe(facts, *facts.read(facts.resolve(made)[0]))
+        row = describe(facts, *facts.read(facts.contents.resolve(made)[0]))
         embed(store)
     if where.json:
         emit(row)

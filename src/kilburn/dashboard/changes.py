@@ -105,7 +105,7 @@ class OwnHands:
 
         def change(backend: Backend) -> T:
             store = Store(backend, Budget(by_hand.WIDE_WINDOW), "fifo")
-            if not any(one.kind is SegmentKind.MEMORY and one.user == owner for one in store.collections()):
+            if not any(one.info.kind is SegmentKind.MEMORY and one.info.user == owner for one in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
             return do(store.memory(owner))
 
@@ -179,7 +179,7 @@ def _accepted(hands: Hands, given: Mapping[str, str]) -> None:
 def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
     def retire(memory: UserMemory) -> None:
         facts = memory.collection
-        pages = facts.resolve(given.get("pages", ""))
+        pages = facts.contents.resolve(given.get("pages", ""))
         if any(state.at is not Place.PROPOSED for _, state in map(facts.read, pages)):
             raise KernelError("it does not wait any more", advice="look at the memory again")
         facts.apply(Retire(pages=tuple(pages), why="rejected by hand"))
@@ -267,7 +267,7 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(found[::-1]),
-        "window": session.figures.window or by_hand.DEFAULT_WINDOW,
+        "window": session.ledger.figures.window or by_hand.DEFAULT_WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 from kilburn.arguments import checked
-from kilburn.backend import Digests, SegmentInfo, State
+from kilburn.backend import Digests, SegmentInfo
 from kilburn.budget import Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (

@@ -143,9 +143,9 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
 
 def _changed(document: Collection, text: str, name: str) -> Ingested:
     """Bring a document up to date with a text in one transaction: keep the chunks that did not change."""
-    head = document.head
+    head = document.ledger.head
     old_pages = in_order(document)
-    texts = document.backend.texts({page.digest for page in old_pages})
+    texts = document.backend.contents.texts({page.digest for page in old_pages})
     old = [texts[page.digest] for page in old_pages]
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:

@@ -369,7 +369,7 @@ class LearningJob:
         """Return how many messages of the user the policy has not read yet, and whether one that it has not read was evicted."""
         progress, session = self._progress(), self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             new = [page for page in session.window.pages.originals() if _is_pending(page.id, progress) and page.kind is Kind.TEXT]
             texts = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
             evicted = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in texts)
@@ -460,9 +460,9 @@ class LearningJob:
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
         """Return whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
-        self.session.refresh()
+        self.session.ledger.refresh()
         pages = (utterance.page.id for utterance in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
+        return self.memory.ledger.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
 
     def _commit(
         self,
@@ -498,7 +498,7 @@ class LearningJob:
             session.ledger.refresh()
             pages = session.window.pages.originals()
             excluded = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_utterances(session.owner, pages, excluded, lowest_read(session)))
+            heard = list(_utterances(session.contents.owner, pages, excluded, lowest_read(session)))
             is_new = [_is_pending(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
         groups: list[list[int]] = []
         for at, (utterance, wants) in enumerate(zip(heard, is_new, strict=True)):
@@ -521,11 +521,11 @@ class LearningJob:
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """Return utterances with their texts. Secrets are replaced by marks; a text with a secret that is to be refused is left
         out."""
-        self.session.fetch(utterance.page for utterance in heard)
+        self.session.contents.fetch(utterance.page for utterance in heard)
         screened = []
         for utterance in heard:
             try:
-                text, _ = screen(self.session.text(utterance.page.id), self.secrets)
+                text, _ = screen(self.session.contents.text(utterance.page.id), self.secrets)
                 screened.append(dataclasses.replace(utterance, text=text))
             except SecretFound as error:
                 log.info("%s of session %s is not learned from: %s", utterance.address, self.session.name, error.what)
@@ -577,7 +577,7 @@ class LearningJob:
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Return the pages of the memory that match a query and are in force, best first."""
-        return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
+        return self._in_force(self.memory.backend.words.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Return the pages in force whose vectors are nearest to a query, best first; none if there are no vectors."""
@@ -647,7 +647,7 @@ class LearningJob:
         # Half of them by meaning, where there are so many: what says it in other words has none of these.
         by_words = max(limit - len(alike), limit - limit // 2)
         rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:limit]
-        texts = memory.backend.texts(page.digest for page, _ in rows)
+        texts = memory.backend.contents.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
             for at, (page, _) in enumerate(rows)

@@ -197,7 +197,7 @@ class Workflows:
     def list(self) -> Sequence[Record]:
         """Return those in force, by name."""
         tally, notes = self._tally(), self.notes.list(FOLDER)
-        texts = self.notes.collection.backend.texts(note.digest for note in notes)
+        texts = self.notes.collection.backend.contents.texts(note.digest for note in notes)
         records = []
         for note in notes:
             won, lost = tally.get(note.page, (0, 0))
@@ -307,7 +307,7 @@ class Workflows:
                 if lost + 1 - won >= MAX_LOSS_LEAD and not state.pinned:
                     moves.append(Retire((page.id,), why=f"lost {lost + 1} of {won + lost + 1}"))
                     retired.append(row.name or "")
-        texts = collection.backend.texts(page.digest for page, _ in rows) if workflow is not None else {}
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows) if workflow is not None else {}
         signatures = {Workflow.parse(text).signature for text in texts.values()}
         is_new = workflow is not None and workflow.signature not in signatures
         name = ""

@@ -75,7 +75,7 @@ class Past:
             last = int(recorded.reply or 0)
         end = opened.window.last if last is None else last
         chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
-        opened.fetch(chosen)
+        opened.contents.fetch(chosen)
         self._sub_calls.note(call, str(end), self._keys((opened, page.id) for page in chosen), recorded)
         return [
             {
@@ -95,7 +95,7 @@ class Past:
         for session, page in pages:
             if session.name not in is_citable:
                 is_citable[session.name] = shares_store(self._reader, session)
-            key = (session.owner(page), page)
+            key = (session.contents.owner(page), page)
             if is_citable[session.name]:
                 keys[key] = None
         return tuple(keys)

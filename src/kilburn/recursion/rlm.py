@@ -248,7 +248,7 @@ class RecursiveModel(Agent):
     def _tell(self, messages: Sequence[Any], text: Variable | None, past: bool) -> None:
         """Append the question, and the description of the text for the model."""
         system = self._system(self.depth, past)
-        systems = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
+        systems = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
         if text is not None:
             description = f"{text.told()}\nIt begins:\n{quote('context', text.head)}"
         else:
@@ -661,7 +661,7 @@ def _recorded_result(run: RunRecord) -> RecursiveResult:
     """Return the result of a run that has ended, from its pages."""
     ending, content = run.ended, None
     if ending["page"]:
-        text = run.session.text(ending["page"])
+        text = run.session.contents.text(ending["page"])
         content = msgspec.json.decode(text) if ending["json"] else text
     return RecursiveResult(
         outcome=AnswerOutcome(ending["answered"]),

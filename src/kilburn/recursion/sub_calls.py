@@ -278,8 +278,8 @@ class SubCalls:
             self._check()
             if self._session is None:
                 self._session = self._branch()
-                self._session.decide_by(resolve("policies", "fifo"), "fifo")
-                self._session.resize(Budget(WIDE_WINDOW))
+                self._session.edits.decide_by(resolve("policies", "fifo"), "fifo")
+                self._session.edits.resize(Budget(WIDE_WINDOW))
             session = self._session
             number, page, messages, failures = session.number, session.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
