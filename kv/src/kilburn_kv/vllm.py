@@ -25,8 +25,8 @@ from kilburn.errors import ModelError, Refused, SpecError
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.assembly import arguments
 from kilburn.models.chat import Chat
-from kilburn.models.metrics import VllmMetrics, read_metrics
 from kilburn.models.retry import Retry
+from kilburn_kv.vllm_metrics import VllmMetrics, read_metrics
 
 __all__ = ["Vllm", "salt_of"]
 
