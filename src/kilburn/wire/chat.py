@@ -13,7 +13,8 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec
+from kilburn.model import Request, Tokens, ToolSpec
+from kilburn.wire.oddities import counted
 from kilburn.wire.parts import (
     claim_call,
     kind_at,
@@ -38,9 +39,9 @@ ROLES = {
     "function": Role.TOOL,
 }
 
-_THOUGHTS = ("reasoning_content", "reasoning")
+THOUGHTS = ("reasoning_content", "reasoning")
 UNVOICED = ("refusal", "function_call", "audio")
-ASIDES = (*_THOUGHTS, *UNVOICED)
+ASIDES = (*THOUGHTS, *UNVOICED)
 """Keys of an assistant message whose value becomes a part of its own."""
 
 
@@ -139,7 +140,7 @@ def _read_asides(source: dict[str, Any], template: dict[str, Any]) -> tuple[list
     for key in ASIDES:
         value = source.get(key)
         extra = pack({"at": key})
-        if key in _THOUGHTS and isinstance(value, str) and value:
+        if key in THOUGHTS and isinstance(value, str) and value:
             thoughts.append(Part(kind=Kind.REASONING, text=value, extra=extra))
         elif key == "refusal" and isinstance(value, str) and value:
             others.append(Part(kind=Kind.TEXT, text=value, extra=extra))
@@ -391,7 +392,7 @@ def is_thinking_alone(message: dict[str, Any]) -> bool:
     if not isinstance(content, str):
         content = "".join(str(block.get("text", block["type"])) for block in content)
     asides = any(message.get(key) is not None for key in UNVOICED)
-    return any(message.get(key) for key in _THOUGHTS) and not (content or asides or message.get("tool_calls"))
+    return any(message.get(key) for key in THOUGHTS) and not (content or asides or message.get("tool_calls"))
 
 
 def _render_call(part: Part) -> dict[str, Any]:
@@ -408,3 +409,44 @@ def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         {"type": "function", "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters}}
         for spec in specs
     ]
+
+
+def request_fields(model: str, request: Request, host: str | None) -> dict[str, Any]:
+    """Return the fields of a streamed chat request to a host, without `request.options`.
+
+    OpenAI itself takes the cap of the reply under a newer name.
+    """
+    return {
+        "model": model,
+        "messages": list(request.messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_completion_tokens" if host == "api.openai.com" else "max_tokens": request.max_tokens,
+        **optional_fields(request),
+    }
+
+
+def optional_fields(request: Request) -> dict[str, Any]:
+    """Return the fields that a request may lack: tools, temperature, seed, and the schema of the reply."""
+    fields: dict[str, Any] = {}
+    if request.tools:
+        fields["tools"] = tools(request.tools)
+    if request.temperature is not None:
+        fields["temperature"] = request.temperature
+    if request.seed is not None:
+        fields["seed"] = request.seed
+    if request.schema is not None:
+        schema = {"name": "reply", "schema": request.schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def read_usage(usage: Any) -> Tokens | None:
+    """Return the figures of a chat completion's `usage`, or None if it lacks the prompt or the reply, or is impossible."""
+    counts = counted(usage)
+    details = counts.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else details
+    prompt: Any = counts.get("prompt_tokens")
+    reply: Any = counts.get("completion_tokens")
+    tokens = Tokens(prompt=prompt, reply=reply, cached=0 if cached is None else cached)
+    return tokens if tokens.sound else None

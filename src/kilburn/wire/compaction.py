@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Tokens
-from kilburn.wire.editing import Whole, read_form, write
+from kilburn.wire.editing import Whole, read_form, read_management, read_summarize, write
 from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
 from kilburn.wire.plain import plain, type_of, unpack
 
@@ -204,23 +204,27 @@ def report_json(said: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def betas_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The beta headers that a request needs: for its edits, and for the compaction blocks that it holds.
+def betas_for(options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the beta headers that a request needs: for its edits, and for the compaction blocks that it holds.
 
     Raises:
-        InvalidMessage: `context_management` and `compaction` together, which the provider refuses.
+        InvalidMessage: edits or a compaction that the provider would refuse, or both in one request.
     """
-    edits, demand = body.get("context_management"), body.get("compaction")
+    edits, demand = options.get("context_management"), options.get("compaction")
+    if edits is not None:
+        read_management(edits)
+    if demand is not None:
+        read_summarize(demand)
     if edits is not None and demand is not None:
         raise InvalidMessage("compaction and context_management in one request", advice="send one of them")
     kinds = [edit.get("type") for edit in (edits or {}).get("edits", ()) if isinstance(edit, dict)]
     blocks = [block for message in messages for block in _blocks(message)]
-    needed = {
+    betas = {
         EDITING: any(kind != "compact_20260112" for kind in kinds),
         THRESHOLD: "compact_20260112" in kinds or any(not block.get("signature") for block in blocks),
         ON_DEMAND: demand is not None or any(block.get("signature") for block in blocks),
     }
-    return [beta for beta, is_needed in needed.items() if is_needed]
+    return [beta for beta, needed in betas.items() if needed]
 
 
 def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec
+from kilburn.model import Request, ToolSpec
 from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
 from kilburn.wire.plain import load_object, pack, string_at, type_of, unpack
 from kilburn.wire.quotation import quote
@@ -257,6 +257,8 @@ SETTINGS = ("clear_at", "output_config")
 SERVED = ("server_tool_use", "mcp_tool_use")
 BREAKPOINTS = 4
 """Anthropic refuses a request with more cache breakpoints than this."""
+CACHE_MARK = {"type": "ephemeral"}
+"""The value of `cache_control` of a breakpoint."""
 
 Blocks = list[dict[str, Any]]
 
@@ -487,3 +489,40 @@ def marked(contents: Sequence[str | Blocks | None]) -> Blocks:
 def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """The `tools` argument of a messages request."""
     return [{"name": spec.name, "description": spec.description, "input_schema": spec.parameters} for spec in specs]
+
+
+def request_fields(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
+    """Return the fields of a request as the SDK takes them; those that the SDK does not know are in `extra_body`.
+
+    Args:
+        cache: whether the system prompt and the ends of the last two messages get cache breakpoints.
+    """
+    messages, system = list(request.messages), request.system
+    if cache:
+        # A copy that was recalled for the question stands in the last message, and is not in the next prompt.
+        for index in range(len(messages))[-2:]:
+            messages[index] = {**messages[index], "content": _with_breakpoint(messages[index]["content"])}
+        system = system and _with_breakpoint(system)
+    fields: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
+    if system:
+        fields["system"] = system
+    if request.tools:
+        fields["tools"] = tools(request.tools)
+    if request.schema is not None:
+        fields["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+    if request.temperature is not None:
+        fields["extra_body"] = {"temperature": request.temperature}
+    if request.options:
+        fields["extra_body"] = {**fields.get("extra_body", {}), **request.options}
+    return fields
+
+
+def _with_breakpoint(content: str | Blocks) -> str | Blocks:
+    """Return a copy of the content with a cache breakpoint on the last block that may have one."""
+    blocks = list(as_blocks(content))
+    for index in range(len(blocks) - 1, -1, -1):
+        empty = blocks[index].get("type") == "text" and not blocks[index].get("text")
+        if not empty and blocks[index].get("type") not in THOUGHTS:
+            blocks[index] = {"cache_control": CACHE_MARK, **blocks[index]}
+            return blocks
+    return content

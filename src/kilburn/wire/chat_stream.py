@@ -1,7 +1,7 @@
-"""Puts the chunks of a chat completion together into one reply.
+"""Assembles the chunks of a streamed chat completion into one reply.
 
-Both the in-process model and HTTP endpoints stream this form. Tool calls come in pages, and not every server numbers
-them. Reasoning comes under two names.
+The in-process model, HTTP endpoints and the gateway's upstream stream this form. Tool calls arrive in pieces, and not every
+server numbers them. Reasoning arrives under two names.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 from kilburn.errors import Unavailable, WireError
 from kilburn.event import encodable
 from kilburn.message import Kind
-from kilburn.model import Delta, Finish, Reply, Request, Tokens
+from kilburn.model import Delta, Finish, Reply, Tokens
 from kilburn.wire import chat
-from kilburn.wire.oddities import chat_message, counted, text_of
+from kilburn.wire.oddities import chat_message, text_of
 from kilburn.wire.parts import slots_of
 from kilburn.wire.plain import plain
 
-_FINISH = {
-    "stop": Finish.STOP,
-    "length": Finish.LENGTH,
-    "tool_calls": Finish.CALLS,
-    "function_call": Finish.CALLS,
-    "content_filter": Finish.REFUSED,
+FINISH_REASONS = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CALLS: "tool_calls",
+    Finish.REFUSED: "content_filter",
 }
-_THOUGHTS = ("reasoning_content", "reasoning")
-KNOWN = ("role", "content", "refusal", *_THOUGHTS, "tool_calls")
+_FINISHES = {reason: finish for finish, reason in FINISH_REASONS.items()} | {"function_call": Finish.CALLS}
+_READ = ("role", "content", "refusal", *chat.THOUGHTS, "tool_calls")
 """Keys of a message that are read."""
 
 
@@ -132,7 +131,7 @@ class Assembly:
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text in a chunk."""
         if chunk.get("usage") is not None:
-            self._usage = tokens_of(chunk["usage"])
+            self._usage = chat.read_usage(chunk["usage"])
         for choice in _objects(chunk.get("choices")):
             if choice.get("index"):
                 continue
@@ -148,17 +147,17 @@ class Assembly:
                     text = self._halves.join(key, text)
                     if text:
                         texts.append(text)
-                        yield Delta(text, key in _THOUGHTS)
+                        yield Delta(text, key in chat.THOUGHTS)
             for block in _objects(delta.get("content")):
                 if block.get("type") == "thinking":
                     yield from self._feed_thinking(block)
             for piece in _objects(delta.get("tool_calls")):
                 self._feed_call(piece)
-            _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
+            _merge(self._beside, {key: value for key, value in delta.items() if key not in _READ})
             if self._finish is not None:
                 for key, text in self._halves.rest():
                     self._texts[key].append(text)
-                    yield Delta(text, key in _THOUGHTS)
+                    yield Delta(text, key in chat.THOUGHTS)
 
     def feed_text(self, text: str) -> list[Delta]:
         """The same for a chunk with a piece of the answer's text, and nothing else."""
@@ -247,35 +246,9 @@ class Assembly:
             message = chat.read(chat_message(plain(source, "reply")), "reply")
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        finish = _FINISH.get(self._finish or "", Finish.STOP)
+        finish = _FINISHES.get(self._finish or "", Finish.STOP)
         if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
             finish = Finish.CALLS
         if finish == Finish.STOP and self._texts["refusal"]:
             finish = Finish.REFUSED
         return Reply(message=message, finish=finish, usage=self._usage)
-
-
-def tokens_of(usage: Any) -> Tokens | None:
-    """The figures of a chat completion's `usage`; None if it leaves out the prompt or the reply, or is impossible."""
-    said = counted(usage)
-    details = said.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else details
-    prompt: Any = said.get("prompt_tokens")
-    reply: Any = said.get("completion_tokens")
-    tokens = Tokens(prompt=prompt, reply=reply, cached=0 if cached is None else cached)
-    return tokens if tokens.sound else None
-
-
-def arguments(request: Request) -> dict[str, Any]:
-    """The fields of a request besides its messages and cap, in the chat form."""
-    given: dict[str, Any] = {}
-    if request.tools:
-        given["tools"] = chat.tools(request.tools)
-    if request.temperature is not None:
-        given["temperature"] = request.temperature
-    if request.seed is not None:
-        given["seed"] = request.seed
-    if request.schema is not None:
-        held = {"name": "reply", "schema": request.schema, "strict": True}
-        given["response_format"] = {"type": "json_schema", "json_schema": held}
-    return given
