@@ -1,6 +1,6 @@
 """Anthropic's memory tool (`memory_20250818`) over notes: the files below `/memories` are the notes of one owner.
 
-`run` carries out one command and returns what the model is told, in the words of Anthropic's own tool, which models know.
+`MemoryFiles.run` carries out one command and returns the model's result, in the words of Anthropic's own tool, which models know.
 `memory_tool` makes the tool for the SDK's runner. Nothing of this is on unless it is handed to a model.
 
     notes, session = store.notes("ana"), store.session("monday", user="ana")
@@ -95,13 +95,6 @@ class _Rename(msgspec.Struct, tag_field="command", tag="rename"):
 
 
 _Command = _View | _Create | _StrReplace | _Insert | _Delete | _Rename
-
-
-def run(
-    notes: Notes, command: Mapping[str, Any], *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None
-) -> str:
-    """Carry out one command of the memory tool, for a model that has read no other note; see `MemoryFiles`."""
-    return MemoryFiles(notes, policy=policy, tainted=tainted, secrets=secrets).run(command)
 
 
 class MemoryFiles:
@@ -369,17 +362,13 @@ def _size(count: int) -> str:
     return f"{int(size) if size == int(size) else f'{size:.1f}'}{'BKMG'[step]}"
 
 
-def memory_tool(
-    notes: Notes,
-    *,
-    policy: str = "agent",
-    session: Session | None = None,
-    clean: Collection[str] = (),
-    tainted: bool = False,
-    secrets: Secrets = None,
-) -> Any:
-    """The memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`). Its attribute `files` is the
-    `MemoryFiles` that carries out its calls; see there.
+def memory_tool(notes: Notes, **options: Any) -> Any:
+    """Return the memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`). Its attribute `files` is the
+    `MemoryFiles` that carries out its calls.
+
+    Args:
+        notes: of the owner.
+        options: the keyword arguments of `MemoryFiles`, such as `session`.
 
     Raises:
         MissingExtra: the SDK is not installed.
@@ -393,7 +382,7 @@ def memory_tool(
     class NotesTool(BetaAbstractMemoryTool):
         """Anthropic's tool, whose files are notes."""
 
-        files = MemoryFiles(notes, policy=policy, session=session, clean=clean, tainted=tainted, secrets=secrets)
+        files = MemoryFiles(notes, **options)
 
         def execute(self, command: Any) -> Any:
             """Carry out a command."""
