@@ -26,7 +26,7 @@ FINISH_REASONS = {
     Finish.REFUSED: "content_filter",
 }
 _FINISHES = {reason: finish for finish, reason in FINISH_REASONS.items()} | {"function_call": Finish.CALLS}
-_READ = ("role", "content", "refusal", *chat.THOUGHTS, "tool_calls")
+_MESSAGE_KEYS = ("role", "content", "refusal", *chat.THOUGHTS, "tool_calls")
 """Keys of a message that are read."""
 
 
@@ -47,8 +47,8 @@ class Halves:
 
     def rest(self) -> Iterator[tuple[Any, str]]:
         """Each place with a first half that stayed alone, and its replacement."""
-        held, self._held = self._held, {}
-        return ((place, encodable(half)) for place, half in held.items())
+        halves, self._held = self._held, {}
+        return ((place, encodable(half)) for place, half in halves.items())
 
 
 _PIECES = ("text", "summary", "data")
@@ -58,14 +58,14 @@ _PIECES = ("text", "summary", "data")
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
     """Add pieces of fields: texts and lists are continued, and of anything else the newer one counts."""
     for key, value in more.items():
-        known: Any = into.get(key)
+        old: Any = into.get(key)
         if isinstance(value, dict):
-            into[key] = dict(known) if isinstance(known, dict) else {}
+            into[key] = dict(old) if isinstance(old, dict) else {}
             _merge(into[key], value)
-        elif isinstance(value, str) and isinstance(known, str):
+        elif isinstance(value, str) and isinstance(old, str):
             into[key] += value
-        elif isinstance(value, list) and isinstance(known, list):
-            into[key] = _continued(known, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            into[key] = _continued(old, value)
         elif value is not None or key not in into:
             into[key] = value
 
@@ -92,7 +92,7 @@ def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     """The objects of a list; none where it is no list."""
-    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
+    return (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else iter(())
 
 
 def _joined(content: Any) -> str:
@@ -112,8 +112,8 @@ class Assembly:
             provider demands them back with the calls: signatures of thoughts, reasoning in a form of its own.
     """
 
-    def __init__(self, who: str, *, whole: bool = False) -> None:
-        self._who, self._whole = who, whole
+    def __init__(self, name: str, *, whole: bool = False) -> None:
+        self._who, self._whole = name, whole
         self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._thinking: dict[str, Any] | None = None
@@ -153,7 +153,7 @@ class Assembly:
                     yield from self._feed_thinking(block)
             for piece in _objects(delta.get("tool_calls")):
                 self._feed_call(piece)
-            _merge(self._beside, {key: value for key, value in delta.items() if key not in _READ})
+            _merge(self._beside, {key: value for key, value in delta.items() if key not in _MESSAGE_KEYS})
             if self._finish is not None:
                 for key, text in self._halves.rest():
                     self._texts[key].append(text)
@@ -182,35 +182,35 @@ class Assembly:
         yield from (Delta(text, reasoning=True) for text in [_joined(chunks)] if text)
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
-        index, given = piece.get("index"), piece.get("id")
+        index, call_id = piece.get("index"), piece.get("id")
         if isinstance(index, str) and index.isdigit():
             index = int(index)
-        given = given if isinstance(given, str) else "" if given is None else str(given)
+        call_id = call_id if isinstance(call_id, str) else "" if call_id is None else str(call_id)
         body = "custom" if "custom" in piece else "function"
-        said = piece.get(body)
-        said = said if isinstance(said, dict) else {}
-        at = self._slots.get(index) if isinstance(index, int) else self._last_if(given, said.get("name"))
-        if at is None or (given and self._calls[at]["id"] not in ("", given)):
+        fields = piece.get(body)
+        fields = fields if isinstance(fields, dict) else {}
+        at = self._slots.get(index) if isinstance(index, int) else self._last_if(call_id, fields.get("name"))
+        if at is None or (call_id and self._calls[at]["id"] not in ("", call_id)):
             self._calls.append({"id": "", "type": body})
             at = len(self._calls) - 1
             if isinstance(index, int):
                 self._slots[index] = at
         call = self._calls[at]
-        call["id"] = given or call["id"]
+        call["id"] = call_id or call["id"]
         body, slot = slots_of(call)
         called = call.setdefault(body, {"name": "", slot: ""})
-        for key, value in said.items():
+        for key, value in fields.items():
             if key in called:
                 called[key] += text_of(value)
         _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
-    def _last_if(self, given: str, name: Any) -> int | None:
+    def _last_if(self, call_id: str, name: Any) -> int | None:
         """The last call, if a piece without a number goes on with it; not if it begins another one."""
         if not self._calls:
             return None
         last = self._calls[-1]
-        if given and last["id"]:
-            return len(self._calls) - 1 if given == last["id"] else None
+        if call_id and last["id"]:
+            return len(self._calls) - 1 if call_id == last["id"] else None
         called = last.get(last["type"]) or {}
         return None if name and called.get("name") else len(self._calls) - 1
 

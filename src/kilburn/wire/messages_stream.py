@@ -39,8 +39,8 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 class ReplyBlocks:
     """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, name: str) -> None:
+        self._who = name
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._halves = Halves()
@@ -126,16 +126,16 @@ class ReplyBlocks:
         """
         if self._stop is None and not ended:
             raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
-        written: list[str] = []
+        arguments: list[str] = []
         for index, block in self._blocks.items():
             if block["type"] == "tool_use":
-                given = block.get("input")
-                whole = given if isinstance(given, str) and given else json.dumps(given or {})
-                written.append(encodable(self._arguments.get(index) or whole))
+                value = block.get("input")
+                whole = value if isinstance(value, str) and value else json.dumps(value or {})
+                arguments.append(encodable(self._arguments.get(index) or whole))
                 block["input"] = {}
             elif index in self._arguments:
-                said = encodable(self._arguments[index]).strip()
-                block["input"] = load_object(said) or {"_raw": said} if said else {}
+                text = encodable(self._arguments[index]).strip()
+                block["input"] = load_object(text) or {"_raw": text} if text else {}
             elif block["type"] == "compaction":
                 # An empty summary would be refused when it is sent back.
                 block["content"] = block.get("content") or None
@@ -146,25 +146,25 @@ class ReplyBlocks:
                     read_block(plain(block, "compaction"))
             usage = self._tokens(report)
             source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(report)}
-            message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], written)
+            message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], arguments)
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
         calling = Finish.CALLS if any(part.kind is Kind.CALL for part in message.parts) else Finish.STOP
         return Reply(message=message, finish=_FINISHES.get(self._stop or "", calling), usage=usage)
 
-    def _tokens(self, said: dict[str, Any]) -> Tokens | None:
+    def _tokens(self, report: dict[str, Any]) -> Tokens | None:
         """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
         report of the provider's own work is removed from it."""
         fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
-        cached, stored = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
+        cached, created = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
         try:
-            beside = read_report({"usage": said.get("usage")}).beside
+            beside = read_report({"usage": report.get("usage")}).beside
         except WireError:
-            del said["usage"]
+            del report["usage"]
             return None
-        if not (is_count(fresh) and is_count(reply) and is_count(cached) and is_count(stored)):
+        if not (is_count(fresh) and is_count(reply) and is_count(cached) and is_count(created)):
             return None
-        tokens = Tokens(prompt=fresh + cached + stored, reply=reply, cached=cached, written=stored, beside=beside)
+        tokens = Tokens(prompt=fresh + cached + created, reply=reply, cached=cached, written=created, beside=beside)
         return tokens if tokens.sound else None
 
 
@@ -172,8 +172,10 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _with_arguments(message: Message, written: Sequence[str]) -> Message:
+def _with_arguments(message: Message, arguments: Sequence[str]) -> Message:
     """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
-    left = iter(written)
-    parts = tuple(msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts)
+    remaining = iter(arguments)
+    parts = tuple(
+        msgspec.structs.replace(part, text=next(remaining)) if part.kind is Kind.CALL else part for part in message.parts
+    )
     return msgspec.structs.replace(message, parts=parts)
