@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from kilburn.adapters.history import GONE, KeptHistory, Recollections
+from kilburn.adapters.history import WITHDRAWN, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
@@ -65,8 +65,8 @@ class AgentsSession(SessionABC):
     def _add(self, items: list[Any]) -> None:
         new = []
         for message in parse(chat_of(items)):
-            if (said := digest(message)) in self._ahead:
-                self._ahead.remove(said)
+            if (key := digest(message)) in self._ahead:
+                self._ahead.remove(key)
             else:
                 new.append(message)
         self.history.append(new)
@@ -78,7 +78,7 @@ class AgentsSession(SessionABC):
     def _pop(self) -> Any | None:
         session = self.history.session
         with session.lock:
-            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in GONE]
+            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in WITHDRAWN]
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
@@ -93,17 +93,17 @@ class AgentsSession(SessionABC):
 
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""
-        given = data.model_data
+        prompt = data.model_data
         return ModelInputData(
-            input=await asyncio.to_thread(self._window, given, data.agent.model), instructions=given.instructions
+            input=await asyncio.to_thread(self._window, prompt, data.agent.model), instructions=prompt.instructions
         )
 
-    def _window(self, given: ModelInputData, model: object) -> list[Any]:
+    def _window(self, prompt: ModelInputData, model: object) -> list[Any]:
         with self.history.session.lock:
             self.history.count_for(model)
             # The SDK adds these items to the session later, when their turn has ended.
-            self._ahead += map(digest, self.history.take(chat_of(given.input), rewinds=False))
-            return items_of(self.history.prompt((), "chat", given.instructions, rewinds=False))
+            self._ahead += map(digest, self.history.take(chat_of(prompt.input), rewinds=False))
+            return items_of(self.history.prompt((), "chat", prompt.instructions, rewinds=False))
 
 
 def chat_of(items: Sequence[Any] | str) -> list[dict[str, Any]]:

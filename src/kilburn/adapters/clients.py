@@ -81,17 +81,19 @@ def _check(client: object) -> None:
         SpecError: it is none.
     """
     kinds = client.__mro__ if isinstance(client, type) else type(client).__mro__
-    known = [kind.__name__ for kind in kinds if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in CLIENTS]
-    if isinstance(client, type) and known:
+    names = [kind.__name__ for kind in kinds if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in CLIENTS]
+    if isinstance(client, type) and names:
         raise SpecError(f"the class {client.__name__}, not a client", advice=f"wrap an object: {client.__name__}(...)")
-    if not known:
+    if not names:
         module = getattr(client if isinstance(client, type) else type(client), "__module__", "")
         advice = "wrap OpenAI, Anthropic or their async clients, of the libraries openai and anthropic"
         raise SpecError(f"a client of type {_type(client)}, from {module}", advice=advice)
     inner = getattr(client, "_client", None)
     if not isinstance(inner, httpx2.Client | httpx2.AsyncClient):
-        said = f"a client of type {_type(client)} that this Kilburn does not know"
-        raise SpecError(said, advice=f"another version of its library may do: {command(known[-1].removeprefix('Async').lower())}")
+        problem = f"a client of type {_type(client)} that this Kilburn does not know"
+        raise SpecError(
+            problem, advice=f"another version of its library may do: {command(names[-1].removeprefix('Async').lower())}"
+        )
     if isinstance(inner._transport, _Through | _AsyncThrough):
         raise SpecError("a client that is wrapped already", advice="wrap the plain client, once for each segment")
 
@@ -112,19 +114,19 @@ def _wrapped(client: Client, history: KeptHistory, tools: bool) -> Client:
         http = httpx2.Client(transport=_Through(inner, begin))
     else:
         http = httpx2.AsyncClient(transport=_AsyncThrough(inner, begin))
-    made = source.copy(http_client=http)
-    refused = made._make_status_error
+    copy = source.copy(http_client=http)
+    refused = copy._make_status_error
 
     def raised(message: str, *, body: object, response: Any) -> Exception:
-        own = response.extensions.get("kilburn")
-        return own if own is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
+        error = response.extensions.get("kilburn")
+        return error if error is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
 
     def again(**options: Any) -> Any:
         return _wrapped(source.copy(**options), history, tools)
 
-    made._make_status_error = raised
-    made.copy = made.with_options = again
-    return made  # type: ignore[no-any-return]
+    copy._make_status_error = raised
+    copy.copy = copy.with_options = again
+    return copy  # type: ignore[no-any-return]
 
 
 class _Turn:
@@ -138,29 +140,31 @@ class _Turn:
         self._history, self._form = history, form
         if form.unread(body):
             raise SpecError("the provider keeps this conversation", advice="hand over the history, or use a client without wrap")
-        self._asked = asked = form.open(body)
-        form.split(asked)
-        choice = bytes(asked.fields.get("tool_choice", b"")).replace(b" ", b"")
-        self._offered = OFFERED if tools and asked.faults and choice not in (b'"none"', b'{"type":"none"}') else ()
-        beside = b" ".join([*asked.beside, msgspec.json.encode(self._offered)])
-        messages = [message for raw in asked.messages for message in form.read(raw)]
+        self._asked = request = form.open(body)
+        form.split(request)
+        choice = bytes(request.fields.get("tool_choice", b"")).replace(b" ", b"")
+        self._offered = OFFERED if tools and request.faults and choice not in (b'"none"', b'{"type":"none"}') else ()
+        beside = b" ".join([*request.beside, msgspec.json.encode(self._offered)])
+        messages = [message for raw in request.messages for message in form.read(raw)]
         if form.name == "responses":
             messages = _joined(messages)
         with history.session.lock:
-            self.foreign = history.is_foreign(messages, _lead_of(form, asked))
+            self.foreign = history.is_foreign(messages, _lead_of(form, request))
             if self.foreign:
                 return
-            self._put(history.prompt(messages, form.rendered, beside.decode(), model=asked.model))
+            self._put(history.prompt(messages, form.rendered, beside.decode(), model=request.model))
         self._rounds_left, self._shortened = MAX_ROUNDS, False
-        self.stream = asked.stream
+        self.stream = request.stream
         self.reading: Reading = form.reading(bool(self._offered))
 
     def _put(self, prompt: Prompt) -> None:
-        asked = self._asked
+        request = self._asked
         if prompt.system:
-            own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
-            asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
-        self.body = self._form.splice(asked, to_send(prompt), self._offered)
+            blocks = wire.as_blocks(msgspec.json.decode(request.fields["system"])) if "system" in request.fields else []
+            request = msgspec.structs.replace(
+                request, fields={**request.fields, "system": [*blocks, *wire.as_blocks(prompt.system)]}
+            )
+        self.body = self._form.splice(request, to_send(prompt), self._offered)
         self._tokens = prompt.tokens
 
     def shortens(self, response: httpx2.Response) -> bool:
@@ -210,13 +214,13 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, asked: Asked) -> str:
+def _lead_of(form: Form, request: Asked) -> str:
     """The system prompt that stands before a conversation."""
-    told = [part.text for raw in asked.lead for message in form.read(raw) for part in message.parts]
+    texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
-        blocks = wire.as_blocks(msgspec.json.decode(asked.fields[key])) if key in asked.fields else None
-        told += [str(block.get("text", "")) for block in blocks or () if isinstance(block, dict)]
-    return "\n".join(told)
+        blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None
+        texts += [str(block.get("text", "")) for block in blocks or () if isinstance(block, dict)]
+    return "\n".join(texts)
 
 
 def _request_form(request: httpx2.Request) -> Form | None:
