@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.adapters.memory_tool import run
+from kilburn.adapters.memory_tool import MemoryFiles
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.records import Quotations
 from kilburn.backends.upkeep import inspect_store
@@ -340,7 +340,7 @@ def test_the_work_of_a_history_grows_with_its_versions_and_not_with_their_square
 def test_a_listing_reads_the_texts_at_once(notes: Notes) -> None:
     for number in range(30):
         notes.write(f"folder/{number}", "text")
-    assert entered(lambda: run(notes, {"command": "view", "path": "/memories"}))["text"] == 0
+    assert entered(lambda: MemoryFiles(notes).run({"command": "view", "path": "/memories"}))["text"] == 0
 
 
 @given(st.sets(st.text("abc", min_size=6, max_size=8), max_size=5), st.text("abc", max_size=40))

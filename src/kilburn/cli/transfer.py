@@ -24,7 +24,7 @@ from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, plain, say, tell
-from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
+from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, read_lines, stem_of
 
 
 @app.command()
@@ -138,7 +138,7 @@ def bring(
     tokenizer: Annotated[
         str, Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
     ] = "auto",
-    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
+    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MAX_FILE_BYTES,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
