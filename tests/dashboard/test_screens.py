@@ -179,16 +179,6 @@ def test_memory_is_shown_as_of_a_day(app: Any) -> None:
     assert ask(app, to("/memory", user="ana", at="yesterday")).status == 404
 
 
-def test_whether_edits_paid_is_worked_out_from_the_ledger(made: Path, app: Any) -> None:
-    with kilburn.open(str(made), window=900, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        session = store.session("misses")
-        last = session.receipts()[-1]
-        ships = [event for event in session.events(after=last.events[1]) if event.act is Act.SHIP]
-    shown = ok(app, "/prices", name="misses").text
-    cells = re.findall(r'data-label="(?:freed|prompts since|read again)" class="n">([\d,]+)', shown)[:3]
-    assert [int(cell.replace(",", "")) for cell in cells] == [last.freed, len(ships), ships[0].data["again"] if ships else 0]
-
-
 def test_one_search_finds_sessions_and_facts(app: Any) -> None:
     assert "parser" in words_of(ok(app, "/search", q="strips too much"))
     assert "prefers tea" in words_of(ok(app, "/search", q="tea"))

@@ -165,7 +165,7 @@ class Commands(PlainGroup):
         """
         for name in names:
             if name in COMMANDS:
-                importlib.import_module(f"kilburn.cli.{COMMANDS[name].module or name}")
+                importlib.import_module(f".{COMMANDS[name].module or name}", __package__)
                 continue
             others = [entry for entry in _entry_points() if entry.name == name]
             if not others and name == LABORATORY:

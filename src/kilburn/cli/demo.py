@@ -17,11 +17,9 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import Advanced, closed_after, model_of
-from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import Done, progress, table
-from kilburn.cli.shell import Force, Json, app
+from kilburn.cli.shell import Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Told, perform
-from kilburn.picture import check_picture
 from kilburn.terminal import console, emit, line, say
 
 PHASES = {
@@ -50,9 +48,6 @@ def demo(
         int | None, Option(min=1, help="Ask this many questions; 40, or 200 with --full.", show_default=False)
     ] = None,
     window: Annotated[int, Option(min=2000, help="Give the agent a window of this many tokens.")] = 8000,
-    plot: Annotated[
-        Path | None, Option(metavar="FILE", help="Draw the tokens in the window over time into a .png or .html file.")
-    ] = None,
     db: Annotated[
         Path | None,
         Option(metavar="FILE", help="Keep the store in this file; by default in a temporary folder.", show_default=False),
@@ -62,7 +57,6 @@ def demo(
     library: Annotated[
         Path | None, Advanced(metavar="DIR", help="Read this folder of Python sources instead.", show_default=False)
     ] = None,
-    force: Force = False,
     json: Json = False,
 ) -> None:
     """An agent reads 1.2 million tokens of the Python standard library in a small window, and then answers questions about it.
@@ -75,10 +69,8 @@ def demo(
 
     Example:
 
-        kilburn demo --plot window.html
+        kilburn demo --window 8000
     """
-    if plot is not None:
-        check_picture(plot, force=force, formats=FORMATS)
     plan = DemoPlan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),
         library=str(library or ""),
@@ -103,10 +95,6 @@ def demo(
         emit({"ok": results.ok} | figures | verdict)
     else:
         _show(results)
-    if plot is not None:
-        title = f"Python {results.python}'s library through {window:,} tokens, {policy}"
-        draw(plot, results.curve, window=results.stats.room, title=title, force=force)
-        say(f"drawn: {plot}")
     if not results.ok:
         raise typer.Exit(1)
 

@@ -13,12 +13,10 @@ import kilburn
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, closed_after, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
-from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Force, Json, Tenant, app
+from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.kernel.store import Store
-from kilburn.picture import check_picture
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
@@ -55,8 +53,6 @@ def replay(
     tenant: Tenant = None,
     limit: Annotated[int | None, Option(min=1, help="Runs at most.")] = None,
     form: Annotated[str, Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
-    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
-    force: Force = False,
     json: Json = False,
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
@@ -65,10 +61,8 @@ def replay(
 
     Example:
 
-        kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
+        kilburn replay run.jsonl --window 4000 --policy lru
     """
-    if plot is not None:
-        check_picture(plot, force=force, formats=FORMATS)
     runs = _runs(source, limit, form)
     with (
         closed_after(model_of(model)) as speaker,
@@ -93,11 +87,6 @@ def replay(
         )
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
-    if plot is not None:
-        longest = max(measured, key=lambda run: run.tokens_seen)
-        title = f"{longest.name} through {window:,} tokens, {policy}"
-        draw(plot, longest.curve, window=window - reserve, title=title, force=force)
-        say(f"drawn: {plot}")
     if total.policy_failures:
         say(f"policy {policy} failed {total.policy_failures} times: these figures are not its own")
     if total.overflow or total.lost or total.policy_failures:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from kilburn.dashboard.paid import TABLE
 from kilburn.dashboard.strip import PromptItem
 from kilburn.kernel.session import Session
 from kilburn.page import Page
@@ -47,13 +46,13 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def price(self) -> float:
         """Of reading again, once."""
-        table = PRICES[TABLE]
+        table = PRICES["hosted"]
         return self.again * (table.written - table.cached) / 1e6
 
     @property
     def prompts(self) -> int:
         """After how many prompts it has saved its price."""
-        table = PRICES[TABLE]
+        table = PRICES["hosted"]
         return -int(-self.price // max(1e-12, self.freed * table.cached / 1e6))
 
 

@@ -15,7 +15,6 @@ import msgspec
 
 from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
-from kilburn.dashboard.later import Errands
 from kilburn.dashboard.marks import Marks, TooFar, weight
 from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
@@ -95,7 +94,6 @@ class LedgerReader:
         self.backend, self.clock, self._effort, self.budget = backend, clock, effort, budget
         self._lock = threading.Lock()
         self._marks = Marks(backend)
-        self.later = Errands()
         self._stores: dict[str, Store] = {}
         self._opened: dict[str, Store] = {}
         # The figures of sessions by number, as of an event; and what is wrong with the model of its policy.

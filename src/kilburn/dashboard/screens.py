@@ -19,12 +19,9 @@ from kilburn.dashboard.kv import held_of, lines_of, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
-from kilburn.dashboard.optimum import Regret, regret_of
-from kilburn.dashboard.otherwise import CHOICES, Otherwise, otherwise, taken_by
-from kilburn.dashboard.paid import WeighedEdit, edits_in
-from kilburn.dashboard.reading import FARTHEST, LedgerReader
+from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, pieces_of, shade_of, strip
-from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
+from kilburn.errors import Forgotten, SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
@@ -409,33 +406,11 @@ def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     session, shown = _opened(reading, query)
     until = min(number_in(query, "until", session.head), session.head)
     found, older = reading.faults(session.number, until, SHOWN)
-    asked = min(number_in(query, "regret", 0), session.head)
-    regret, share = regret_at(reading, session, asked) if asked else (None, 0.0)
     return "faults.html", shown | {
-        "asked": asked,
-        "regret": regret,
-        "failed": regret if isinstance(regret, KilburnError) else None,
-        "share": share,
         "rows": [(event, _asked(event)) for event in found],
         "older": older if older and found else 0,
         "until": until,
     }
-
-
-def regret_at(reading: LedgerReader, session: Session, until: int) -> tuple[Any, float]:
-    """The regret of the newest events up to one, as far as it is worked out; see `Errands.ask`."""
-    after = max(0, until - FARTHEST)
-
-    def work(told: Callable[[float], None]) -> Regret:
-        events = reading.stretch(session.number, after, until)
-        told(0.5)
-        window = session.window
-        named = {page for event in events for page in event.pages if page > 0}
-        costs = {page: window.cost(page) for page in named | set(window.pins) if page in window.states}
-        pins = [page for page in window.pins if after and page not in named]
-        return regret_of(events, costs, pins, after, until)
-
-    return reading.later.ask(("regret", session.number, until), work)
 
 
 def _asked(event: Event) -> dict[str, Any]:
@@ -447,43 +422,18 @@ def _asked(event: Event) -> dict[str, Any]:
     }
 
 
-def edits_of(reading: LedgerReader, session: Session) -> list[WeighedEdit]:
-    """The newest compactions that freed tokens, newest first, and whether they paid."""
-    found, _ = reading.receipts(session.number, session.head, SHOWN)
-    done = [receipt for receipt in found if receipt.freed > 0]
-    if not done:
-        return []
-    after = max(done[-1].events[1], session.head - FARTHEST)
-    return list(edits_in(done, reading.stretch(session.number, after, session.head)))
-
-
 def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What a session's prompts took, and their price by each table; what another policy would have taken."""
-    session, shown = _opened(reading, query)
+    """The tokens that a session's prompts took, and their price by each table."""
+    _, shown = _opened(reading, query)
     stats = shown["row"].stats
-    taken = taken_by("", stats) if stats else None
-    again = taken.again if taken else 0
-    edits = {name: again * (table.written - table.cached) / 1e6 for name, table in PRICES.items()}
-    policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.head)
-    share, chosen = 1.0, []
-    if upto and policy in CHOICES:
-        _, share = reading.later.ask(
-            ("policy", session.number, policy, upto), lambda told: otherwise(reading.backend, session, policy, upto, told)
-        )
-        names = [policy, *(each for each in CHOICES if each != policy)]
-        known = [(each, reading.later.found(("policy", session.number, each, upto))) for each in names]
-        chosen = [(each, found) for each, found in known if found is not None]
+    again, fresh = (stats.tokens_reprefilled, stats.tokens_new) if stats else (0, 0)
+    cached = max(0, stats.tokens_shipped - again - fresh) if stats else 0
     return "prices.html", shown | {
-        "taken": taken,
-        "tables": [(name, taken.price(name) if taken else 0.0, edits[name]) for name in PRICES],
-        "edits": edits_of(reading, session),
-        "policy": policy if policy in CHOICES else "",
-        "choices": CHOICES,
-        "upto": upto or session.head,
-        "share": share,
-        "others": [found for _, found in chosen if isinstance(found, Otherwise)],
-        "failed": [(each, found) for each, found in chosen if isinstance(found, KilburnError)],
-        "names": list(PRICES),
+        "cached": cached,
+        "tables": [
+            (name, (cached * table.cached + (again + fresh) * table.written) / 1e6, again * (table.written - table.cached) / 1e6)
+            for name, table in PRICES.items()
+        ],
     }
 
 
