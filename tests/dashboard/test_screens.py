@@ -17,7 +17,7 @@ from dashboard.visit import ask, ok, to, walk, words_of
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
-from kilburn.dashboard.screens import LETTERS, SCREENS
+from kilburn.dashboard.screens import MAX_TEXT, SCREENS
 from kilburn.event import Act, Event
 
 
@@ -140,8 +140,8 @@ def test_a_pages_life_is_told(app: Any) -> None:
 
 def test_a_long_text_comes_in_parts_and_whole(app: Any) -> None:
     first = ok(app, "/page", name=HOSTILE, address="p16")
-    assert len(first.body) < 2 * LETTERS
-    assert f"{len(LONG) - LETTERS:,} more characters" in first.text
+    assert len(first.body) < 2 * MAX_TEXT
+    assert f"{len(LONG) - MAX_TEXT:,} more characters" in first.text
     assert ask(app, next(link for link in first.links if "from=" in link)).status == 200
     whole = ask(app, next(link for link in first.links if link.startswith("/text?")))
     assert whole.text == LONG
