@@ -22,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn as package
-from cli.terminal import TALK, kilburn, program, write_jsonl
-from kilburn.backends.sqlite import Sqlite
+from cli.terminal import TALK, kilburn, program
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
@@ -261,16 +260,6 @@ def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, 
     assert kilburn("export", "light", "--db", db, "--out", out, "--force").status == 0
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert (tmp_path / "victim").read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize("name", ["window.html", "window.png"])
-def test_a_picture_replaces_no_file_without_force(tmp_path: Path, name: str) -> None:
-    talk, plot = write_jsonl(tmp_path / "talk.jsonl", TALK), tmp_path / name
-    plot.write_bytes(b"mine")
-    assert kilburn("replay", talk, "--plot", plot).status == 2
-    assert plot.read_bytes() == b"mine"
-    assert kilburn("replay", talk, "--plot", plot, "--force").status == 0
-    assert plot.read_bytes() != b"mine"
 
 
 @pytest.mark.slow
