@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage

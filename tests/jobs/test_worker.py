@@ -50,7 +50,9 @@ def said(place: Path, name: str, *texts: str, user: str = "ana", tenant: str = "
 def facts(place: Path, user: str = "ana", tenant: str = "default") -> list[str]:
     with kilburn.open(str(place), tenant=tenant, embedder=None, tokenizer="chars/4") as store:
         memory = store.memory(user)
-        return [memory.collection.contents.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None]
+        return [
+            memory.collection.contents.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None
+        ]
 
 
 def worked(place: Path, ways: Ways = PLAIN, tenants: Sequence[str] = ("default",)) -> list[Did]:

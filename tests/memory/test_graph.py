@@ -308,7 +308,9 @@ def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Store) ->
     store.memory().learn("s", policy=Graph(), model=Scripted(replies))
     assert facts(store)
     session.forget("p3")
-    assert not any("Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -> None:
@@ -318,7 +320,9 @@ def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -
          related(("Ana", "works at", "Acme")), session="two")  # fmt: skip
     assert any("Zanzibar" in fact and "Porto" not in fact for fact in facts(store))
     store.session("one").forget("p1")
-    assert not any("Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Store) -> None:

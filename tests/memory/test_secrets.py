@@ -237,7 +237,10 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
         )
         with pytest.raises(QuotaExceeded):
             store.memory().learn("s", Repeater(), quota=Quota(facts=2, evict=True))
-        assert [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
+        assert [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()] == [
+            "Ana's own fact",
+            "read it",
+        ]
 
 
 class Repeater:

@@ -78,7 +78,7 @@ class AgentsSession(SessionABC):
     def _pop(self) -> Any | None:
         session = self.history.session
         with session.lock:
-            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in WITHDRAWN]
+            pages = [page for page, state in session.contents.pages() if page.id > 0 and state.at not in WITHDRAWN]
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]

@@ -145,7 +145,7 @@ class KeptHistory:
         """
         history = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             entries = [(entry, self.session.window.pages[entry.first].role) for entry in self._stored_messages()]
             entries = [(entry, role) for entry, role in entries if role is not Role.SYSTEM]
             digests = [digest(message) for message in history]
@@ -212,7 +212,7 @@ class KeptHistory:
         reply = last_reply(self.session)
         for message in history[:-1][:OPENING]:
             quotations = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
-            if quotations and is_summary(reply, quotations, self.session.originals()):
+            if quotations and is_summary(reply, quotations, self.session.contents.originals()):
                 return True
         return False
 
@@ -226,7 +226,7 @@ class KeptHistory:
 
     def _fits(self, history: Sequence[Message]) -> bool:
         """Whether a history is no longer than the window."""
-        counter, remaining = self.session.counter, self.session.capacity
+        counter, remaining = self.session.counter, self.session.prompts.capacity
         for message in history:
             remaining -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
             if remaining < 0:
@@ -291,7 +291,7 @@ class KeptHistory:
             if new:
                 self.session.append(*self._with_recollections(new), instead_of=pages)
             elif pages:
-                self.session.take_back(pages)
+                self.session.edits.take_back(pages)
             return new
 
     def _first_changed_call(
@@ -374,14 +374,14 @@ class KeptHistory:
         """The messages of the session that the framework has too, in order: those that are neither hidden from it nor taken
         back."""
         groups: list[list[Page]] = []
-        for page, state in self.session.pages():
+        for page, state in self.session.contents.pages():
             if page.id < 0 or state.at in WITHDRAWN or page.cites:
                 continue
             if groups and groups[-1][0].message == page.message and page.kind is not Kind.RESULT:
                 groups[-1].append(page)
             else:
                 groups.append([page])
-        self.session.fetch(page for group in groups if group[0].id not in self._digests for page in group)
+        self.session.contents.fetch(page for group in groups if group[0].id not in self._digests for page in group)
         entries: list[_StoredMessage] = []
         preamble = ""
         for group in groups:
@@ -390,7 +390,7 @@ class KeptHistory:
                 continue
             if calls and all(call.startswith(HIDDEN) for call in calls):
                 # A stream has shown these words to the framework, as the beginning of the reply.
-                preamble += "".join(self.session.text(page.id) for page in group if page.kind is Kind.TEXT)
+                preamble += "".join(self.session.contents.text(page.id) for page in group if page.kind is Kind.TEXT)
                 continue
             key = group[0].id
             if key not in self._digests:

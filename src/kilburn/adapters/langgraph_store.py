@@ -143,7 +143,7 @@ class KilburnStore(BaseStore):
         rows = rows[op.offset :][: op.limit]
         for memory in memories if op.query else ():
             if hits := [row.page.id for row in rows if row.memory is memory]:
-                memory.record(Act.SEARCH, hits, cause="fault")
+                memory.ledger.record(Act.SEARCH, hits, cause="fault")
         items = self._items(rows, SearchItem)
         for item, row in zip(items, rows, strict=True):
             item.score = scores.get((row.memory.number, row.page.id))
@@ -152,7 +152,7 @@ class KilburnStore(BaseStore):
     def _items(self, rows: Sequence[_Row], kind: Any) -> list[Any]:
         texts: dict[str, str] = {}
         for at in range(0, len(rows), READ_BATCH):
-            texts |= self._store.backend.texts({row.page.digest for row in rows[at : at + READ_BATCH]})
+            texts |= self._store.backend.contents.texts({row.page.digest for row in rows[at : at + READ_BATCH]})
         return [
             kind(
                 namespace=_namespace(row.memory),
@@ -190,7 +190,7 @@ class KilburnStore(BaseStore):
             memory = self._store.memory(".".join(namespace)).collection
 
         def write() -> None:
-            head = memory.head
+            head = memory.ledger.head
             standing = {row.page.claim.subject: row.page.id for row in self._rows(memory, adds) if row.page.claim}
             new = [add for add in adds.values() if add is not None]
             places = {add.claim.subject: at for at, add in enumerate(new) if add.claim}
@@ -229,11 +229,11 @@ class KilburnStore(BaseStore):
     def _entries(self, memory: Collection) -> dict[str, _Entry]:
         """Return the newest page of each key. Only events since the last call are read."""
         with self._lock:
-            head = memory.head
+            head = memory.ledger.head
             read_head, cached = self._seen.get(memory.number, (0, {}))
             if read_head == head:
                 return cached
-            changed = sorted({page for event in memory.events(read_head) if event.act in STATE for page in event.pages})
+            changed = sorted({page for event in memory.ledger.events(read_head) if event.act in STATE for page in event.pages})
             rows = [row for at in range(0, len(changed), READ_BATCH) for row in self._read(memory, changed[at : at + READ_BATCH])]
             entries = dict(cached)
             for page, state in sorted(rows, key=lambda row: (row[1].at is Place.OUT, row[0].id)):

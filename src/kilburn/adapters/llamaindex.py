@@ -67,7 +67,7 @@ class SessionMemory(BaseMemory):
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages, as they were put in."""
-        return [_message_of(message) for message in self._history.session.messages()]
+        return [_message_of(message) for message in self._history.session.contents.messages()]
 
     def put(self, message: ChatMessage) -> None:
         """Append a message."""
@@ -83,7 +83,7 @@ class SessionMemory(BaseMemory):
 
     def reset(self) -> None:
         """Withdraw all messages."""
-        self._history.session.take_back(range(1, self._history.session.window.last + 1))
+        self._history.session.edits.take_back(range(1, self._history.session.window.last + 1))
 
 
 def tools(memory: SessionMemory) -> list[FunctionTool]:

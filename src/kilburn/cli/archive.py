@@ -144,7 +144,7 @@ def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(session):
         remaining = [page for page in pages if session.window.at(page.id) != Place.DROPPED]
-        session.fetch(remaining)
+        session.contents.fetch(remaining)
         whole = len(remaining) == len(pages)
         waiting.append((_message(session, pages), pages))
         if whole and _goes_on(waiting[-1][0]):

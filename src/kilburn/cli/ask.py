@@ -76,7 +76,7 @@ class AskOptions(Options, frozen=True, kw_only=True):
     goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False
     tokens: Annotated[
         int | None,
-        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{TOKENS:,}"),
+        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{MAX_TOKENS:,}"),
     ] = None
     db: Db = None
     tenant: Tenant = None
@@ -92,9 +92,11 @@ class AskOptions(Options, frozen=True, kw_only=True):
         int | None, Advanced(min=0, help="Stop after this many replies of the model that writes the code.", show_default="30")
     ] = None
     calls: Annotated[
-        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{CALLS:,}")
+        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{MAX_CALLS:,}")
     ] = None
-    seconds: Annotated[float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}")] = None
+    seconds: Annotated[
+        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{MAX_SECONDS:,.0f}")
+    ] = None
     money: Annotated[
         float | None,
         Advanced(
@@ -184,7 +186,7 @@ def _run(
         "sub": sub, "sandbox": options.sandbox, "parallel": options.parallel, "tools": not options.no_tools
     }  # fmt: skip
     limits = _limits(options)
-    watch = partial(_report, done=report)
+    watch = partial(_report, report=report)
     try:
         if options.goes_on:
             return resume(session, root, source, past=past, watch=watch, limits=limits, question=options.question, **settings)
@@ -241,7 +243,7 @@ def _source(files: list[Path]) -> Source | None:
     if files.count(STDIN) > 1:
         raise SpecError("standard input is named twice", advice="give - once")
     text, files_only = _standard_input(), [file for file in files if file != STDIN]
-    return {"-": text} | dict(texts_of(files_only)) if files_only else text
+    return {"-": text} | dict(read_files(files_only)) if files_only else text
 
 
 def _standard_input() -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
-from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
 from kilburn.cli.access import (
     CONNECT,
     Advanced,
@@ -128,7 +128,7 @@ def chat(options: ChatOptions) -> None:
     if model.context and model.context < options.window:
         say(f"the window is {count(model.context)} tokens, all that {model.name} has")
     notes, recall = options.notes or (), options.recall
-    learners = LEARNS if getattr(model, "elsewhere", False) else LEARNS[0]
+    learners = LEARNING_POLICIES if getattr(model, "elsewhere", False) else LEARNING_POLICIES[0]
     with (
         closing_model(model),
         open_for_agent(

@@ -99,8 +99,8 @@ def list_documents(
 def _row(document: Collection) -> dict[str, Any]:
     pages = [page for page, _ in document.pages()]
     return {
-        "document": name_of(document),
-        "user": document.user,
+        "document": document_name(document),
+        "user": document.info.user,
         "chunks": len(pages),
         "tokens": sum(page.tokens for page in pages),
         "changed": document.info.used,
@@ -147,7 +147,7 @@ def remove(
 
 def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # as a hit of `search` has it
-    documents_by_name = {name_of(document): document for document in documents_of(store)}
+    documents_by_name = {document_name(document): document for document in documents_of(store)}
     inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
     if name not in documents_by_name and inside:
         raise SpecError(

@@ -143,7 +143,7 @@ def _check(backend: Backend, anchor: Anchor) -> list[Finding]:
     for _ in range(TRIES):
         infos = backend.segments()
         with progress("checking pages"):
-            findings = [*backend.findings(), *(anchor.findings(backend) if anchor.file else ())]
+            findings = [*inspect_store(backend), *(anchor.findings(backend) if anchor.file else ())]
         # What the store can mend: no second finding says that such a session cannot be replayed.
         mendable = {finding.segment for finding in findings if finding.derived and finding.kind in ("state", "session", "ledger")}
         whole = [info for info in infos if not info.damaged]

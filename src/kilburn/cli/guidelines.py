@@ -51,7 +51,7 @@ def learn(
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            guidelines_of_user = Guidelines(store, session.user if user is None else user)
+            guidelines_of_user = Guidelines(store, session.info.user if user is None else user)
             result = guidelines_of_user.learn(session, model=speaker, anew=anew, secrets=looked)
             texts = {note: guidelines_of_user.notes.read(note).text for note in (*result.learned, *result.supported)}
         embed(opened)
@@ -91,6 +91,6 @@ def unalign(
     with closing_model(model_of(model)) as speaker, where.writing() as opened:
         store = with_agent_counter(opened, name)
         session = store.session(name)
-        guidelines_of_user = Guidelines(store, session.user if user is None else user)
+        guidelines_of_user = Guidelines(store, session.info.user if user is None else user)
         forget = partial(guidelines_of_user.unalign, session, address, why, model=speaker, secrets=looked)
         carry_out(lambda only: forget(dry=only), store, yes=yes, json=where.json)

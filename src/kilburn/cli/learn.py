@@ -56,8 +56,11 @@ def learn(
             memory = store.memory(session.info.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
-        target = memory if notes is None else notes.collection
-        new = [describe(target, *target.read(target.resolve(address)[0])) for address in (*learned.stored, *learned.proposed)]
+        target = (notes or memory).collection
+        new = [
+            describe(target, *target.read(target.contents.resolve(address)[0]))
+            for address in (*learned.stored, *learned.proposed)
+        ]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})

@@ -77,7 +77,7 @@ def stream(
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
     """
-    counter, capacity = session.counter, session.budget.capacity
+    counter, capacity = session.counter, session.prompts.budget.capacity
     measured = Measured(name=run.name)
     curve: list[tuple[int, int]] = []
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def stream(
         first, last = parse_address(session.append(message))
         measured.messages += 1
         seen += sum(map(session.window.cost, range(first, last + 1)))
-        curve.append((seen, session.use))
+        curve.append((seen, session.prompts.use))
         progress(measured.messages)
     if measured.messages:
         _ship(session, form, counter, capacity, measured)
@@ -156,7 +156,7 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a session that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    for original, stored in zip(run.messages, chain(session.messages(), repeat(None)), strict=False):
+    for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
         encoded = msgspec.json.encode(original)
         if stored is None or msgspec.json.encode(stored) != encoded:
             lost += len(encoded)

@@ -159,11 +159,11 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     Raises:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
-    candidates = [memory for memory in _memories(store, None) if memory.user == user]
+    candidates = [memory for memory in _memories(store, None) if memory.info.user == user]
     if not candidates:
         raise _unknown(store, user)
     try:
-        candidates[0].resolve(address)
+        candidates[0].contents.resolve(address)
     except UnknownAddress as error:
         other_users = ", ".join(repr(owner) for owner in collection_owners(store, SegmentKind.MEMORY) if owner)
         if not user and other_users:
@@ -311,9 +311,10 @@ def update(
     """
     begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
     with where.writing() as store:
-        memory = store.memory(_memory(store, user, address).user)
+        memory = store.memory(_memory(store, user, address).info.user)
         new_address = memory.update(address, text, since=begins, secrets=looked)
-        row = describe(memory, *memory.read(memory.resolve(new_address)[0]))
+        facts = memory.collection
+        row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
     if where.json:
         emit(row)

@@ -115,7 +115,7 @@ def tend(
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        steps = backend.tend()
+        steps = PostgresVectors(backend).tend()
     if json:
         emit({"done": steps})
     else:

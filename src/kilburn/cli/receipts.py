@@ -48,7 +48,7 @@ def receipts(
     """
     with where.reading() as store:
         opened = session(store, name)
-        chosen = opened.receipts()
+        chosen = opened.ledger.receipts()
         if address is not None:
             _check(opened, address)
             chosen = [receipt for receipt in chosen if _concerns(receipt, address)]

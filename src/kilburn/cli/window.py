@@ -87,7 +87,7 @@ def diff(
         kilburn window diff session-1 3 5 --json
     """
     with where.reading() as store:
-        difference = session(store, name).difference(turn, until)
+        difference = session(store, name).ledger.difference(turn, until)
     if where.json:
         emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference))
         return
@@ -198,7 +198,7 @@ def compact(
     with closing_model(writer), where.writing() as store:
         opened = session(store, name)
         compaction = compact_session(opened, writer, keep=keep, pages=address)
-        use = opened.use
+        use = opened.prompts.use
     if where.json:
         emit({"session": name, "use": use} | msgspec.to_builtins(compaction))
     elif compaction.outcome is Outcome.DONE:

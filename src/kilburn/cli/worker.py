@@ -111,7 +111,7 @@ def worker(
             embedder=None if embedder == "none" else embedder,
             cold_after=None if cold is None else seconds(cold, "--cold-after"),
         )
-        failed = _work(where, whose, ways, once=single, poll=poll, json=json)
+        failed = _work(where, whose, ways, single=single, poll=poll, json=json)
     if failed:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def list_workflows(
         kilburn workflows list --user ana
     """
     with where.reading() as store:
-        exists = any(info.kind is SegmentKind.NOTES and info.user == user for info in store.collections())
+        exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
         records = Workflows(store, user).list() if exists else []
         heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [

@@ -203,7 +203,7 @@ def _fill_of(event: Event, use: int) -> float | None:
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List compactions, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     newest, older = reading.receipts(session.number, until, MAX_ROWS)
     return "receipts.html", context | {"receipts": newest, "older": older, "until": until}
 
@@ -286,7 +286,7 @@ def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     numbers = [number for number in range(begin, min(begin + MAX_ROWS, window.last + 1)) if number in window.states]
     window.pages.fetch(numbers)
     pages = [window.pages[number] for number in numbers]
-    session.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
+    session.contents.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
     return "transcript.html", context | {
         "rows": [(page, window.at(page.id), what(window, page), text_of(session, page, BRIEF * 4)) for page in pages],
         "begin": begin,
@@ -303,7 +303,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     begin = number_in(query, "from", 0)
     text, more = _part(session, page, begin)
     events = reading.naming(session, number, page.sources)
-    owner = session.owner(number)
+    owner = session.contents.owner(number)
     cited = reading.backend.citing(owner, [number])
     names = {info.number: info.name for info in reading.backend.segments()} if cited or page.cites else {}
     return "page.html", context | {
@@ -317,7 +317,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "letters": MAX_TEXT,
         "events": [(event, deed(event, number)) for event in events[-MAX_ROWS * 2 :]],
         "earlier": max(0, len(events) - MAX_ROWS * 2),
-        "life": life(events, number, session.turn),
+        "life": life(events, number, session.window.turn),
         "made": [
             (names.get(segment, "?"), address_of(address), segment == session.number) for segment, address in cited[:MAX_ROWS]
         ],
@@ -407,7 +407,7 @@ def life(events: Sequence[Event], page: int, turn: int) -> list[Stay]:
 def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List recalls and searches, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     events, older = reading.faults(session.number, until, MAX_ROWS)
     return "faults.html", context | {
         "rows": [(event, _asked(event)) for event in events],
@@ -479,7 +479,7 @@ def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show the KV cache of a session, and its changes, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     events, older = reading.of_act(session.number, Act.CACHE, until, MAX_ROWS)
     return "cache.html", context | {
         "rows": cache_changes(events),
