@@ -117,8 +117,9 @@ def main(tokens: int) -> None:
             deepest = max(names, key=len).removeprefix("captain/")
             print("one of the sub-calls:", captain.recall(f"{deepest}/p2").splitlines()[0])
 
-            memory = store.memory()
-            memory.apply(Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),)))
+            store.memory().collection.apply(
+                Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),))
+            )
             print("remembered:", store.search("which harbour had the most storms", where="facts", abstain=True)[0].text)
             print("made from: captain", address)
 

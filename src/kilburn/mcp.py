@@ -36,7 +36,7 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
@@ -235,7 +235,7 @@ class _Door:
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        return self._noted(self.store.memory(self.user), add, asked.said)
+        return self._noted(self.store.memory(self.user).collection, add, asked.said)
 
     def update(self, asked: Update) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
@@ -257,7 +257,7 @@ class _Door:
         holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
-            within(self.quota, memory, [add], self.store.clock())
+            make_room(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)
@@ -281,7 +281,7 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.backend.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self.store.backend.contents.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
@@ -378,7 +378,7 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            texts = self.store.backend.texts({page.digest, page.extra} - {""})
+            texts = self.store.backend.contents.texts({page.digest, page.extra} - {""})
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
                 text = readable(page, text, texts.get(page.extra, ""))
@@ -406,7 +406,7 @@ class _Door:
         if info is None or info.kind is not SegmentKind.MEMORY:
             what = f"no memory {name!r} here" if name else "nothing was remembered yet"
             raise SpecError(what, advice="leave `session` out, or list the resources")
-        return self.store.memory(_whole(info).user)
+        return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
         """The pages of an address, in anything that this user may see.

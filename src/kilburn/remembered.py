@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-TEXTS = 64 << 20
+MAX_BYTES = 64 << 20
 """Bytes of what all functions remember together."""
 
 ENTRY = 300
@@ -55,7 +55,7 @@ class Recent(Generic[Key, Value]):
         return self._taken + self._left
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, if it is here."""
+        """Return the value of a key, if it is here."""
         entry = self._young.get(key)
         if entry is not None:
             return entry[0]
@@ -94,35 +94,35 @@ class Recent(Generic[Key, Value]):
                 self._lock = threading.RLock()
 
     def _add(self, key: Key, entry: tuple[Value, int]) -> None:
-        if (old_entry := self._young.get(key)) is not None:
-            self._taken -= old_entry[1]
+        if (previous := self._young.get(key)) is not None:
+            self._taken -= previous[1]
         if 2 * (self._taken + entry[1]) > self.most:
             self._old, self._left, self._young, self._taken = self._young, self._taken, {}, 0
         self._young[key] = entry
         self._taken += entry[1]
 
 
-texts: Recent[tuple[Any, ...], Any] = Recent(TEXTS)
+texts: Recent[tuple[Any, ...], Any] = Recent(MAX_BYTES)
 """What all functions remember."""
 
 
-def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Makes a function of texts remember what it found; it must say the same for the same, and never None.
+def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+    """Cache the results of a function of texts. The function must return the same for the same arguments, and never None.
 
     Args:
         size: how many bytes a result takes, about, beside the texts that the function was given.
     """
 
-    def made(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    def made(function: Callable[Params, Result]) -> Callable[Params, Result]:
         get, keep = texts.get, texts.keep
 
         @wraps(function)
-        def asked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-            key = (function, *args, *kwargs.items()) if kwargs else (function, *args)
+        def asked(*arguments: Params.args, **keywords: Params.kwargs) -> Result:
+            key = (function, *arguments, *keywords.items()) if keywords else (function, *arguments)
             result: Result | None = get(key)
             if result is None:
-                result = function(*args, **kwargs)
-                long = sum(map(sys.getsizeof, args))
+                result = function(*arguments, **keywords)
+                long = sum(map(sys.getsizeof, arguments))
                 keep(key, result, ENTRY + long + size(result))
             return result
 

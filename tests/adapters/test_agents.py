@@ -177,7 +177,11 @@ def test_a_run_and_the_session_from_two_threads(store: kilburn.Store) -> None:
     say = [{"role": "assistant", "content": "Hello."}]
     threads = [
         threading.Thread(target=work, args=(what,), daemon=True)
-        for what in (lambda: session._window(given), lambda: session.history.append(say), lambda: session._window(given))
+        for what in (
+            lambda: session._window(given, None),
+            lambda: session.history.append(say),
+            lambda: session._window(given, None),
+        )
     ]
     for thread in threads:
         thread.start()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 
 pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install '.[langgraph]' in the checkout")
@@ -33,7 +33,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def store(clock: FakeClock) -> Iterator[kilburn.Store]:
-    with kilburn.Store(MemoryBackend(), Budget(8000), tokenizer="chars/4", clock=clock) as store:
+    with kilburn.Store(Sqlite(":memory:"), Budget(8000), tokenizer="chars/4", clock=clock) as store:
         yield store
 
 

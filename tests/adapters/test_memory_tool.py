@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.adapters.memory_tool import MemoryFiles, memory_tool, run
+from kilburn.adapters.memory_tool import MemoryFiles, memory_tool
 from kilburn.errors import ToolError
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.notes import Notes
@@ -28,6 +28,10 @@ def notes(tmp_path: Path) -> Iterator[Notes]:
         made = store.notes("ana")
         yield made
         check_collection(made.collection)
+
+
+def run(notes: Notes, command: dict[str, Any], **options: Any) -> str:
+    return MemoryFiles(notes, **options).run(command)
 
 
 def told(tool: Any, command: dict[str, Any]) -> str:

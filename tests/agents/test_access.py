@@ -567,7 +567,7 @@ def house() -> Iterator[kilburn.Store]:
         for name in ("a", "ab", "b", "work", "work/b1"):
             store.session(name).append({"role": "user", "content": f"the zebra of session {name}"})
         for user in ("ana", "ben", ""):
-            store.memory(user).add(f"the zebra of memory {user}")
+            store.memory(user).collection.add(f"the zebra of memory {user}")
         store.document("book").apply(Add(text="the zebra of the book"))
         yield store
 
@@ -622,7 +622,7 @@ def test_search_recall_and_decision_agree(sessions: list[str], memories: list[st
         for name in ("a", "ab", "b", "work"):
             store.session(name).append({"role": "user", "content": f"the zebra of session {name}"})
         for user in ("ana", "ben"):
-            store.memory(user).add(f"the zebra of memory {user}")
+            store.memory(user).collection.add(f"the zebra of memory {user}")
         rights = Rights(privileges=(Privilege(sessions=tuple(sessions), memories=tuple(memories)),))
         places = [("session", name, f"{name} p1") for name in ("ab", "b", "work")]
         places += [("memory", user, f"@memory/{user} p1") for user in ("ana", "ben")]
@@ -642,7 +642,7 @@ def test_search_recall_and_decision_agree(sessions: list[str], memories: list[st
 
 
 def test_a_run_goes_on_without_what_is_just_being_forgotten(house: kilburn.Store) -> None:
-    number = house.memory("ana").number
+    number = house.memory("ana").collection.number
     with house.backend.leaving([(number, 1)]):
         texts = reader(house, ("recall", {"address": "@memory/ana p1"}), ("recall", {"address": "a p1"}), memories=("ana",))
     assert "forgotten" in texts[0]

@@ -114,7 +114,7 @@ def store() -> Iterator[Store]:
         session = made.session("a")
         session.append({"role": "user", "content": "the harbour"}, {"role": "assistant", "content": "is far"})
         session.fork("look")
-        made.memory("ana").add("the harbour is far")
+        made.memory("ana").collection.add("the harbour is far")
         yield made
 
 
@@ -139,8 +139,8 @@ def test_odd_arguments_of_a_branch(store: Store, name: str, odd: str) -> None:
 @pytest.mark.parametrize(("name", "odd"), [*methods(Collection)], ids=":".join)
 def test_odd_arguments_of_a_memory(store: Store, name: str, odd: str) -> None:
     for value in ODD:
-        _check(store, store.memory("ana"), name, odd, value)
-    store.memory("ana").add("and on")
+        _check(store, store.memory("ana").collection, name, odd, value)
+    store.memory("ana").collection.add("and on")
 
 
 @pytest.mark.parametrize(("name", "odd"), [*methods(Store)], ids=":".join)

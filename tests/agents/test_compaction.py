@@ -12,20 +12,21 @@ from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
 from kilburn.agents.compaction import compact, compact_at_provider
 from kilburn.agents.loop import Agent
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, LawBroken, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message
 from kilburn.model import Request
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.form import parse
 
 GOOD = "The parser drops the last line; decided to keep the cache; next: run the tests."
 
 
 def opened() -> Session:
-    session = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, user("Fix the parser."))
     for number in range(6):
         session.append(assistant(f"step {number}", call_of(f"c{number}")), tool(f"c{number}", f"line {number} " * 40))
@@ -69,7 +70,7 @@ def test_failure_changes_nothing(said: Any, outcome: str) -> None:
 
 
 def test_nothing_to_summarise_is_said() -> None:
-    session = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4").session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4").session("a")
     session.append(user("Hello."))
     assert compact(session, Scripted([])).outcome == "no progress"
 

@@ -20,6 +20,7 @@ from cli.terminal import kilburn as command
 from effort import each_value
 from kilburn import Store
 from kilburn.agents.loop import Limits, Returned
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
 from kilburn.kernel.session import Session
@@ -30,11 +31,11 @@ from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
-from kilburn.recursion.sub_calls import TOGETHER
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.recursion.sub_calls import MAX_BATCH
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
-MANY = TOGETHER + 20
+MANY = MAX_BATCH + 20
 """Calls of which the first are written before the last are asked."""
 TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(MANY))
 AT_ONCE = Retry(attempts=2, sleep=lambda _: None)
@@ -188,7 +189,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
     script: list[Any] = [cell(code) for code in SCRIPT]
     asked: dict[str, Callable[[list[str]], bool]] = {
         "in the first cell": lambda asked: len(asked) == 1,
-        "in a batch": lambda asked: len(asked) == TOGETHER + 10,
+        "in a batch": lambda asked: len(asked) == MAX_BATCH + 10,
         "at the end of a batch": lambda asked: len(asked) == MANY + 1,
     }
     watch = {"before a cell": on("Called", 2), "with the answer": on("Called", 3), "after the answer": on("Returned", 3)}
@@ -203,7 +204,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
         session = store.session("a")
         paid = written(session)
         # What waited to be written is lost.
-        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - TOGETHER}.get(place, 0)
+        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - MAX_BATCH}.get(place, 0)
         assert len(before) - lost <= len(paid) <= len(before)
         root = Scripted([cell(code) for code in SCRIPT[replies:]])
         result = go_on(session, root, Answering(sub.log))
@@ -323,7 +324,7 @@ def test_slow_calls_are_written_as_they_come_and_their_seconds_are_counted(tmp_p
             yield from super().stream(request)
 
     seen: list[int] = []
-    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
+    store = Store(Sqlite(":memory:"), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
     session, code = store.session("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
     cut(session, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
     assert seen == [0, 1, 2, 3]

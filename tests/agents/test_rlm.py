@@ -27,7 +27,7 @@ from kilburn.page import Place
 from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, replay, resume
-from kilburn.recursion.sandbox import ONE_CALL, Bounds, open_sandbox
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Bounds, open_sandbox
 from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
@@ -368,11 +368,11 @@ def test_an_answer_that_kills_the_inside_is_told_with_the_loss(sandbox: str) -> 
 def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -> None:
     open_one(sandbox)
     sub = Answering(lambda prompt: f"{prompt[0]} {len(prompt)}")
-    code = f"prompts = [str(n) * {ONE_CALL // 2} for n in range(4)]\n"
+    code = f"prompts = [str(n) * {MAX_CALL_BYTES // 2} for n in range(4)]\n"
     code += 'answer["content"] = llm_query_batched(prompts)' + READY
     session = opened().session("a")
-    result = ask(cell(f"llm_query('x' * {ONE_CALL})"), cell(code), sub=sub, sandbox=sandbox, session=session)
-    assert result.content == [f"{n} {ONE_CALL // 2}" for n in range(4)]
+    result = ask(cell(f"llm_query('x' * {MAX_CALL_BYTES})"), cell(code), sub=sub, sandbox=sandbox, session=session)
+    assert result.content == [f"{n} {MAX_CALL_BYTES // 2}" for n in range(4)]
     assert "8 MB at most" in session.contents.messages()[0]["content"]
     assert "more than 8,000,000" in said(session)
 

@@ -22,14 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kilburn as package
-from cli.terminal import TALK, kilburn, program, write_jsonl
+from cli.terminal import TALK, kilburn, program
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
-from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import bounded_lines, read_lines, read_runs
 
 ANTHROPIC: list[dict[str, Any]] = [
@@ -263,16 +263,6 @@ def test_an_export_never_replaces_its_store_and_no_file_without_force(db: Path, 
     assert (tmp_path / "victim").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["window.html", "window.png"])
-def test_a_picture_replaces_no_file_without_force(tmp_path: Path, name: str) -> None:
-    talk, plot = write_jsonl(tmp_path / "talk.jsonl", TALK), tmp_path / name
-    plot.write_bytes(b"mine")
-    assert kilburn("replay", talk, "--plot", plot).status == 2
-    assert plot.read_bytes() == b"mine"
-    assert kilburn("replay", talk, "--plot", plot, "--force").status == 0
-    assert plot.read_bytes() != b"mine"
-
-
 @pytest.mark.slow
 def test_a_measurement_never_replaces_a_store(db: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(db)
@@ -356,7 +346,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
 
 
 def brought(path: Path) -> None:
-    with Store(MemoryBackend(), Budget(1 << 40), "fifo") as store:
+    with Store(Sqlite(":memory:"), Budget(1 << 40), "fifo") as store:
         for saved in gather(read_lines(path), "bad"):
             rebuild(store, Clock(0), saved)
 

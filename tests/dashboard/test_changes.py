@@ -18,7 +18,7 @@ from dashboard.made import HOSTILE, SCRIPT, make
 from dashboard.visit import Reply, ask
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
-from kilburn.dashboard.changes import LARGEST, VERBS, OwnHands, Visit
+from kilburn.dashboard.changes import MAX_FORM_BYTES, VERBS, OwnHands, Visit
 from kilburn.dashboard.screens import SCREENS
 from kilburn.kernel.receipts import newest_moves
 
@@ -105,7 +105,7 @@ def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: 
     done = pressed(app, "/window?name=parser", f"Let go: {address}")
     assert done.status == 303
     assert done.headers["location"] == "/window?name=parser&done=evict"
-    assert "Its text stays under its address." in ask(app, done.headers["location"]).text
+    assert "The text can be recalled by its address." in ask(app, done.headers["location"]).text
     assert (address, "", False) not in shown(db)
     assert shown(db) != before
     page = ask(app, "/change?name=parser&show=undo")
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
 
 def test_a_form_is_bounded_and_leads_nowhere_else(app: Any, db: Path) -> None:
     word = {"word": "the word", "name": "parser", "pages": shown(db)[5][0]}
-    assert post(app, "/do/pin", urlencode({**word, "why": "x" * LARGEST}).encode(), OURS).status == 404
+    assert post(app, "/do/pin", urlencode({**word, "why": "x" * MAX_FORM_BYTES}).encode(), OURS).status == 404
     assert post(app, "/do/pin", b"a=1&" * 99, OURS).status == 404
     assert post(app, "/do/pin", b"\xff=%ff&word=%ff", OURS).status in (403, 404)
     for back in ("https://evil.example/", "//evil.example", "/do/undo", "/window\r\nset-cookie: a=b", ""):

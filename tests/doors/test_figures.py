@@ -132,13 +132,13 @@ def test_the_price_is_that_of_the_prompts(backend: Sqlite) -> None:
     expected = counted(backend, "harbour")
     reading = LedgerReader(backend)
     session = reading.session("harbour")
-    columns = strip(reading, session, many=10_000).columns
+    columns = strip(reading, session, limit=10_000).columns
     assert len(columns) == expected["prompts"]
     ships = {event.number: event for event in session.ledger.events(act=Act.SHIP)}
     new = before = 0
     for column in columns:
         if "fresh" in ships[column.event].data:
-            new += column.tokens - (column.cached or 0) - column.again
+            new += column.tokens - (column.cached or 0) - column.reprocessed
         else:
             # The first prompt, and the first one after a page was forgotten: what was appended since the one before.
             since = [event for event in session.ledger.events(act=Act.ADMIT) if before < event.number < column.event]

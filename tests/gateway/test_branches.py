@@ -10,6 +10,7 @@ from gateway.talk import said, user, work
 from gateway.test_compaction import Gateway
 from gateway.test_histories_that_differ import Client, client
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.jobs.ending import TimeToLive, expire
 from kilburn.testing import check_laws
 
@@ -36,7 +37,7 @@ def test_a_branch_takes_little_beside_its_own_words(client: Callable[..., Client
     assert {*sessions} > names
     assert at.size() - before - words <= 20 * 4096
     with Sqlite(Path(at.db), readonly=True) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_branch_goes_on_as_a_session_does(client: Callable[..., Client]) -> None:
@@ -79,8 +80,8 @@ def test_what_is_forgotten_in_a_session_is_forgotten_in_its_branches(tmp_path: P
     gateway.again()
     assert gateway.turn([*talk, said("Because."), user("Really?")], said("Yes.")).name == branch.name
     backend = gateway.store.backend
-    assert not [owner for digest in after.chain for owner in backend.said_by(digest, 9)], "a digest of it is not kept"
-    assert backend.findings() == []
+    assert not [owner for digest in after.chain for owner in backend.histories.owners(digest, 9)], "a digest of it is not kept"
+    assert inspect_store(backend) == []
     gateway.store.close()
 
 

@@ -483,7 +483,7 @@ def test_jobs_that_failed_again_and_again_are_counted(gateway: Any) -> None:
     with setup.store() as store:
         for segment, tries in ((1, FAILED - 1), (2, FAILED), (3, FAILED + 9)):
             kept = msgspec.json.encode(JobState(tries, 0.0, error="Unavailable")).decode()
-            store.backend.keep_setting(JobName("learn", segment).name, kept)
+            store.backend.settings.put(JobName("learn", segment).name, kept)
         assert failed() == 2
         assert try_again(store.backend) == 3
     assert failed() == 0

@@ -18,6 +18,7 @@ import kilburn
 from effort import rounds
 from gateway.test_lost_writes import lost
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import repair_store
 from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
@@ -455,13 +456,13 @@ def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_o
         name = turn(histories, talk[:1], "1")
         assert turn(histories, [*talk[:2], user("c")], "3") == name
         assert turn(histories, talk, "2") == f"{name}~2"
-        assert store.backend.unkept(name, "", 9) == []
+        assert store.backend.histories.missing(name, "", 9) == []
     with Sqlite(path) as file:
-        assert file.repair() == []
+        assert repair_store(file) == []
     with opened(path) as store:
-        assert set(store.backend.unkept(name, "", 9)) == {name, f"{name}~2"}
+        assert set(store.backend.histories.missing(name, "", 9)) == {name, f"{name}~2"}
         assert turn(Histories(store), [*talk, assistant("2"), user("on")], "4") == f"{name}~2"
-        assert store.backend.unkept(name, "", 9) == []
+        assert store.backend.histories.missing(name, "", 9) == []
         assert turn(Histories(store), [*talk[:2], user("c"), assistant("3"), user("on")], "5") == name
 
 
@@ -475,7 +476,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         turn(histories, talk[:3], "2")
         conversation = take(histories, talk) if late else None
         digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-        assert store.backend.said_by(digests[2], 9)
+        assert store.backend.histories.owners(digests[2], 9)
         store.forget(session=name, address="p3")
         if conversation is not None:
             histories.said(conversation, parse(assistant("3")))
@@ -485,7 +486,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
             assert turn(again, talk, "4") == name, "a client that still sends it goes on"
             talk += [assistant("4"), user("and on")]
             digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-            assert not any(store.backend.said_by(digest, 9) for digest in digests)
+            assert not any(store.backend.histories.owners(digest, 9) for digest in digests)
     assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
 
 

@@ -14,13 +14,13 @@ import pytest
 
 import kilburn
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreStale
 from kilburn.kernel.session import Session
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
-from kilburn.testing import MemoryBackend
 
 MOST = 118
 """Functions that an append with room may enter; five of them look for what the user says that is to stay, and one notes how long
@@ -105,7 +105,7 @@ class Anew(Full):
 
 
 def opened(policy: Asked, window: int) -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/1").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/1").session("s")
 
 
 @pytest.mark.parametrize(("policy", "asked"), [(Always, 3), (Odd, 3), (Anew, 3), (Full, 0), (Folded, 0)])

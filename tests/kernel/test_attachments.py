@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import kilburn
-from kilburn.cli.fsck import Inspectable
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import LawBroken
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import MAX_LABELS
@@ -146,7 +146,7 @@ def test_recall_reads_a_document_that_a_tool_result_cannot_show(block: dict[str,
 
 def index_words(store: kilburn.Store) -> set[str]:
     """Every word by which a page of the store is found."""
-    rows = store.backend.unembedded("none", 1000)
+    rows = store.backend.vectors.unembedded("none", 1000)
     return {word for _, text in rows for word in text.split()}
 
 
@@ -166,14 +166,14 @@ def test_a_block_is_found_by_its_words(tmp_path: Path, block: dict[str, Any], qu
     [hit, *_] = store.search(query)
     assert (hit.address, passage in hit.text) == ("p1", True)
     assert not [word for word in index_words(store) if len(word) > 60]
-    assert cast(Inspectable, store.backend).findings() == []
+    assert inspect_store(store.backend) == []
     store.close()
     session.forget("p1")
     session.close()
     store = kilburn.open(str(tmp_path / "s.db"), window=16_000, tokenizer="claude-opus-4-5", embedder=None)
     assert [hit for hit in store.search(query) if hit.address == "p1"] == []
     assert passage not in " ".join(index_words(store))
-    assert cast(Inspectable, store.backend).findings() == []
+    assert inspect_store(store.backend) == []
     store.close()
 
 

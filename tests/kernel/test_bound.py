@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken
 from kilburn.kernel.session import Session
 from kilburn.move import Evict, Fold
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, weight
 
@@ -24,7 +24,7 @@ SAID = {"type": "text", "text": "I read it."}
 
 
 def opened(window: int = 20_000, tokenizer: str = "chars/1") -> Session:
-    return Store(MemoryBackend(), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).session("s")
+    return Store(Sqlite(":memory:"), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).session("s")
 
 
 def loop(session: Session, number: int, *thoughts: Dicts) -> list[Dicts]:

@@ -24,6 +24,7 @@ from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
 from kilburn.backend import Batch, SegmentInfo
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -44,7 +45,7 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Bring, Evict
 from kilburn.search.found import DamageWarning
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 Opener = Callable[..., Store]
@@ -53,7 +54,7 @@ Opener = Callable[..., Store]
 @pytest.fixture(params=["memory", "sqlite"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same store, again and again."""
-    kept, made = MemoryBackend(), list[Store]()
+    kept, made = Sqlite(":memory:"), list[Store]()
 
     def open_it(window: int = 600, policy: str = "hybrid") -> Store:
         if request.param == "memory":
@@ -333,7 +334,7 @@ STEPS = st.lists(
 @settings(max_examples=rounds(25, 60))
 @given(steps=STEPS, policy=st.sampled_from(["fifo", "hybrid", "summarize"]))
 def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], policy: str) -> None:
-    kept, clock = MemoryBackend(), FakeClock()
+    kept, clock = Sqlite(":memory:"), FakeClock()
 
     def opened() -> Store:
         return Store(kept, Budget(300), policy, tokenizer="chars/4", clock=clock)
@@ -364,11 +365,11 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
         check_laws(opened().session(info.name))
 
 
-class Meeting(MemoryBackend):
+class Meeting(Sqlite):
     """A store in which another program does something right before the next commit or session, or the next erasure."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(":memory:")
         self.before_commit: Callable[[], object] | None = None
         self.before_erase: Callable[[], object] | None = None
 
@@ -498,7 +499,7 @@ def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
 
 
 def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
-    store = Store(MemoryBackend(), Budget(600), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(600), "fifo", tokenizer="chars/4")
     branch = begun(store).fork("look")
     branch.branches.exit("fine")
     kernel = weakref.ref(branch._kernel)
@@ -639,12 +640,12 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
         assert store.forget(session="other").whole == ("other",)
     with Sqlite(path) as raw:
         # A note instead of it would make the branch a session without what it inherited.
-        assert [finding.derived for finding in raw.findings()] == [False]
-        assert [finding.derived for finding in raw.repair()] == [False]
+        assert [finding.derived for finding in inspect_store(raw)] == [False]
+        assert [finding.derived for finding in repair_store(raw)] == [False]
 
 
 def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
-    kept = MemoryBackend()
+    kept = Sqlite(":memory:")
     store = Store(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
     parent = begun(store)
     parent.fork("look")

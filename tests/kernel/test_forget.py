@@ -13,6 +13,7 @@ import pytest
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, OrphanResult
 from kilburn.kernel.session import Session
@@ -20,7 +21,7 @@ from kilburn.memory import memory_tools
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
 from kilburn.page import Place
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 CANARY = "zanzibar-canary-7731"
 
@@ -271,7 +272,7 @@ def test_a_retired_result_leaves_a_call_of_the_same_thought_that_still_waits() -
 
 def test_a_forgotten_blank_message_is_no_request() -> None:
     """Live, and when the ledger is replayed."""
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     session = Store(backend, Budget(200), "fifo", tokenizer="chars/4").session("a")
     session.append(user("what I want"), assistant("yes"), user(" "))
     assert session.window.request == [1]
@@ -282,7 +283,7 @@ def test_a_forgotten_blank_message_is_no_request() -> None:
 
 
 def test_a_pin_of_what_belongs_to_it_does_not_leave_a_forgetting_half_done() -> None:
-    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(4000), "fifo", tokenizer="chars/4")
     session = store.session("a")
     session.append(user("go"), assistant(None, call_of("c", key=CANARY)), tool("c", "harmless"), assistant("Done."))
     branch = session.fork("look at it")

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import kilburn
 from kernel.talk import assistant, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.kernel.session import Session
 from kilburn.move import Drop, Evict, Fold, Load, Retire
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 
 def opened(window: int = 1000, policy: str = "fifo") -> Session:
@@ -94,7 +95,7 @@ def test_a_batch_that_fails_puts_the_gaps_back() -> None:
 
 
 def test_gaps_are_the_same_when_reopened() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
 
     def session() -> Session:
         return Store(backend, Budget(900), "fifo", tokenizer="chars/4").session("a")

@@ -30,7 +30,7 @@ def db(tmp_path: Path) -> Path:
     with opened(path) as store:
         work = store.session("work of ana", user="ana")
         work.append(user("the secret heliotrope"), user("stays"))
-        store.memory("ana").add("Ana knows the heliotrope.")
+        store.memory("ana").collection.add("Ana knows the heliotrope.")
         trip = store.session("trip")
         trip.append(user("to the sea"))
         branch = trip.fork("look for trains")

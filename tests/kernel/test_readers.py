@@ -25,7 +25,7 @@ from kilburn.event import Act
 from kilburn.kernel.pending import GATHERED
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 CANARY = "canaryword"
 
@@ -64,7 +64,7 @@ def test_what_another_forgot_is_in_no_answer(tmp_path: Path, readonly: bool) -> 
 
 
 def test_the_same_in_memory() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     agent = Store(backend, Budget(2000), "fifo", tokenizer="chars/4").session("a")
     agent.append(user("go"), user(CANARY))
     assert CANARY in json.dumps(agent.render())
@@ -172,7 +172,7 @@ def test_another_thread_reads_while_one_waits_to_write(tmp_path: Path) -> None:
         writer = threading.Thread(target=lambda: store.session("a").append(user("waits")))
         writer.start()
         for _ in range(50):
-            assert store.backend.search("needle")
+            assert store.backend.words.search("needle")
         assert writer.is_alive()
         other.execute("ROLLBACK")
         writer.join()

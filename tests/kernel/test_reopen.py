@@ -222,11 +222,11 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 def test_a_full_store_leaves_every_operation_undone() -> None:
+    from kilburn.backends.sqlite import Sqlite
     from kilburn.budget import Budget
     from kilburn.kernel.store import Store
-    from kilburn.testing import MemoryBackend
 
-    class Full(MemoryBackend):
+    class Full(Sqlite):
         full = False
 
         def commit(self, segment: int, batch: object) -> None:
@@ -234,7 +234,7 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
                 raise StoreFull("no space left", advice="make room")
             super().commit(segment, batch)  # type: ignore[arg-type]
 
-    store = Full()
+    store = Full(":memory:")
     session = Store(store, Budget(400), "fifo", tokenizer="chars/4").session("a")
     for number in range(20):
         session.append(assistant(f"{number} " + "w" * 100))

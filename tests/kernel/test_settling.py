@@ -20,6 +20,7 @@ import kilburn
 from kernel.talk import user
 from kilburn import Store
 from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
@@ -28,7 +29,7 @@ from kilburn.kernel.session import Session
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Cause, Policy, View
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 
 WINDOW = 1000
 GUARD = 60.0
@@ -160,7 +161,7 @@ def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
         check_laws(session, [*given, words(6)])
 
 
-class Interrupted(MemoryBackend):
+class Interrupted(Sqlite):
     """A store in which a Ctrl-C comes before or after the work of a commit."""
 
     when = ""
@@ -177,7 +178,7 @@ class Interrupted(MemoryBackend):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_commit_leaves_a_session_that_goes_on(when: str) -> None:
     """It admitted the message or not; either way the session and its store agree."""
-    store = Interrupted()
+    store = Interrupted(":memory:")
     with Store(store, Budget(WINDOW), "fifo", tokenizer="chars/4") as levels:
         session = levels.session("a")
         given = fill(session)

@@ -10,12 +10,13 @@ import kilburn
 from effort import FULL, each_value
 from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.resolve import names
 from kilburn.kernel.session import Session
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 POLICIES = [
@@ -27,7 +28,7 @@ EDITS = {Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP}
 
 
 def session_at(window: int, policy: str = "fifo") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("s")
 
 
 def edits(session: Session) -> int:

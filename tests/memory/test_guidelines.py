@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 import kilburn
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -41,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         if not opened._closed:
             for collection in opened.collections():
                 check_collection(collection)
-            assert opened.backend.findings() == []  # type: ignore[attr-defined]
+            assert inspect_store(opened.backend) == []  # type: ignore[attr-defined]
 
 
 def hear(session: Session, *tickets: tuple[str, str, str]) -> Session:

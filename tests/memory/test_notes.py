@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.adapters.memory_tool import run
+from kilburn.adapters.memory_tool import MemoryFiles
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.records import Quotations
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import Forgotten, KernelError, LawBroken, NoteConflict, StoreReadOnly, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.notes import Notes
@@ -38,7 +39,7 @@ def notes(store: Store) -> Iterator[Notes]:
     made = store.notes("ana")
     yield made
     check_collection(made.collection)
-    assert store.backend.findings() == []
+    assert inspect_store(store.backend) == []
 
 
 def says(notes: Notes) -> dict[str, str]:
@@ -213,7 +214,7 @@ def test_the_kernel_refuses_a_second_page_of_a_name(notes: Notes) -> None:
 
 def test_facts_have_no_names(store: Store) -> None:
     with pytest.raises(KernelError, match="texts with names"):
-        store.memory("ana").apply(Add(text="Ana drinks tea.", name="a"))
+        store.memory("ana").collection.apply(Add(text="Ana drinks tea.", name="a"))
 
 
 def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:
@@ -222,7 +223,7 @@ def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:
     notes.write("a", "two")
     number, head = notes.collection.number, notes.collection.ledger.head
     store.backend.commit(number, Batch(head=head, states={1: State(Place.OUT)}, index=[1]))
-    (found,) = [one for one in store.backend.findings() if "note" in one.what]
+    (found,) = [one for one in inspect_store(store.backend) if "note" in one.what]
     assert found.segment == number
     assert "f1 and p1 are both in force as the note 'a'" in found.what
 
@@ -339,7 +340,7 @@ def test_the_work_of_a_history_grows_with_its_versions_and_not_with_their_square
 def test_a_listing_reads_the_texts_at_once(notes: Notes) -> None:
     for number in range(30):
         notes.write(f"folder/{number}", "text")
-    assert entered(lambda: run(notes, {"command": "view", "path": "/memories"}))["text"] == 0
+    assert entered(lambda: MemoryFiles(notes).run({"command": "view", "path": "/memories"}))["text"] == 0
 
 
 @given(st.sets(st.text("abc", min_size=6, max_size=8), max_size=5), st.text("abc", max_size=40))

@@ -116,7 +116,7 @@ def test_notes_and_facts_get_on_by_themselves(store: Store) -> None:
         sleep.work()
         assert sleep.due(idle=True) == ""
     assert lines(store, "a") == lines(store, "b") == ["I live in Porto.", "I drink tea."]
-    assert [store.memory("ana").contents.text(page.id) for page, _ in store.memory("ana").pages()]
+    assert [store.memory("ana").collection.contents.text(page.id) for page, _ in store.memory("ana").pages()]
 
 
 def test_a_consolidator_that_fails_on_every_third_step_loses_nothing(store: Store) -> None:

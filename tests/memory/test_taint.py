@@ -93,7 +93,7 @@ def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> No
         for view in policy.seen:
             for one in view.new:
                 assert one.role is Role.USER or (one.taint < Trust.AGENT) is dirty.get(one.page.id, False)
-        memory = store.memory()
+        memory = store.memory().collection
         proposed = {
             int(memory.contents.text(memory.contents.resolve(address)[0]).partition(" ")[0][1:]) for address in learned.proposed
         }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
 from kilburn.memory.episodes import Episode, episodes
@@ -36,7 +37,7 @@ def flows(store: Store) -> Iterator[Workflows]:
     made = Workflows(store, "ana")
     yield made
     check_collection(made.notes.collection)
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def done(_: Episode) -> bool:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from kilburn import Store
 from kilburn.agents.compaction import compact_at_provider
 from kilburn.agents.loop import Agent
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken, Refused, SpecError, Unavailable
 from kilburn.event import Act
@@ -23,7 +24,7 @@ from kilburn.model import Reply, Request, Tokens, complete
 from kilburn.models.editing import Editing
 from kilburn.models.scripted import Scripted
 from kilburn.prices import Prices
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 from kilburn.testing.models import check_model
 from kilburn.wire.compaction import block_of, report_of
 from kilburn.wire.editing import edits_of
@@ -55,7 +56,7 @@ def compacted(content: Any = "All so far: the parser.") -> Answer:
 
 
 def opened(policy: str = "compact(provider=True)") -> Session:
-    session = Store(MemoryBackend(), Budget(8000), policy, tokenizer="chars/4").session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), policy, tokenizer="chars/4").session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, {"role": "user", "content": "Fix the parser."})
     for number in range(4):
         session.append({"role": "assistant", "content": f"step {number}"}, {"role": "user", "content": f"word {number} " * 40})

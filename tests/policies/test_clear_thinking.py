@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.policies.clear_thinking import ClearThinking
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 
 def opened(policy: str) -> Session:
-    return Store(MemoryBackend(), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    return Store(Sqlite(":memory:"), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
 
 
 def thinking(number: int) -> dict[str, Any]:

@@ -9,17 +9,18 @@ import pytest
 
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.policies.clear_tool_uses import ClearToolUses
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 
 def opened(policy: str, window: int = 10_000) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Fix it."))
     return session
 

@@ -10,6 +10,7 @@ import pytest
 
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act, Event
@@ -18,7 +19,7 @@ from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.policies.compact import Compact
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 LONG = " ".join(f"{number:x}{chr(97 + number % 26)} {number * 7919 % 9973:x}q" for number in range(3000))
 GOOD = "Parser fails on p3; decided to keep the cache in src/cache.py; next: run the tests."
@@ -27,7 +28,12 @@ GOOD = "Parser fails on p3; decided to keep the cache in src/cache.py; next: run
 def opened(script: Sequence[Any] | None, window: int = 2000, policy: str = "compact(trigger=None)") -> tuple[Session, Scripted]:
     model = Scripted(list(script or ()))
     store = Store(
-        MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=None if script is None else model, clock=FakeClock()
+        Sqlite(":memory:"),
+        Budget(window),
+        policy,
+        tokenizer="chars/4",
+        model=None if script is None else model,
+        clock=FakeClock(),
     )
     session = store.session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, user("Fix the parser."))

@@ -13,6 +13,7 @@ import pytest
 
 import kilburn
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
@@ -20,7 +21,6 @@ from kilburn.memory import memory_tools
 from kilburn.message import Kind
 from kilburn.policies.cost import Cost
 from kilburn.prices import Prices
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 
 
@@ -98,7 +98,7 @@ def test_after_the_cache_expired_an_edit_comes_before_the_window_is_full() -> No
     sizes = {}
     for pause in (10.0, 400.0):
         clock = FakeClock(tick=0.0)
-        with Store(MemoryBackend(), Budget(2000), Cost(miss=3000.0), tokenizer="chars/4", clock=clock) as store:
+        with Store(Sqlite(":memory:"), Budget(2000), Cost(miss=3000.0), tokenizer="chars/4", clock=clock) as store:
             session = store.session("a")
             sizes[pause] = 0
             for message in work(1, 60):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
@@ -13,14 +14,14 @@ from kilburn.message import Kind
 from kilburn.move import Evict
 from kilburn.policies.summarize import READ
 from kilburn.policy import View
-from kilburn.testing import FakeClock, MemoryBackend, check_policy
+from kilburn.testing import FakeClock, check_policy
 
 WINDOW = 60_000
 """Tokens of four characters: some 800 pages of the sizes below."""
 
 
 def opened(policy: str) -> Session:
-    session = Store(MemoryBackend(), Budget(WINDOW), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(WINDOW), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append({"role": "system", "content": "You read logs."}, user("Find the leak in src/pool.py"))
     return session
 
@@ -61,7 +62,7 @@ def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_t
 
 
 def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> None:
-    session = Store(MemoryBackend(), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Repair the nightly job."))
     for at in range(READ // 8 // 300):
         session.append(assistant(f"Looking at part v{at}", call_of(f"v{at}")), tool(f"v{at}", _log(f"v{at}")))
@@ -81,7 +82,9 @@ def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> N
 
 
 def test_compact_weighs_little_of_a_large_window_and_stands_for_all_of_it() -> None:
-    session = Store(MemoryBackend(), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).session(
+        "a"
+    )
     session.append(user("Find the leak."), assistant("decided: never restart the service on host zeppelin"))
     session.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 failed, exit code 3"))
     for _ in range(2):

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.page import parse_address
 from kilburn.policies.memento import Memento
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 
 WORDS = "the left side grows faster than the right one so the root lies between them "
@@ -28,7 +29,7 @@ def block(number: int, size: int = 20) -> str:
 
 
 def opened(policy: Any, window: int = 100_000, model: Any = None) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model).session("s")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model).session("s")
     session.append({"role": "user", "content": "Find the root."})
     return session
 
@@ -253,7 +254,7 @@ def test_another_policy_may_cut_the_page_first() -> None:
 
 
 def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -> None:
-    store = Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4")
     session = store.session("s")
     for number in range(200):
         say(session, block(number))

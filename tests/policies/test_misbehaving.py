@@ -12,6 +12,7 @@ import pytest
 
 from effort import each_value
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
@@ -22,7 +23,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Move
 from kilburn.policy import Policy, View
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws, trace
+from kilburn.testing import FakeClock, Scripted, check_laws, trace
 from policies.roster import specs_at
 
 WINDOW = 700
@@ -136,7 +137,7 @@ def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[
     """A trace through a small window; all that must hold whatever the model does."""
     policy = Hasty(resolve("policies", spec), patience)
     appended: list[dict[str, Any]] = []
-    store = Store(MemoryBackend(), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
+    store = Store(Sqlite(":memory:"), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
     session = store.session("misbehaving")
     for message in trace(seed, steps=10):
         session.append(message)

@@ -32,7 +32,7 @@ from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
 from kilburn.policy import View
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from policies.roster import specs_at
 
 WINDOW = 2000
@@ -48,7 +48,7 @@ WORDS = ("Never push to main.", "port 8081", "Never write into the folder vault.
 
 
 def opened(policy: Any, window: int = WINDOW, model: Any = None) -> Session:
-    store = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock())
+    store = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock())
     return store.session("a")
 
 

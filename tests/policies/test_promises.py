@@ -8,16 +8,17 @@ import pytest
 
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 TASK = user("Fix the tokenizer cache in src/parser.py")
 
 
 def opened(policy: str, window: int = 1000, clock: FakeClock | None = None) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=clock or FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=clock or FakeClock()).session("a")
     session.append(TASK)
     return session
 

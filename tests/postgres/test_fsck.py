@@ -55,8 +55,8 @@ def fill(url: str) -> None:
         memory = store.memory("ana")
         memory.remember("Ana lives in Porto")
     with Postgres(url) as backend:
-        backend.keep_vectors("hash", [(entry, b"12345678") for entry, _ in backend.unembedded("hash", 1000)])
-        backend.keep_setting("one", "1")
+        backend.vectors.add("hash", [(entry, b"12345678") for entry, _ in backend.vectors.unembedded("hash", 1000)])
+        backend.settings.put("one", "1")
     with kilburn.open(url, tenant="other", window=700, tokenizer="chars/4", embedder=None) as store:
         store.session("theirs").append({"role": "user", "content": "theirs"})
 

@@ -151,8 +151,8 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     for event in memory.ledger.events():
         if event.act in (Act.FAULT, Act.SEARCH, Act.RESTORE):
             used.update(dict.fromkeys(event.pages, event.time))
-    waiting = [entry for entry, _ in memory.backend.unembedded(embedder, MOST)] if embedder else []
-    bare = {hit.page for hit in memory.backend.passages(waiting).values() if hit.segment == memory.number}
+    waiting = [entry for entry, _ in memory.backend.vectors.unembedded(embedder, MOST)] if embedder else []
+    bare = {hit.page for hit in memory.backend.words.passages(waiting).values() if hit.segment == memory.number}
     found = []
     for page, state in _facts(memory):
         until = until_of(page, state)
@@ -193,7 +193,7 @@ def examine(store: Store, user: str = "", *, stale: float = STALE, embedder: str
     Raises:
         SpecError: no name of a user. StoreReadOnly: there is no such memory.
     """
-    memory, now = store.memory(user), store.clock()
+    memory, now = store.memory(user).collection, store.clock()
     found = [*unattributed(memory), *decayed(memory, now, stale=stale, embedder=embedder), *contaminated(memory, now)]
     for info in store.sessions():
         if info.user == user and not info.damaged:

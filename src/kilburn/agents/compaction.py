@@ -72,7 +72,7 @@ def compact(
 
 
 def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: str | None = None) -> Preview:
-    """What `compact` would do without a model. Nothing changes, and nothing is recorded.
+    """Preview what `compact` would do without a model. Nothing changes, and nothing is recorded.
 
     Raises:
         LawBroken: a tool call has no result yet. UnknownAddress, Forgotten: of `pages`.
@@ -81,9 +81,9 @@ def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: st
     return session.edits.preview(by=_policy(session, pages, keep=keep, to=to))
 
 
-def _policy(session: Session, pages: str | None, **given: Any) -> Compact:
+def _policy(session: Session, pages: str | None, **options: Any) -> Compact:
     chosen = session.contents.resolve(pages) if pages is not None else None
-    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **given)
+    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **options)
 
 
 def _check_no_open_call(session: Session, *, records: bool = True) -> None:
@@ -99,7 +99,7 @@ def _check_no_open_call(session: Session, *, records: bool = True) -> None:
 
 
 def _outcome(events: Sequence[Event]) -> Compaction:
-    """What the ledger says of it."""
+    """Read the result of a compaction from its events."""
     address = ""
     for event in events:
         if event.act is Act.FOLD and "fold" in event.data:
@@ -151,12 +151,12 @@ def compact_at_provider(
     except Forgotten:
         # It may hold what was forgotten while the provider was working.
         return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
-    before = session.prompts.use
+    old_use = session.prompts.use
     with session.lock:
         leaving = behind(session.edits.view(), turn - keep)
         if leaving:
             session.edits.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=before - session.prompts.use))
+    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=old_use - session.prompts.use))
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:

@@ -434,7 +434,7 @@ class Collection(Segment):
 
     def _text(self, page: int) -> str:
         digest = self.read(page)[0].digest
-        return self.backend.texts([digest])[digest]
+        return self.backend.contents.texts([digest])[digest]
 
     def _resolve(self, address: str) -> list[int]:
         with self.lock:
@@ -461,7 +461,7 @@ class Collection(Segment):
 
     def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
         pages = self._named(address)
-        texts = self.backend.texts({page.digest for page in pages})
+        texts = self.backend.contents.texts({page.digest for page in pages})
         return pages, [texts[page.digest] for page in pages], [page.id for page in pages]
 
     # The ledger

@@ -243,7 +243,7 @@ class Histories:
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
         """Find where a reply is that another gateway has answered, or this one before it was started again."""
-        for owner in self.store.backend.said_by(key.encode(), FORKS):
+        for owner in self.store.backend.histories.owners(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
@@ -477,7 +477,7 @@ class Histories:
         What else they have is the rest, or the rest and its answer. None if there may be more."""
         rest = len(digests) - end
         *_, tail = tails(digests[:end], root, user, max(0, end - 1))
-        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        owners = self.store.backend.histories.owners(tail or b"", FORKS, tail=True)
         if len(owners) == FORKS:
             return None
         return {each.name: each.count for each in owners if each.count - each.at in (0, rest, rest + 1)}
@@ -583,7 +583,7 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), max(request.answered, 1) - 1, -1):
-            said = self.store.backend.said_by(chain[at - 1], FORKS)
+            said = self.store.backend.histories.owners(chain[at - 1], FORKS)
             alike = alike or said
             having = [*self._having(request, said, at)]
             if (found := self._free_of([*others, *having], chain, at)) is not None:
@@ -598,7 +598,7 @@ class Histories:
         if not alike and (continued := self._continued(request)) is not None:
             return continued
         if not alike and (longest := self._longest(chain[: request.answered - 1])):
-            alike = self.store.backend.said_by(chain[longest - 1], FORKS)
+            alike = self.store.backend.histories.owners(chain[longest - 1], FORKS)
             having = [*others, *self._having(request, alike, longest)]
             for at in sorted({len(each.chain) for each in having if longest <= len(each.chain) < request.answered}, reverse=True):
                 if (found := self._free_of(having, chain, at)) is not None:
@@ -610,7 +610,7 @@ class Histories:
     def _answered(self, request: _Request) -> Conversation | None:
         """Return a session that has gone on behind a whole history, as it was then; None if there is none."""
         count = len(request.chain)
-        for owner in self.store.backend.said_by(request.chain[-1], FORKS) if count else ():
+        for owner in self.store.backend.histories.owners(request.chain[-1], FORKS) if count else ():
             known = self._current(owner.name, request)
             if known is not None and len(known.chain) > count and known.chain[count - 1] == request.chain[-1]:
                 return known.again(turn_after(known.session, count), count)
@@ -630,7 +630,7 @@ class Histories:
 
     def _longest(self, chain: Sequence[bytes]) -> int:
         """Return how many digests of a chain a session in the store has at most. One that has a digest has those before it."""
-        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.said_by(digest, 1))
+        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.histories.owners(digest, 1))
 
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
@@ -742,7 +742,7 @@ class Histories:
         """Sessions of this root without a complete history in the store: something was forgotten, their last request was cut
         short, or they were imported. Completes it, unless something was forgotten."""
         found = []
-        for name in self.store.backend.unkept(request.root, request.user, FORKS):
+        for name in self.store.backend.histories.missing(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
             if conversation is not None and not conversation.busy:
                 conversation.fill(request.digests)
@@ -771,7 +771,7 @@ class Histories:
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 ends = tails(conversation.digests, conversation.root, conversation.user, after)
                 said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
-                if backend.keep_history(conversation.number, said, page=page):
+                if backend.histories.put(conversation.number, said, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -864,7 +864,7 @@ class Histories:
         Raises:
             StoreStale: another gateway has taken the same request meanwhile.
         """
-        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        said = self.store.backend.histories.owners(request.chain[-1], FORKS) if request.chain else ()
         if not whole.issuperset(each.name for each in said):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
 

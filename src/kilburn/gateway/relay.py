@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from kilburn import tracing
-from kilburn.agents.loop import made_of, shrink
+from kilburn.agents.loop import shrink, with_sources
 from kilburn.budget import Budget
 from kilburn.errors import (
     EmptyPrompt,
@@ -357,7 +357,7 @@ class _Work:
     def heard(self, message: Message) -> Message:
         """The reply as a message. Its trust is no higher than that of the texts beside the question. A compaction in it cites
         the pages that the upstream was shown."""
-        message = made_of(message, self.pages, () if self.known is None else self.known.pages)
+        message = with_sources(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from kilburn.backend import SegmentInfo
 from kilburn.budget import Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError
@@ -87,8 +86,8 @@ class Answers(Protocol):
 class Memories(Protocol):
     """The memories and the notes of a store: `kilburn.memory`."""
 
-    def make_memory(self, store: Any, info: SegmentInfo) -> Any:
-        """Return the memory that a row of the store is."""
+    def make_memory(self, store: Any, collection: Any) -> Any:
+        """Return the memory whose facts a collection of the store holds."""
         ...
 
     def make_notes(self, store: Any, owner: str) -> Any:

@@ -55,7 +55,7 @@ class Contents:
         texts = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
         missing.difference_update(texts)
         if missing:
-            texts |= self._backend.texts(missing)
+            texts |= self._backend.contents.texts(missing)
         for digest, text in texts.items():
             self._texts[digest] = text
             self._held += _size_of(text)

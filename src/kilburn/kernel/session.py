@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 from kilburn.arguments import checked
-from kilburn.backend import Digests, SegmentInfo, State
+from kilburn.backend import Digests, SegmentInfo
 from kilburn.budget import Counter
 from kilburn.effect import Answer, Ask
 from kilburn.errors import (
@@ -56,6 +56,8 @@ from kilburn.policy import Cause
 from kilburn.search.found import Found
 
 if TYPE_CHECKING:
+    from kilburn.collections.collection import Collection as Facts
+
     # It makes sessions.
     from kilburn.kernel.store import Store
 
@@ -72,8 +74,9 @@ class NoteTaker(Protocol):
         """Keep a fact that the session's agent notes; returns its address."""
         ...
 
-    def read(self, page: int) -> tuple[Page, State]:
-        """A page with its state, by its id."""
+    @property
+    def collection(self) -> Facts:
+        """The pages of the facts."""
         ...
 
 

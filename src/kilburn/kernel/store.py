@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kilburn.memory.user_memory import UserMemory
 else:
     # `checked` reads the annotations, and these modules stand above.
-    Notes, UserMemory = object, Collection
+    Notes = UserMemory = object
 
 COLLECTIONS = (SegmentKind.MEMORY, SegmentKind.DOCUMENT, SegmentKind.NOTES)
 
@@ -177,13 +177,15 @@ class Store:
             session.close()
 
     def memory(self, user: str = "") -> UserMemory:
-        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users. It
-        remembers, learns, updates and forgets facts, searches them and recalls them by their addresses.
+        """Return the memory of a user of the tenant, created where there is none; "" for the one of all users. It remembers,
+        learns, updates and forgets facts, searches them and recalls them by their addresses. Its pages and its ledger are in
+        `UserMemory.collection`.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return cast(UserMemory, self._collection(_name_of_memory(user), SegmentKind.MEMORY, user))
+        facts = self._collection(_name_of_memory(user), SegmentKind.MEMORY, user)
+        return cast(UserMemory, capabilities.memories.make_memory(self, facts))
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -239,13 +241,8 @@ class Store:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
         collection = self._collections.get(info.name)
         if collection is None or collection.number != info.number:
-            collection = self._collections[info.name] = self._made(info)
+            collection = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
         return collection
-
-    def _made(self, info: SegmentInfo) -> Collection:
-        if info.kind is not SegmentKind.MEMORY:
-            return Collection(self, info, self.counter, self.clock)
-        return cast(Collection, capabilities.memories.make_memory(self, info))
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.

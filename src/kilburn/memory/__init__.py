@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kilburn.backend import SegmentInfo
 from kilburn.memory.view import MemoryPolicy
 from kilburn.submodules import attach
 
 if TYPE_CHECKING:
+    from kilburn.collections.collection import Collection
     from kilburn.kernel.store import Store
     from kilburn.memory.notes import Notes
     from kilburn.memory.user_memory import UserMemory
@@ -22,11 +22,11 @@ KIND = MemoryPolicy
 attach(__name__)
 
 
-def make_memory(store: Store, info: SegmentInfo) -> UserMemory:
-    """Return the memory that a row of a store is."""
+def make_memory(store: Store, collection: Collection) -> UserMemory:
+    """Return the memory whose facts a collection holds."""
     from kilburn.memory.user_memory import UserMemory  # many modules, and not every program has memories
 
-    return UserMemory(store, info)
+    return UserMemory(store, collection)
 
 
 def make_notes(store: Store, owner: str) -> Notes:

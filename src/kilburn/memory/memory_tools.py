@@ -268,7 +268,9 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(session, away[0]):
         info = _segment_of(session, away[0], reach)
         rows = _rows(session, info, away[1])
-        texts = {"": ""} | session.backend.texts({digest for page, _ in rows for digest in (page.digest, page.extra) if digest})
+        texts = {"": ""} | session.backend.contents.texts(
+            {digest for page, _ in rows for digest in (page.digest, page.extra) if digest}
+        )
         pieces, kept, left = _cut(
             asked,
             session.prompts.capacity,
@@ -487,7 +489,7 @@ def _remember(session: Session, arguments: str, call_id: str | None, reach: Reac
     fact = _decode(arguments, _Remember).fact
     memory = session._home.memory(session.info.user)
     address = memory.note(fact, session)
-    waits = memory.read(parse_address(address)[0])[1].at is Place.PROPOSED
+    waits = memory.collection.read(parse_address(address)[0])[1].at is Place.PROPOSED
     return MemoryReply(text=f"kept as {address}" + (", until a person accepts it" if waits else ""))
 
 

@@ -25,7 +25,7 @@ from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
 from kilburn.selection.origins import all_origins, origins_of, words_at
-from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
+from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import quote, with_headings
 from kilburn.wire.sent import COMPACTION
 
@@ -95,9 +95,9 @@ class Compact:
 
     def __post_init__(self) -> None:
         trigger = number_of(self.trigger, "input_tokens")
-        if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < COMPACT_LEAST):
+        if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < MIN_COMPACT_TRIGGER):
             raise ValueError(
-                f"trigger={self.trigger!r} is not a number of {COMPACT_LEAST} or more; for a smaller window give "
+                f"trigger={self.trigger!r} is not a number of {MIN_COMPACT_TRIGGER} or more; for a smaller window give "
                 "trigger=None, and share=0.75 of its capacity"
             )
         if self.keep < 1 or (self.to is not None and self.to < 16) or not 0 < self.share <= 1:
@@ -113,7 +113,7 @@ class Compact:
             SpecError: the trigger is a share of a window, which the provider does not know.
         """
         if not isinstance(self.trigger, int):
-            raise SpecError("a trigger of None", advice=f"the provider needs tokens, {COMPACT_LEAST} or more")
+            raise SpecError("a trigger of None", advice=f"the provider needs tokens, {MIN_COMPACT_TRIGGER} or more")
         return CompactEdit(
             trigger=Amount(type="input_tokens", value=self.trigger),
             pause_after_compaction=self.pause_after_compaction,

@@ -81,7 +81,7 @@ def check_collection(collection: Collection) -> None:
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
-    indexed = {page for (_, page), found in backend.entries((number, page) for page in rows).items() if found}
+    indexed = {page for (_, page), found in backend.words.entries((number, page) for page in rows).items() if found}
     if collection.info.kind is SegmentKind.NOTES:
         named = [page.name for page, state in rows.values() if state.at is Place.OUT]
         assert None not in named, "law 9: a note without a name"
@@ -95,7 +95,7 @@ def check_collection(collection: Collection) -> None:
             )
             assert page.id not in indexed, f"law 1: {page.address} is forgotten and in the index"
             continue
-        assert backend.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
+        assert backend.contents.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
         assert state.at in (Place.OUT, Place.RETIRED, Place.PROPOSED), f"{page.address} is {state.at}"
         assert state.at is not Place.PROPOSED or page.id not in indexed, f"law 9: {page.address} waits, and is in the index"
         assert state.at is not Place.OUT or page.id in indexed, f"{page.address} is in force, and not in the index"

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
@@ -20,7 +21,6 @@ from kilburn.page import Place
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
-from kilburn.testing.memory import MemoryBackend
 
 WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
 
@@ -73,7 +73,7 @@ def check_policy(
 
 
 def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
-    with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
+    with Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
         session = store.session("check")
         rng = random.Random(seed)
         for message in trace(seed):

@@ -285,7 +285,7 @@ def _give(store: Store, change: Telling) -> None:
     """Write a statement as claims, as a person would who knows what it says."""
     if change.kind == "noise":
         return
-    memory = store.memory(change.user)
+    memory = store.memory(change.user).collection
     since = change.time if change.since is None else change.since
     standing = list(memory.pages(history=True))
     claims = [
@@ -380,7 +380,7 @@ def _forget(store: Store, told: Stream, mode: str) -> list[tuple[str, str]]:
             continue
         gone.append((user, value))
         if mode == "claims":
-            memory = store.memory(user)
+            memory = store.memory(user).collection
             for page, _ in list(memory.pages(history=True)):
                 if value in memory.contents.text(page.id):
                     memory.forget(page.address)

@@ -15,7 +15,6 @@ from contextlib import closing
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
@@ -29,6 +28,7 @@ from kilburn.selection.extract import Piece
 from kilburn.selection.judgement import garbage
 from kilburn.selection.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
+from kilburn_lab.cap import Cap, clip
 
 __all__ = ["ReasoningCache", "Schedule"]
 

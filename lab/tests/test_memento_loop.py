@@ -9,13 +9,14 @@ import pytest
 
 from kilburn import Store
 from kilburn.agents.loop import Limits
-from kilburn.agents.memento import Closed, Finished, MementoLoop, Mode, Wording
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.session import Session
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
+from kilburn_lab.memento_loop import Closed, Finished, MementoLoop, Mode, Wording
 
 THOUGHT = "the left side grows faster than the right one so the root lies between them "
 
@@ -25,7 +26,7 @@ def block(number: int, size: int = 20) -> str:
 
 
 def session_of(window: int = 4000, policy: str = "memento") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4").session("s")
 
 
 def spoken(session: Session) -> list[str]:

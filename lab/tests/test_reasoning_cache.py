@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn import Store
-from kilburn.agents.cap import Cap, clip
-from kilburn.agents.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
+from kilburn_lab.cap import Cap, clip
+from kilburn_lab.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 
 WORDS = [
     f"{first}{second}" for first in ("root", "sum", "left", "bound", "even", "prime") for second in ("", "s", "ing", "ed", "like")
@@ -37,7 +38,7 @@ def summary(number: int) -> str:
 
 
 def session_of(window: int = 4000, policy: str = "fifo") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4").session("s")
 
 
 def rounds_of(count: int) -> list[str]:
