@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.kernel.session import Session
 from kilburn.prices import PRICES, Prices
+from kilburn.search.embedders.hashing import Hashing
 from kilburn.selection.bringing import pays, questions_of
 from kilburn.testing import check_laws
 
@@ -247,6 +248,32 @@ def test_an_output_that_was_answered_with_a_call_stays_whole_beside_the_next_one
         session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
     assert edits > 3
     check_laws(session)
+
+
+class _Recorded(Hashing):
+    """Keeps the texts that it embeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.texts += texts
+        return super().embed(texts)
+
+
+def test_only_a_question_costs_the_embedder_a_query() -> None:
+    embedder = _Recorded()
+    with kilburn.open(":memory:", window=2000, policy="hybrid", tokenizer="chars/4", embedder=embedder) as store:
+        session = store.session("a")
+        for question, answer in talk(60):
+            session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "open_port"}'}}
+        session.append({"role": "user", "content": "Please wait. On which port does zeta3x listen?"})
+        session.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        session.append({"role": "tool", "tool_call_id": "c", "content": "Nothing."})
+    assert embedder.texts.count("On which port does zeta3x listen?") == 1
+    assert "open_port" not in embedder.texts
 
 
 def test_the_line_that_defines_what_is_asked_is_brought_with_its_number() -> None:

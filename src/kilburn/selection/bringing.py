@@ -168,7 +168,7 @@ def passages_asked(
     if not words or (not asked and len(words) < FEW) or room <= 2 * view.handle:
         return []
     shown = frozenset([page.id for page in stays if page.id > 0])
-    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown)
+    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown, by_words=not asked)
     if not answer.hits or (not asked and answer.confidence < SURE):
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
@@ -213,7 +213,7 @@ def _passages_named(
     if not missing or len(missing) > MAX_NAMES:
         return None
     shown = frozenset([page.id for page in staying if page.id > 0])
-    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown)
+    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown, by_words=True)
     candidates = [
         (one, _defined_names(one.text[one.passage.start : one.passage.end]))
         for one in _passages(view, answer.hits, missing, missing, WHOLE)
