@@ -24,7 +24,7 @@ LONGEST_NAME = 500
 """Characters of a session's or a tenant's name."""
 
 
-def check_name(name: Any, what: str) -> str:
+def check_name(name: Any, noun: str) -> str:
     """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
 
     Raises:
@@ -32,14 +32,14 @@ def check_name(name: Any, what: str) -> str:
             cannot be stored: NUL, a lone surrogate.
     """
     if not isinstance(name, str):
-        raise SpecError(f"{what} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
+        raise SpecError(f"{noun} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
     if not name.strip():
-        raise SpecError(f"{name[:40]!r} is no {what} name", advice="give a string that is not empty")
+        raise SpecError(f"{name[:40]!r} is no {noun} name", advice="give a string that is not empty")
     if len(name) > LONGEST_NAME:
-        raise SpecError(f"a {what} name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
+        raise SpecError(f"a {noun} name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
     wrong = next((letter for letter in name if letter == "\0" or "\ud800" <= letter <= "\udfff"), None)
     if wrong is not None:
-        raise SpecError(f"the {what} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
+        raise SpecError(f"the {noun} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
     return name
 
 
@@ -225,15 +225,15 @@ class Batch(msgspec.Struct, kw_only=True):
             StoreStale: its writer knew another last event. StoreError: its events are not numbered without holes.
         """
         if head != self.head:
-            what = f"segment {segment} is at event {head}, not {self.head}"
-            raise StoreStale(what, advice="reopen the process, then do it again")
+            message = f"segment {segment} is at event {head}, not {self.head}"
+            raise StoreStale(message, advice="reopen the process, then do it again")
         if self.used not in (None, used):
-            what = f"segment {segment} has another event {head}: the store has lost what was written last"
-            raise StoreStale(what, advice="reopen the process, then do it again")
+            message = f"segment {segment} has another event {head}: the store has lost what was written last"
+            raise StoreStale(message, advice="reopen the process, then do it again")
         for at, event in enumerate(self.events, head + 1):
             if event.number != at:
-                what = f"event {event.number} stands where {at} must"
-                raise StoreError(what, advice="number events from head + 1, without holes")
+                message = f"event {event.number} stands where {at} must"
+                raise StoreError(message, advice="number events from head + 1, without holes")
 
     def check_above(self, head: int) -> None:
         """Check that the segment that this one forks from is at the event that the writer knows.
@@ -242,8 +242,8 @@ class Batch(msgspec.Struct, kw_only=True):
             StoreStale: it is not.
         """
         if self.above is not None and self.above[1] != head:
-            what = f"segment {self.above[0]} is at event {head}, not {self.above[1]}"
-            raise StoreStale(what, advice="fork again from what is there now")
+            message = f"segment {self.above[0]} is at event {head}, not {self.above[1]}"
+            raise StoreStale(message, advice="fork again from what is there now")
 
 
 @runtime_checkable
@@ -389,9 +389,9 @@ class SettingStore(Protocol):
         """
         ...
 
-    def replace(self, name: str, known: str | None, value: str | None) -> bool:
-        """Store a setting if its present value is `known` (None: it is not set); None removes it. Exactly one of several writers
-        that know the same value succeeds.
+    def replace(self, name: str, expected: str | None, value: str | None) -> bool:
+        """Store a setting if its present value is `expected` (None: it is not set); None removes it. Of several
+        writers that expect the same value, exactly one succeeds.
 
         Returns:
             Whether the setting was stored.

@@ -86,13 +86,13 @@ class Anchor:
             return [Finding(kind="anchor", what=error.what)]
         infos = backend.segments()
         whole = {info.number for info in infos if not info.damaged and info.kind is not SegmentKind.FORGOTTEN}
-        found = [*_older(heads, infos)]
-        for number in sorted(heads.keys() & whole - {finding.segment for finding in found}):
+        findings = [*_older(heads, infos)]
+        for number in sorted(heads.keys() & whole - {finding.segment for finding in findings}):
             head, time = heads[number]
             event = next(iter(backend.events(number, head - 1)), None) if head else None
             if event is not None and time not in (event.time, UNKNOWN):
-                found.append(Finding(kind="anchor", what=f"event {head} is another than the anchor has", segment=number))
-        return found
+                findings.append(Finding(kind="anchor", what=f"event {head} is another than the anchor has", segment=number))
+        return findings
 
     def note(self, segment: int, batch: Batch) -> None:
         """Write down a batch that is committed; within `held`, when that ends."""
@@ -177,11 +177,11 @@ def _read_lines(data: bytes) -> Iterator[_Line]:
 
 def _older(heads: Mapping[int, Head], infos: Sequence[SegmentInfo]) -> Iterator[Finding]:
     """Yield the segments that have fewer events than an anchor has seen."""
-    known = {info.number: info for info in infos}
+    infos_by_number = {info.number: info for info in infos}
     for number, (head, _) in heads.items():
-        info = known.get(number)
+        info = infos_by_number.get(number)
         if info is None:
             yield Finding(kind="anchor", what=f"segment {number} is not there, and the anchor has seen it", segment=number)
         elif info.head < head and not info.damaged and info.kind is not SegmentKind.FORGOTTEN:
-            what = f"{info.name!r} has {info.head} events, and the anchor has seen {head}"
-            yield Finding(kind="anchor", what=what, segment=number)
+            message = f"{info.name!r} has {info.head} events, and the anchor has seen {head}"
+            yield Finding(kind="anchor", what=message, segment=number)

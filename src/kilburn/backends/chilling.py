@@ -174,9 +174,9 @@ class Chilling:
     """
 
     def __init__(
-        self, path: str, read: ReadsRows, change: ChangesRows, sync: Callable[[], object], put_off: Callable[[], bool]
+        self, path: str, read_rows: ReadsRows, change: ChangesRows, sync: Callable[[], object], put_off: Callable[[], bool]
     ) -> None:
-        self._path, self._read, self._change, self._sync, self._put_off = path, read, change, sync, put_off
+        self._path, self._read, self._change, self._sync, self._put_off = path, read_rows, change, sync, put_off
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `Backend`."""
@@ -187,7 +187,7 @@ class Chilling:
         self._abandon()
         for keys in chunks(list(dict.fromkeys(key_of(digest) for digest in digests)), OBJECTS):
             settled = self._chill(place, keys)
-            texts, size = texts + len(settled), size + sum(len(each.data) for each in settled)
+            texts, size = texts + len(settled), size + sum(len(text.data) for text in settled)
         self.sweep()
         return Moved(texts=texts, bytes=size)
 
@@ -196,39 +196,39 @@ class Chilling:
         coming = [Coming(key, codec, data, *place.made(bytes([codec]) + data, key)) for key, codec, data in whole]
         if not coming:
             return []
-        self._change(lambda rows: rows.announce(each.name for each in coming))
+        self._change(lambda rows: rows.announce(text.name for text in coming))
         try:
-            for each in coming:
-                place.write(each.name, each.body)
+            for text in coming:
+                place.write(text.name, text.body)
             settled = self._change(lambda rows: rows.settle(coming, place))
         except BaseException:
-            self._change(lambda rows: rows.give_up(each.name for each in coming))
+            self._change(lambda rows: rows.give_up(text.name for text in coming))
             self.sweep()
             raise
         # What was forgotten meanwhile: whoever forgot it may have looked before it was there.
-        for each in coming:
-            if each not in settled:
-                place.delete(each.name)
+        for text in coming:
+            if text not in settled:
+                place.delete(text.name)
         return settled
 
     def warm(self, digests: Iterable[str] | None = None) -> Moved:
         """See `Backend`."""
         texts = size = 0
-        wanted = None if digests is None else [key_of(digest) for digest in digests]
-        cold = [each.key for each in self._read(lambda rows: rows.lying(wanted))]
+        keys_requested = None if digests is None else [key_of(digest) for digest in digests]
+        cold = [text.key for text in self._read(lambda rows: rows.lying(keys_requested))]
         for keys in chunks(cold, OBJECTS):
-            taken = self._warm(keys)
-            texts, size = texts + len(taken), size + sum(map(len, taken))
+            returned = self._warm(keys)
+            texts, size = texts + len(returned), size + sum(map(len, returned))
             self.sweep()
         return Moved(texts=texts, bytes=size)
 
     def _warm(self, keys: Sequence[bytes]) -> list[bytes]:
         place, lying = self._read(lambda rows: (required(rows.place()), rows.lying(keys)))
         back = []
-        for each in lying:
-            held = self._held(place, each)
-            if held is not None:
-                back.append(Returning(each.key, each.name, *held))
+        for text in lying:
+            packed = self._held(place, text)
+            if packed is not None:
+                back.append(Returning(text.key, text.name, *packed))
         return self._change(lambda rows: rows.take(back))
 
     def _held(self, place: ColdPlace, lying: Lying) -> tuple[int, bytes] | None:
@@ -238,72 +238,72 @@ class Chilling:
             StoreCorrupt: it is missing, or not what was written.
         """
         try:
-            held = parted(place.get(lying.name, lying.key))
-            unpack(*held, lying.size, lying.key)
+            packed = parted(place.get(lying.name, lying.key))
+            unpack(*packed, lying.size, lying.key)
         except StoreCorrupt:
             if lying in self._read(lambda rows: rows.lying([lying.key])):
                 raise
             return None
-        return held
+        return packed
 
     def cold(self) -> dict[str, int]:
         """See `Backend`."""
-        return {each.key.hex(): each.size for each in self._read(lambda rows: rows.lying())}
+        return {text.key.hex(): text.size for text in self._read(lambda rows: rows.lying())}
 
     def scrub(self, *, repair: bool = False) -> list[str]:
         """See `Backend`."""
         if repair:
             self._abandon()
-        found = [what for what, _ in self.wrong(repair=repair, read=True)]
+        problems = [problem for problem, _ in self.wrong(repair=repair, read_objects=True)]
         place = self._read(lambda rows: rows.place())
         if place is not None and not place.place.versions and place.keeps_versions():
-            found.append(f"{place.place.url} keeps versions by now: what is deleted there stays as an older one")
-        return found
+            problems.append(f"{place.place.url} keeps versions by now: what is deleted there stays as an older one")
+        return problems
 
     def unreached(self) -> tuple[str, ...]:
         """What of erased texts may still be in the cold place, as far as it is known."""
         strays = list(self._read(lambda rows: rows.strays()).values())
-        found = []
+        places = []
         if late := strays.count(1):
-            found.append(f"{late} objects in the cold place that could not be deleted yet: a later writer does it")
+            places.append(f"{late} objects in the cold place that could not be deleted yet: a later writer does it")
         if coming := sum(since > 1 for since in strays):
-            found.append(f"{coming} objects that a program may be writing to the cold place: it deletes them, or a later writer")
+            places.append(f"{coming} objects that a program may be writing to the cold place: it deletes them, or a later writer")
         try:
             place = self._read(lambda rows: rows.place())
         except KilburnError as error:
-            return (*found, f"a cold place that cannot be opened: {error.what}")
+            return (*places, f"a cold place that cannot be opened: {error.what}")
         if place is not None and place.place.versions:
-            found.append(f"older versions of objects in {place.place.url}, until they expire there")
-        return tuple(found)
+            places.append(f"older versions of objects in {place.place.url}, until they expire there")
+        return tuple(places)
 
-    def wrong(self, *, repair: bool, read: bool) -> list[tuple[str, bool]]:
+    def wrong(self, *, repair: bool, read_objects: bool) -> list[tuple[str, bool]]:
         """What is wrong with the cold place, in words, each with whether it is of no text.
 
         Args:
             repair: delete what belongs to no text.
-            read: whether every object is read, and compared with the digest of its text.
+            read_objects: whether every object is read, and compared with the digest of its text.
         """
         self.sweep()
         place = self._read(lambda rows: rows.place())
         if place is None:
             return []
         # Listed before the rows are read: what comes meanwhile is not among these.
-        there = set(place.names())
+        names = set(place.names())
         lying, strays = self._read(lambda rows: (rows.lying(), rows.strays()))
-        found: list[tuple[str, bool]] = []
-        for each in lying if read else ():
+        problems: list[tuple[str, bool]] = []
+        for text in lying if read_objects else ():
             try:
-                self._held(place, each)
+                self._held(place, text)
             except StoreCorrupt as error:
-                found.append((error.what, False))
+                problems.append((error.what, False))
         late = [name for name, since in strays.items() if since == 1]
-        found += [(f"the object {name} is to be deleted, and may still be there", True) for name in late]
-        for name in sorted(there - strays.keys() - {each.name for each in lying}):
+        problems += [(f"the object {name} is to be deleted, and may still be there", True) for name in late]
+        for name in sorted(names - strays.keys() - {text.name for text in lying}):
             if repair:
                 place.delete(name)
             else:
-                found.append((f"the object {name} belongs to no text", True))
-        return found
+                problems.append((f"the object {name} belongs to no text", True))
+        return problems
 
     def _abandon(self) -> None:
         """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""

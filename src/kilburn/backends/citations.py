@@ -33,10 +33,10 @@ Citation = tuple[int, int, int, int]
 
 def citations_of(segment: int, kind: SegmentKind, page: Page) -> set[Citation]:
     """What a page of a segment of this kind cites."""
-    found = {(other, cited, segment, page.id) for other, cited in page.cites}
+    citations = {(segment_cited, cited, segment, page.id) for segment_cited, cited in page.cites}
     if kind is not SegmentKind.SESSION:
-        found.update((segment, source, segment, page.id) for source in page.sources)
-    return found
+        citations.update((segment, source, segment, page.id) for source in page.sources)
+    return citations
 
 
 def add(db: apsw.Connection, citations: Iterable[Citation]) -> None:
@@ -74,8 +74,8 @@ def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Ci
     while fresh:
         fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
         going = going | fresh
-    there = rows_of_each(db, "SELECT segment, id FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL", list(going))
-    marks = {mark_of(segment, page) for segment, page in there} | marks_of_whole(going)
+    existing = rows_of_each(db, "SELECT segment, id FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL", list(going))
+    marks = {mark_of(segment, page) for segment, page in existing} | marks_of_whole(going)
     add(db, marks)
     return marks
 
@@ -91,10 +91,10 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
     for segment, number in cited:
         if segment not in kinds:
             (kinds[segment],) = row(db, "SELECT kind FROM segment WHERE id = ? AND tenant = ?", segment, tenant) or ("",)
-        found = row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, number) if kinds[segment] else None
-        if kinds[segment] == SegmentKind.FORGOTTEN or found == (None,):
+        content = row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, number) if kinds[segment] else None
+        if kinds[segment] == SegmentKind.FORGOTTEN or content == (None,):
             raise cites_gone(segment, number)
-        if found is None:
+        if content is None:
             raise StoreError(f"no page {address_of(number)} in segment {segment}", advice="cite pages that exist")
         select = f"SELECT 1 FROM citation WHERE segment = ? AND page IN (?, {WHOLE}) AND {LEAVES}"
         if row(db, select, segment, number) is not None:
@@ -103,14 +103,14 @@ def check_cited(db: apsw.Connection, tenant: int, pages: Iterable[Page]) -> None
 
 def cites_gone(segment: int, page: int) -> StoreStale:
     """The error of who would cite a page that is forgotten."""
-    what = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
-    return StoreStale(what, advice="read what is there now, then do it again without this page")
+    message = f"{address_of(page)} of segment {segment}, which a new page cites, is forgotten"
+    return StoreStale(message, advice="read what is there now, then do it again without this page")
 
 
 def cites_leaving(segment: int, page: int) -> Forgotten:
     """The error of who would cite a page that is being forgotten."""
-    what = f"{address_of(page)} of segment {segment}, which a new page cites, is being forgotten"
-    return Forgotten(what, advice="do it again without this page; if the forgetting has broken off, forget it again")
+    message = f"{address_of(page)} of segment {segment}, which a new page cites, is being forgotten"
+    return Forgotten(message, advice="do it again without this page; if the forgetting has broken off, forget it again")
 
 
 def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> None:
@@ -123,16 +123,16 @@ def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> No
         "SELECT citing_segment, citing_page, page FROM citation WHERE segment = ?1 AND page = ?2 AND citing_segment <> ?1 LIMIT 1"
     )
     for by, citer, number in rows_of_each(db, select, [(segment, page) for page in pages]):
-        what = f"{address_of(number)} of segment {segment} is cited by {address_of(citer)} of segment {by}"
-        raise StoreStale(what, advice="forget what cites it first, then do it again")
+        message = f"{address_of(number)} of segment {segment} is cited by {address_of(citer)} of segment {by}"
+        raise StoreStale(message, advice="forget what cites it first, then do it again")
 
 
 def cited_by(segments: Iterable[tuple[SegmentRow, PageRows]]) -> set[Citation]:
     """Return what the pages of these sessions cite."""
     return {
         citation
-        for one, each in segments
-        for _, page, _ in each
+        for segment, pages in segments
+        for _, page, _ in pages
         if isinstance(page, Page) and page.digest
-        for citation in citations_of(one.number, one.kind, page)
+        for citation in citations_of(segment.number, segment.kind, page)
     }

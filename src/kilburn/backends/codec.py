@@ -36,7 +36,7 @@ MOST_PIECES = 64 << 20
 WORTHWHILE = 200
 """Bytes; in a shorter text the header of a frame takes more than the compression saves."""
 
-KEPT = 65_536
+MAX_SHARED_FRAME = 65_536
 """Texts up to this many bytes share one compressor, because making one takes longer than such a frame. Larger ones do
 not: a compressor that has compressed fifty megabytes keeps their memory."""
 
@@ -55,9 +55,9 @@ def encode_text(text: str, digest: str) -> bytes:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise StoreError(f"a text has a lone surrogate at character {error.start}", advice="replace it before storing") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise StoreError(f"a text with digest {found} was given under the digest {digest}", advice="use page.digest_of")
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise StoreError(f"a text with digest {actual} was given under the digest {digest}", advice="use page.digest_of")
     return data
 
 
@@ -79,7 +79,11 @@ def key_of(digest: str) -> bytes:
 def pack(data: bytes) -> tuple[int, bytes]:
     """Codec and bytes to store."""
     if len(data) >= WORTHWHILE:
-        frame = _compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME) if len(data) <= KEPT else zstd.compress(data, 3)
+        frame = (
+            _compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+            if len(data) <= MAX_SHARED_FRAME
+            else zstd.compress(data, 3)
+        )
         if len(frame) < len(data):
             return ZSTD, frame
     return PLAIN, data
@@ -90,16 +94,16 @@ def pack_pieces(pieces: Sequence[Piece]) -> tuple[int, bytes]:
     return SPLICED, _compressor.compress(msgspec.msgpack.encode(pieces), zstd.ZstdCompressor.FLUSH_FRAME)
 
 
-def pieces_of(stored: object, digest: bytes) -> tuple[Piece, ...]:
+def pieces_of(data: object, digest: bytes) -> tuple[Piece, ...]:
     """The pieces of a stored text.
 
     Raises:
         StoreCorrupt: there are none that can be read.
     """
-    if not isinstance(stored, bytes):
+    if not isinstance(data, bytes):
         raise _corrupt(digest, "its row makes no sense")
     try:
-        return _pieces.decode(zstd.ZstdDecompressor().decompress(stored, max_length=MOST_PIECES))
+        return _pieces.decode(zstd.ZstdDecompressor().decompress(data, max_length=MOST_PIECES))
     except (zstd.ZstdError, msgspec.MsgspecError, UnicodeError) as error:
         raise _corrupt(digest, "its pieces cannot be read") from error
 
@@ -131,18 +135,18 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callabl
         raise _corrupt(digest, "it is not UTF-8") from error
 
 
-def parted(held: bytes) -> tuple[int, bytes]:
+def parted(object_body: bytes) -> tuple[int, bytes]:
     """Codec and bytes that an object of a cold place holds; of an empty one, such that nobody can read."""
-    return (held[0], held[1:]) if held else (COLD, b"")
+    return (object_body[0], object_body[1:]) if object_body else (COLD, b"")
 
 
-def digest_of_stored(codec: int, stored: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
+def digest_of_stored(codec: int, data: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
     """The real digest of a stored text, which may differ from the digest that it is stored under.
 
     Raises:
         StoreCorrupt: it holds nothing that can be read.
     """
-    return hashlib.sha256(inflate(codec, stored, size, b"", text_of)).digest()
+    return hashlib.sha256(inflate(codec, data, size, b"", text_of)).digest()
 
 
 def inflate(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
@@ -184,10 +188,10 @@ def sound_passages(
         damaged: gets those that were passed over, by entry.
     """
     texts: dict[tuple[int, int], str | StoreCorrupt] = {}
-    most = limit
+    count = limit
     while True:
-        found, wrong = list[tuple[int, str]](), dict[int, StoreCorrupt]()
-        spans = waiting(most)
+        passages, wrong = list[tuple[int, str]](), dict[int, StoreCorrupt]()
+        spans = waiting(count)
         for entry, page, start, stop in spans:
             key = entry >> 32, page
             if key not in texts:
@@ -199,11 +203,11 @@ def sound_passages(
             if isinstance(text, StoreCorrupt):
                 wrong[entry] = text
             else:
-                found.append((entry, text[start:stop]))
-        if len(spans) < most or len(found) >= limit:
+                passages.append((entry, text[start:stop]))
+        if len(spans) < count or len(passages) >= limit:
             damaged.update(wrong)
-            return found[:limit]
-        most = limit + 2 * len(wrong)
+            return passages[:limit]
+        count = limit + 2 * len(wrong)
 
 
 def _corrupt(digest: object, why: str) -> StoreCorrupt:

@@ -67,14 +67,14 @@ def new_place(url: str, key: str = "", *, versions: bool = False) -> ColdSite:
         SpecError: no place of this kind, no key, or a place that keeps versions. StoreError: nothing can be written there.
         MissingExtra.
     """
-    made = ColdSite(
+    site = ColdSite(
         url=url if "://" in url else Path(url).absolute().as_uri(),
         folder=secrets.token_hex(8),
         key=os.path.abspath(key) if key else "",
         proof=_proof(_key_in(key, make=True)) if key else "",
         versions=versions,
     )
-    place = ColdPlace(made)
+    place = ColdPlace(site)
     if not versions and place.keeps_versions():
         raise SpecError(
             f"{url} keeps versions: what is deleted there stays as an older one",
@@ -84,7 +84,7 @@ def new_place(url: str, key: str = "", *, versions: bool = False) -> ColdSite:
     if place.get(tried, digest=b"") != b"tried out":
         raise StoreError(f"{url} does not give back what was written there", advice="give another place")
     place.delete(tried)
-    return made
+    return site
 
 
 def _proof(key: bytes) -> str:
@@ -136,8 +136,8 @@ class _Folder:
             file.flush()
             os.fsync(file.fileno())
         part.replace(whole)
-        for each in (whole.parent, whole.parent.parent, whole.parent.parent.parent):
-            directory = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        for path_synced in (whole.parent, whole.parent.parent, whole.parent.parent.parent):
+            directory = os.open(path_synced, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
             finally:
@@ -210,8 +210,8 @@ class _Bucket:
         self._library.delete(self._objects, path)
 
     def paths(self, folder: str) -> Iterator[str]:
-        for some in self._library.list(self._objects, prefix=f"{folder}/"):
-            yield from (str(each["path"]) for each in some)
+        for entries in self._library.list(self._objects, prefix=f"{folder}/"):
+            yield from (str(entry["path"]) for entry in entries)
 
 
 class ColdPlace:
@@ -265,8 +265,8 @@ class ColdPlace:
             if of_one and isinstance(error, FileNotFoundError):
                 raise
             why = str(error).partition("\n")[0]
-            what = f"the cold place {self.place.url}: {doing}: {why}"
-            raise StoreError(what, advice="check that it is there and may be read and written, then try again") from error
+            message = f"the cold place {self.place.url}: {doing}: {why}"
+            raise StoreError(message, advice="check that it is there and may be read and written, then try again") from error
 
     def _path(self, name: str) -> str:
         # What somebody else put there has a path, and no name of ours.

@@ -30,12 +30,12 @@ class ColdTable:
 
     def place(self) -> ColdPlace | None:
         """See `ColdRows`."""
-        found = row(self._db, "SELECT value, seal FROM setting WHERE tenant = ? AND name = ?", self._tenant, SETTING)
-        if found is None:
+        setting = row(self._db, "SELECT value, seal FROM setting WHERE tenant = ? AND name = ?", self._tenant, SETTING)
+        if setting is None:
             return None
-        if found[1] != seal_of("setting", self._tenant, SETTING, found[0]):
+        if setting[1] != seal_of("setting", self._tenant, SETTING, setting[0]):
             raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="`kilburn cold set` it again")
-        return self._opened.of(found[0])
+        return self._opened.of(setting[0])
 
     def fetch(self, name: str, digest: bytes) -> bytes:
         """What the object of a text holds.
@@ -68,43 +68,43 @@ class ColdTable:
     def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
         """See `ColdRows`."""
         settled: list[Coming] = []
-        for each in coming if self.place() is place else ():
-            name = each.name.encode()
+        for text in coming if self.place() is place else ():
+            name = text.name.encode()
             take = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND NOT deleting RETURNING 1"
             if row(self._db, take, self._tenant, name) is None:
                 continue
             update = (
                 "UPDATE content SET codec = ?, data = ? WHERE tenant = ? AND digest = ? AND codec = ? AND data = ? RETURNING 1"
             )
-            if row(self._db, update, COLD, name, self._tenant, each.key, each.codec, each.data) is not None:
-                settled.append(each)
-        self.give_up(each.name for each in coming if each not in settled)
+            if row(self._db, update, COLD, name, self._tenant, text.key, text.codec, text.data) is not None:
+                settled.append(text)
+        self.give_up(text.name for text in coming if text not in settled)
         return settled
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
         """See `ColdRows`."""
         select = "SELECT digest, size, data FROM content WHERE tenant = ? AND codec = ?"
         if keys is None:
-            found: Iterable[tuple[bytes, int, bytes]] = rows(self._db, select, self._tenant, COLD)
+            cold_rows: Iterable[tuple[bytes, int, bytes]] = rows(self._db, select, self._tenant, COLD)
         else:
-            found = list(rows_of_each(self._db, f"{select} AND digest = ?", [(self._tenant, COLD, key) for key in keys]))
-        return [Lying(digest, size, name.decode("ascii", "replace")) for digest, size, name in found]
+            cold_rows = list(rows_of_each(self._db, f"{select} AND digest = ?", [(self._tenant, COLD, key) for key in keys]))
+        return [Lying(digest, size, name.decode("ascii", "replace")) for digest, size, name in cold_rows]
 
     def take(self, back: Sequence[Returning]) -> list[bytes]:
         """See `ColdRows`."""
-        taken = []
+        returned = []
         for key, name, codec, data in back:
             update = (
                 "UPDATE content SET codec = ?, data = ? WHERE tenant = ? AND digest = ? AND codec = ? AND data = ? RETURNING 1"
             )
             if row(self._db, update, codec, data, self._tenant, key, COLD, name.encode()) is not None:
-                taken.append(data)
-        return taken
+                returned.append(data)
+        return returned
 
     def strays(self) -> dict[str, float]:
         """See `ColdRows`."""
-        found = rows(self._db, "SELECT name, deleting FROM cold_object WHERE tenant = ?", self._tenant)
-        return {name.decode("ascii", "replace"): since for name, since in found}
+        objects = rows(self._db, "SELECT name, deleting FROM cold_object WHERE tenant = ?", self._tenant)
+        return {name.decode("ascii", "replace"): since for name, since in objects}
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""

@@ -54,18 +54,18 @@ def insert(db: apsw.Connection, sql: str, values: Iterable[tuple[object, ...]]) 
     With each statement the interpreter goes to other threads, and has to come back before the next one, while other processes
     wait for the file.
     """
-    found: list[Row] = []
-    left = iter(values)
-    while some := tuple(islice(left, AT_ONCE)):
-        found += rows(db, _for_rows(sql, len(some)), *chain.from_iterable(some))
-    return found
+    results: list[Row] = []
+    remaining = iter(values)
+    while chunk := tuple(islice(remaining, AT_ONCE)):
+        results += rows(db, _for_rows(sql, len(chunk)), *chain.from_iterable(chunk))
+    return results
 
 
 @cache
 def _for_rows(sql: str, count: int) -> str:
-    before, _, rest = sql.partition("VALUES(")
-    one, _, after = rest.partition(")")
-    return f"{before}VALUES({one}){f', ({one})' * (count - 1)}{after}"
+    head, _, rest = sql.partition("VALUES(")
+    placeholders, _, tail = rest.partition(")")
+    return f"{head}VALUES({placeholders}){f', ({placeholders})' * (count - 1)}{tail}"
 
 
 def listed(values: Iterable[int] | Iterable[str]) -> str:
@@ -78,7 +78,7 @@ def by_segment(keys: Iterable[tuple[int, int]]) -> list[tuple[str, int]]:
     pages: dict[int, list[int]] = {}
     for segment, page in keys:
         pages.setdefault(segment, []).append(page)
-    return [(listed(some), segment) for segment, some in pages.items()]
+    return [(listed(ids), segment) for segment, ids in pages.items()]
 
 
 @contextmanager
@@ -142,19 +142,19 @@ def translate_errors(path: str, doing: str) -> Iterator[None]:
         raise _translate(error, f"{doing} {path}: {error}") from error
 
 
-def _translate(error: apsw.Error, what: str) -> StoreError:
+def _translate(error: apsw.Error, message: str) -> StoreError:
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreBusy(what, advice="another process is writing; try again, or give a longer busy_timeout")
+        return StoreBusy(message, advice="another process is writing; try again, or give a longer busy_timeout")
     if isinstance(error, apsw.FullError):
-        return StoreFull(what, advice="free some space; nothing of this write was kept")
+        return StoreFull(message, advice="free some space; nothing of this write was kept")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
-        return StoreReadOnly(what, advice="the file or its folder cannot be written; check permissions, or open it readonly")
+        return StoreReadOnly(message, advice="the file or its folder cannot be written; check permissions, or open it readonly")
     if isinstance(error, apsw.CantOpenError):
-        return StoreReadOnly(what, advice="check that the folder exists and that this user may write there")
+        return StoreReadOnly(message, advice="check that the folder exists and that this user may write there")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
-        return StoreCorrupt(what, advice="run `kilburn fsck`, or restore the file from a copy")
+        return StoreCorrupt(message, advice="run `kilburn fsck`, or restore the file from a copy")
     if isinstance(error, apsw.ConstraintError):
-        return StoreCorrupt(what, advice="the file contradicts itself; run `kilburn fsck --repair`")
+        return StoreCorrupt(message, advice="the file contradicts itself; run `kilburn fsck --repair`")
     if isinstance(error, apsw.ConnectionClosedError):
-        return StoreError(what, advice="the store was closed; open it again")
-    return StoreError(what, advice="what was acknowledged before is intact; check the disk, then try again")
+        return StoreError(message, advice="the store was closed; open it again")
+    return StoreError(message, advice="what was acknowledged before is intact; check the disk, then try again")

@@ -99,44 +99,46 @@ class ContentTable:
         Raises:
             StoreError: a text is missing.
         """
-        found = self._add({digest: text for digest, text in texts.items() if text.pieces is None})
-        others: dict[str, Packed] = {}
+        numbers = self._add({digest: text for digest, text in texts.items() if text.pieces is None})
+        spliced: dict[str, Packed] = {}
         for digest, text in texts.items():
             if text.pieces is not None and text.plain is not None:
                 # Its pieces may be of the texts that are there since just now.
                 codec, data = self._packed(text.pieces, text.plain) or pack(text.plain)
-                others[digest] = text._replace(codec=codec, data=data)
-        return found | self._add(others) if others else found
+                spliced[digest] = text._replace(codec=codec, data=data)
+        return numbers | self._add(spliced) if spliced else numbers
 
     def _add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
-        made = ((self._tenant, one.key, len(one.plain), one.codec, one.data) for one in texts.values() if one.plain is not None)
+        new_rows = (
+            (self._tenant, text.key, len(text.plain), text.codec, text.data) for text in texts.values() if text.plain is not None
+        )
         # Most texts are new, so writing comes before looking.
-        found: dict[bytes, int] = dict(insert(self._db, _INSERT, made))
+        numbers: dict[bytes, int] = dict(insert(self._db, _INSERT, new_rows))
         for digest, text in texts.items():
-            if text.key not in found:
+            if text.key not in numbers:
                 select = "SELECT id, codec, data FROM content WHERE tenant = ? AND digest = ?"
-                there = row(self._db, select, self._tenant, text.key)
-                if there is None:
+                stored_row = row(self._db, select, self._tenant, text.key)
+                if stored_row is None:
                     raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-                if there[1] == SPLICED and there[1:] != (text.codec, text.data):
-                    self._store_whole(there[0])
-                elif there[1] == COLD and text.plain is not None:
+                if stored_row[1] == SPLICED and stored_row[1:] != (text.codec, text.data):
+                    self._store_whole(stored_row[0])
+                elif stored_row[1] == COLD and text.plain is not None:
                     # It is said again, so it will be read.
-                    self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), there[0]))
-                found[text.key] = there[0]
-        return {digest: found[text.key] for digest, text in texts.items()}
+                    self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), stored_row[0]))
+                numbers[text.key] = stored_row[0]
+        return {digest: numbers[text.key] for digest, text in texts.items()}
 
     def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
         """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""
-        known: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
             select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"
-            found = row(self._db, select, self._tenant, key_of(digest))
-            if found is None or found[1] == SPLICED:
+            stored_row = row(self._db, select, self._tenant, key_of(digest))
+            if stored_row is None or stored_row[1] == SPLICED:
                 return None
-            known[digest] = found[0]
-        stored = pack_pieces([piece if isinstance(piece, str) else (known[piece[0]], *piece[1:]) for piece in pieces])
-        return stored if len(stored[1]) < len(data) else None
+            numbers[digest] = stored_row[0]
+        packed = pack_pieces([piece if isinstance(piece, str) else (numbers[piece[0]], *piece[1:]) for piece in pieces])
+        return packed if len(packed[1]) < len(data) else None
 
     def _store_whole(self, number: int) -> None:
         """Store a text whole that is stored as pieces."""
@@ -159,26 +161,26 @@ class Wholes:
             StoreCorrupt: there is none, or it is not what was stored.
         """
         if number not in self._texts:
-            found = row(self._db, _SELECT, number)
-            if found is None:
+            stored_row = row(self._db, _SELECT, number)
+            if stored_row is None:
                 raise StoreCorrupt("a text that an excerpt quotes is missing", advice="run `kilburn fsck`")
-            size, codec, data, digest = found
+            size, codec, data, digest = stored_row
             self._texts[number] = unpack(*thawed(self._db, codec, data, digest), size, digest)
         return self._texts[number]
 
 
-def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tuple[int, bytes]:
+def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple[int, bytes]:
     """Codec and bytes of a stored text; of one that is cold, what its object holds.
 
     Raises:
         StoreCorrupt: its object is missing, or not what was written. StoreError: the cold place cannot be reached.
     """
     if codec != COLD:
-        return codec, stored
+        return codec, data
     fetch = db.fetch if isinstance(db, StoreConnection) else None
     if fetch is None:
         raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
-    return parted(fetch(stored.decode("ascii", "replace"), digest))
+    return parted(fetch(data.decode("ascii", "replace"), digest))
 
 
 def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
@@ -187,12 +189,12 @@ def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
     Raises:
         StoreCorrupt: altered or missing.
     """
-    found = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
+    page_row = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
     wholes = Wholes(db)
-    words = "" if found is None or found[1] is None else searchable_words(wholes.text(found[1]))
+    words = "" if page_row is None or page_row[1] is None else searchable_words(wholes.text(page_row[1]))
     if words:
         return words
-    content = None if found is None or found[0] is None else row(db, _SELECT, found[0])
+    content = None if page_row is None or page_row[0] is None else row(db, _SELECT, page_row[0])
     if content is None:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = content

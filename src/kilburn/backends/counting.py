@@ -53,7 +53,7 @@ class Ruling(NamedTuple):
 class Turnstile(Protocol):
     """Where it is counted. It belongs to one gateway, which uses it from one thread at a time."""
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """Let requests in, each with all of its demands or not at all; and say that this gateway is there.
 
         Args:
@@ -116,44 +116,44 @@ class FileTurnstile:
                     raise
                 time.sleep(ATTEMPT_PAUSE)
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""
         with self._lock, translate_errors(self._path, "counting"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                now = self._clock()
-                self._hold(held, now)
-                made = [self._take(demands, now) for demands in asked]
+                time_ = self._clock()
+                self._hold(answering, time_)
+                rulings = [self._take(demands, time_) for demands in requests]
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
-            return made
+            return rulings
 
-    def _hold(self, held: Mapping[bytes, int], now: float) -> None:
-        run, own = self._db.execute, self._gateway
-        for name, count in held.items():
-            run("INSERT OR REPLACE INTO running(name, gateway, count, until) VALUES(?, ?, ?, 0)", (name, own, count))
-        run("DELETE FROM running WHERE gateway = ? AND count = 0", (own,))
-        run("UPDATE running SET until = ? WHERE gateway = ?", (now + LEASE, own))
-        if now >= self._tidied + IDLE:
-            self._tidied = now
-            run("DELETE FROM running WHERE until < ?", (now - IDLE,))
-            run("DELETE FROM allowance WHERE at < ?", (now - IDLE,))
+    def _hold(self, answering: Mapping[bytes, int], time_: float) -> None:
+        run, gateway = self._db.execute, self._gateway
+        for name, count in answering.items():
+            run("INSERT OR REPLACE INTO running(name, gateway, count, until) VALUES(?, ?, ?, 0)", (name, gateway, count))
+        run("DELETE FROM running WHERE gateway = ? AND count = 0", (gateway,))
+        run("UPDATE running SET until = ? WHERE gateway = ?", (time_ + LEASE, gateway))
+        if time_ >= self._tidied + IDLE:
+            self._tidied = time_
+            run("DELETE FROM running WHERE until < ?", (time_ - IDLE,))
+            run("DELETE FROM allowance WHERE at < ?", (time_ - IDLE,))
 
-    def _take(self, demands: Sequence[Demand], now: float) -> Ruling:
+    def _take(self, demands: Sequence[Demand], time_: float) -> Ruling:
         run, full = self._db.execute, []
-        for number, (name, rate, most) in enumerate(demands):
+        for number, (name, rate, limit) in enumerate(demands):
             if rate:
-                at = max(now, next((at for (at,) in run("SELECT at FROM allowance WHERE name = ?", (name,))), now))
-                wait = at - now - (max(1.0, rate / 4) - 1) * 60 / rate
+                at = max(time_, next((at for (at,) in run("SELECT at FROM allowance WHERE name = ?", (name,))), time_))
+                wait = at - time_ - (max(1.0, rate / 4) - 1) * 60 / rate
                 if wait > 0:
                     return Ruling(number, wait)
                 full.append((name, at + 60 / rate))
-            if most:
+            if limit:
                 select = "SELECT coalesce(sum(count), 0) FROM running WHERE name = ? AND (until > ? OR gateway = ?)"
-                ((count,),) = run(select, (name, now, self._gateway))
-                if count >= most:
+                ((count,),) = run(select, (name, time_, self._gateway))
+                if count >= limit:
                     return Ruling(number)
         for row in full:
             run("INSERT INTO allowance(name, at) VALUES(?, ?) ON CONFLICT(name) DO UPDATE SET at = excluded.at", row)
@@ -161,9 +161,9 @@ class FileTurnstile:
             "INSERT INTO running(name, gateway, count, until) VALUES(?, ?, 1, ?)"
             " ON CONFLICT(name, gateway) DO UPDATE SET count = count + 1"
         )
-        for name, _, most in demands:
-            if most:
-                run(insert, (name, self._gateway, now + LEASE))
+        for name, _, limit in demands:
+            if limit:
+                run(insert, (name, self._gateway, time_ + LEASE))
         return Ruling()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from kilburn.backends.sealed import SealedRows, SegmentRow
 FileState = tuple[object, int]
 """Changes whenever anybody writes to the file."""
 
-FEW = 200
+MAX_SINGLE_READS = 200
 """Segments that are read one by one; of more, all of the tenant's are read at once."""
 
 SCOPES = 16
@@ -90,45 +90,45 @@ class Directory:
 
     def numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
         """The rows of these numbers, by number; one that is no segment of this tenant is left out."""
-        known, found = self.known().rows, {}
+        cached, rows = self.known().rows, {}
         for number in segments:
-            if number not in known:
-                known[number] = self._sealed.segment(self._tenant, number)
-            if (one := known[number]) is not None:
-                found[number] = one
-        return found
+            if number not in cached:
+                cached[number] = self._sealed.segment(self._tenant, number)
+            if (row := cached[number]) is not None:
+                rows[number] = row
+        return rows
 
     def infos(self) -> Mapping[int, SegmentInfo]:
         """All segments, oldest first."""
         of = self.known()
         if of.infos is None:
-            every = {one.number: one for one in self._sealed.segments(self._tenant)}
+            every = {row.number: row for row in self._sealed.segments(self._tenant)}
             of.rows.update(every)
-            of.infos = {number: one.info for number, one in every.items()}
-            of.damaged = {number: one for number, one in of.infos.items() if one.damaged}
-        for number, one in self.numbered(sorted(of.behind)).items():
-            if one.damaged or (number not in of.infos and number < next(reversed(of.infos), 0)):
+            of.infos = {number: row.info for number, row in every.items()}
+            of.damaged = {number: row for number, row in of.infos.items() if row.damaged}
+        for number, row in self.numbered(sorted(of.behind)).items():
+            if row.damaged or (number not in of.infos and number < next(reversed(of.infos), 0)):
                 self.clear()
                 return self.infos()
             # Whoever searches at this moment may look at these, too: nothing is ever taken out of them.
-            of.infos[number] = info = one.info
-            for wanted, scope in of.scopes.items():
-                if _is_in(info, wanted):
+            of.infos[number] = info = row.info
+            for key, scope in of.scopes.items():
+                if _is_in(info, key):
                     scope[number] = info
         of.behind.clear()
         return of.infos
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None) -> Scope:
         """See `Backend`."""
-        infos, of, wanted = self.infos(), self._of, (frozenset(kinds), user)
-        found = of.scopes.get(wanted)
-        if found is None:
-            found = {number: info for number, info in infos.items() if _is_in(info, wanted)}
+        infos, of, key = self.infos(), self._of, (frozenset(kinds), user)
+        infos_in_scope = of.scopes.get(key)
+        if infos_in_scope is None:
+            infos_in_scope = {number: info for number, info in infos.items() if _is_in(info, key)}
             if len(of.scopes) >= SCOPES:
                 of.scopes.pop(next(iter(of.scopes)))
-            of.scopes[wanted] = found
-        damaged = tuple(info for info in of.damaged.values() if _is_wanted(info, wanted))
-        return Scope(infos=found, damaged=damaged, everything=len(found) + len(damaged) == len(infos))
+            of.scopes[key] = infos_in_scope
+        damaged = tuple(info for info in of.damaged.values() if _is_wanted(info, key))
+        return Scope(infos=infos_in_scope, damaged=damaged, everything=len(infos_in_scope) + len(damaged) == len(infos))
 
     def extents(self) -> Extents:
         """How much there is to look through in all segments."""
@@ -144,34 +144,34 @@ class Directory:
         """How much there is to look through in some segments that are whole."""
         of = self.known()
         self._move(of)
-        same = next((one for one in of.some if one[0] == segments), None)
+        same = next((entry for entry in of.some if entry[0] == segments), None)
         if same is None:
-            wanted = frozenset(segments)
-            if len(wanted) > FEW:
+            numbers = frozenset(segments)
+            if len(numbers) > MAX_SINGLE_READS:
                 self.infos()
-            whole = [one for one in self.numbered(sorted(wanted)).values() if not one.damaged]
-            same = list(segments), wanted, Extents((one.number, one.passages, one.characters) for one in whole)
+            whole = [entry for entry in self.numbered(sorted(numbers)).values() if not entry.damaged]
+            same = list(segments), numbers, Extents((entry.number, entry.passages, entry.characters) for entry in whole)
             del of.some[SCOPES - 1 :]
             of.some.insert(0, same)
         return same[2]
 
-    def _counted(self, found: Iterable[tuple[object, ...]]) -> Iterable[tuple[int, int, int]]:
-        for number, used, characters in found:
-            if isinstance(number, int) and isinstance(used, int) and isinstance(characters, int):
-                yield number, used, characters
+    def _counted(self, counters: Iterable[tuple[object, ...]]) -> Iterable[tuple[int, int, int]]:
+        for number, passages, characters in counters:
+            if isinstance(number, int) and isinstance(passages, int) and isinstance(characters, int):
+                yield number, passages, characters
 
     def _move(self, of: _Known) -> None:
         """Bring the extents that are known up to date."""
         if not of.moved:
             return
-        for number, one in self.numbered(of.moved).items():
-            if one.damaged:
+        for number, row in self.numbered(of.moved).items():
+            if row.damaged:
                 continue
             if of.extents is not None:
-                of.extents.put(number, one.passages, one.characters)
-            for _, wanted, extents in of.some:
-                if number in wanted:
-                    extents.put(number, one.passages, one.characters)
+                of.extents.put(number, row.passages, row.characters)
+            for _, numbers, extents in of.some:
+                if number in numbers:
+                    extents.put(number, row.passages, row.characters)
         of.moved.clear()
 
     def waits_in(self, embedder: str) -> Collection[int] | None:
@@ -183,10 +183,10 @@ class Directory:
         self.known().idle[embedder] = set()
 
 
-def _is_wanted(info: SegmentInfo, wanted: Filter) -> bool:
-    kinds, user = wanted
+def _is_wanted(info: SegmentInfo, filter_: Filter) -> bool:
+    kinds, user = filter_
     return info.kind in kinds and (user is None or info.user in ("", user))
 
 
-def _is_in(info: SegmentInfo, wanted: Filter) -> bool:
-    return not info.damaged and _is_wanted(info, wanted)
+def _is_in(info: SegmentInfo, filter_: Filter) -> bool:
+    return not info.damaged and _is_wanted(info, filter_)

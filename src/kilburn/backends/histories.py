@@ -64,7 +64,7 @@ def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
     add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
-def put(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int) -> bool:
+def put(db: apsw.Connection, tenant: int, segment: int, digests: Digests, page: int) -> bool:
     """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
     fits = (
         "SELECT 1 FROM segment WHERE id = ?1 AND tenant = ?2"
@@ -72,37 +72,41 @@ def put(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int
         " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.segment = ?1)"
         " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.segment = ?1 AND message = ?4 AND is_last))"
     )
-    if row(db, fits, segment, tenant, page, said.after) is None:
+    if row(db, fits, segment, tenant, page, digests.after) is None:
         return False
-    _put(db, tenant, segment, said, None, page)
-    return len(said.added) + said.after > 0
+    _put(db, tenant, segment, digests, None, page)
+    return len(digests.added) + digests.after > 0
 
 
-def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
+def add(db: apsw.Connection, tenant: int, segment: int, digests: Digests, first: int, last: int) -> None:
     """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
     these pages, and nothing was forgotten."""
-    if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None:
+    if (
+        not digests.after
+        and first > 1
+        and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None
+    ):
         return
-    _put(db, tenant, segment, said, first - 1, last)
+    _put(db, tenant, segment, digests, first - 1, last)
 
 
-def _put(db: apsw.Connection, tenant: int, segment: int, said: Digests, before: int | None, page: int) -> None:
+def _put(db: apsw.Connection, tenant: int, segment: int, history: Digests, last_page: int | None, page: int) -> None:
     """Put digests behind the first ones, if these are kept up to the page `before`; None for any. Where something is forgotten
     none are kept."""
-    after, digests = said.after, said.added
-    if not after:
+    count, digests = history.after, history.added
+    if not count:
         db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
-    elif not said.inherits:
+    elif not history.inherits:
         changes = db.total_changes()
         if digests:
-            db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, after, before))
+            db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, count, last_page))
         else:
-            db.execute(f"UPDATE history SET last_page = ?4 {_UP_TO}", (segment, after, before, page))
+            db.execute(f"UPDATE history SET last_page = ?4 {_UP_TO}", (segment, count, last_page, page))
         if db.total_changes() == changes:
             return
-    end = after + len(digests)
-    both = enumerate(zip_longest(digests, said.tails), after + 1)
-    new = [(segment, at, tenant, digest, int(at == end), page, tail) for at, (digest, tail) in both]
+    end = count + len(digests)
+    numbered = enumerate(zip_longest(digests, history.tails), count + 1)
+    new = [(segment, at, tenant, digest, int(at == end), page, tail) for at, (digest, tail) in numbered]
     insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page, tail) VALUES(?, ?, ?, ?, ?, ?, ?)", new)
 
 
@@ -127,5 +131,5 @@ def missing(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) 
         " AND last_page = (SELECT max(page.id) FROM page WHERE page.segment = segment.id))"
         " ORDER BY used DESC LIMIT ?4"
     )
-    found = [name for (name,) in rows(db, select, tenant, root, user, limit)]
-    return [name for name in found if root_of(name) == root]
+    names = [name for (name,) in rows(db, select, tenant, root, user, limit)]
+    return [name for name in names if root_of(name) == root]

@@ -43,15 +43,15 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
     Args:
         pages: those that were admitted with it, by id.
     """
-    named, sources = set[int](), set[int]()
-    (sources if event.act is Act.FOLD else named).update(event.pages)
+    ids_named, sources = set[int](), set[int]()
+    (sources if event.act is Act.FOLD else ids_named).update(event.pages)
     if event.act is Act.ADMIT:
         sources.update(source for page in event.pages if page in pages for source in pages[page].sources)
     by = event.data.get("by")
     if isinstance(by, int):
-        named.add(by)
+        ids_named.add(by)
     nodes = set[int]()
-    for ids, bit in ((named, 0), (sources, SOURCE)):
+    for ids, bit in ((ids_named, 0), (sources, SOURCE)):
         for sign in (1, -1):
             if same := sorted([sign * page for page in ids if sign * page > 0]):
                 nodes.update(sign * (node | bit) for node in _nodes(stretches(same)))
@@ -80,7 +80,7 @@ def _node(level: int, block: int) -> int:
 def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:
     """What a segment's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
     knows."""
-    found, unread = set[tuple[int, int]](), set[int]()
+    mentions, unread = set[tuple[int, int]](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ?", segment):
         try:
             event = event_of(body)
@@ -88,21 +88,21 @@ def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]]
         except UNREADABLE:
             unread.add(number)
             continue
-        found.update((node, number) for node in mentions_of(event, pages))
-    return found, unread
+        mentions.update((node, number) for node in mentions_of(event, pages))
+    return mentions, unread
 
 
 def _admitted(db: apsw.Connection, segment: int, event: Event) -> dict[int, Page]:
     select = "SELECT record FROM page WHERE segment = ? AND id = ?"
-    made = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
-    return {page.id: page for page in made}
+    pages = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
+    return {page.id: page for page in pages}
 
 
 def fill(db: apsw.Connection, segments: Iterable[int]) -> None:
     """Make the index of these segments again."""
     for segment in segments:
         db.execute("DELETE FROM mention WHERE segment = ?", (segment,))
-        db.executemany(INSERT, [(segment, *one) for one in sorted(mentions_in(db, segment)[0])])
+        db.executemany(INSERT, [(segment, *mention) for mention in sorted(mentions_in(db, segment)[0])])
 
 
 def events_of(db: apsw.Connection, segment: int, nodes: Iterable[int]) -> list[int]:
@@ -120,10 +120,10 @@ def nodes_of(pages: Iterable[int]) -> list[int]:
 def source_nodes(pages: Iterable[int]) -> list[int]:
     """The nodes under which an event that made pages from any of these pages may be found."""
     nodes: list[int] = []
-    known = list(pages)
+    ids = list(pages)
     for sign in (1, -1):
         # Many pages lie in few blocks, and in fewer of each further level.
-        blocks = {sign * page >> LEAF for page in known if sign * page > 0}
+        blocks = {sign * page >> LEAF for page in ids if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
             first = (level << SHIFT) + 1 | SOURCE  # see `_node`
             nodes += [sign * (first + block) for block in blocks]
@@ -133,10 +133,10 @@ def source_nodes(pages: Iterable[int]) -> list[int]:
 
 def made_by(events: Iterable[Event], pages: Set[int]) -> set[int]:
     """Pages that these events made, without those that a fold made of none of these pages, and without these pages themselves."""
-    made = set[int]()
+    derived = set[int]()
     for event in events:
         if event.act is Act.ADMIT:
-            made.update(event.pages)
+            derived.update(event.pages)
         elif event.act is Act.FOLD and "fold" in event.data and not pages.isdisjoint(event.pages):
-            made.add(event.data["fold"])
-    return made - pages
+            derived.add(event.data["fold"])
+    return derived - pages

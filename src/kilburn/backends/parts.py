@@ -47,8 +47,8 @@ class Writing(Protocol):
 class SqliteContents(Chilling):
     """See `kilburn.backend.ContentStore`."""
 
-    def __init__(self, store: Sqlite, table: ContentTable, read: ReadsRows, change: ChangesRows) -> None:
-        super().__init__(store.path, read, change, store.sync, store._keeps_objects)
+    def __init__(self, store: Sqlite, table: ContentTable, read_rows: ReadsRows, change: ChangesRows) -> None:
+        super().__init__(store.path, read_rows, change, store.sync, store._keeps_objects)
         self._store, self._table = store, table
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
@@ -70,8 +70,8 @@ class SqliteContents(Chilling):
             except StoreCorrupt as error:
                 # The object of a cold text is gone if another program has just brought the text back, or forgotten it.
                 if self._store._is_joined() and self._is_superseded(digests.values()):
-                    what = "another program has forgotten or moved a cold text since this snapshot began"
-                    raise StoreStale(what, advice="do it again from the beginning") from error
+                    message = "another program has forgotten or moved a cold text since this snapshot began"
+                    raise StoreStale(message, advice="do it again from the beginning") from error
                 if attempt == MAX_READS or self._store._written_by_others() == version:
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -128,7 +128,7 @@ class SqliteVectors:
             if segments is not None and not segments:
                 return []
             passages = sound_passages(
-                limit, lambda most: self._table.waiting(name, most, segments), partial(searchable_of, self._db), errors
+                limit, lambda count: self._table.waiting(name, count, segments), partial(searchable_of, self._db), errors
             )
             if not passages and not errors and limit > 0:
                 self._directory.nothing_waits(embedder)
@@ -175,10 +175,10 @@ class SqliteSettings:
         with self._writing("writing", to=()):
             self._put(name, value)
 
-    def replace(self, name: str, known: str | None, value: str | None) -> bool:
+    def replace(self, name: str, expected: str | None, value: str | None) -> bool:
         """See `SettingStore`."""
         with self._writing("writing", to=()):
-            is_known = self._all().get(name) == known
+            is_known = self._all().get(name) == expected
             if is_known:
                 self._put(name, value)
             return is_known

@@ -28,7 +28,7 @@ SIZE = 800
 
 TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
 
-LONGEST = 200
+MAX_NAME_CHARS = 200
 """Characters; a longer run of letters, points and slashes is data, not a name."""
 
 _COMPOUND = re.compile(
@@ -86,7 +86,7 @@ def searchable(text: str) -> str:
         if word.isalpha() and word[1:].islower():
             # Most are plain words, which have no parts.
             continue
-        more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
+        more.extend(_compounds(run) if len(run) <= MAX_NAME_CHARS else _compounds.__wrapped__(run))
     if not text.isascii():
         for match in _UNSPACED.finditer(text):
             run = match.group()
@@ -100,7 +100,7 @@ def searchable(text: str) -> str:
 @lru_cache(maxsize=20_000)
 def _compounds(run: str) -> tuple[str, ...]:
     words = (match.group() for match in _COMPOUND.finditer(run))
-    return tuple(part for word in words if len(word) <= LONGEST for part in _parts(word))
+    return tuple(part for word in words if len(word) <= MAX_NAME_CHARS for part in _parts(word))
 
 
 def _parts(word: str) -> tuple[str, ...]:
@@ -119,6 +119,6 @@ def _parts(word: str) -> tuple[str, ...]:
     return tuple(more)
 
 
-def shorten(query: str, most: int = 16_000) -> str:
+def shorten(query: str, max_chars: int = 16_000) -> str:
     """The beginning and the end of a query that is too long."""
-    return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"
+    return query if len(query) <= max_chars else f"{query[: max_chars // 2]} {query[-max_chars // 2 :]}"

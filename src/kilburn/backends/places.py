@@ -65,13 +65,13 @@ def open_backend(
     """
     scheme = "postgresql" if is_url(place) else ""
     backend: Any = OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
-    if (known := anchor_of(place, tenant, anchor)).file:
+    if (configured := anchor_of(place, tenant, anchor)).file:
         try:
-            known.check(backend)
+            configured.check(backend)
         except BaseException:
             backend.close()
             raise
-        backend.anchor = known
+        backend.anchor = configured
     return cast(Backend, backend)
 
 

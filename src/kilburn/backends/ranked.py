@@ -74,11 +74,11 @@ class Extents:
         made: (segment, entries ever made, characters of these together) of the segments, oldest first.
     """
 
-    def __init__(self, made: Iterable[tuple[int, int, int]]) -> None:
-        some = [one for one in made if one[1]]
-        self.segments = [segment for segment, *_ in some]
-        self._until = list(accumulate(used for _, used, _ in some))
-        self._characters = {segment: characters for segment, _, characters in some}
+    def __init__(self, segments: Iterable[tuple[int, int, int]]) -> None:
+        searchable_rows = [row for row in segments if row[1]]
+        self.segments = [segment for segment, *_ in searchable_rows]
+        self._until = list(accumulate(passages for _, passages, _ in searchable_rows))
+        self._characters = {segment: characters for segment, _, characters in searchable_rows}
         self._total = sum(self._characters.values())
         self._note()
 
@@ -96,17 +96,17 @@ class Extents:
         """Their entries, as ranges; neighbours share one."""
         return ranges_of(self.segments)
 
-    def put(self, segment: int, used: int, characters: int) -> None:
+    def put(self, segment: int, passages: int, characters: int) -> None:
         """Take what a segment has now."""
-        if not used:
+        if not passages:
             return
         at = bisect_left(self.segments, segment)
-        before = self._until[at - 1] if at else 0
+        preceding = self._until[at - 1] if at else 0
         if segment not in self._characters:
             self.segments.insert(at, segment)
-            self._until.insert(at, before)
+            self._until.insert(at, preceding)
             self.__dict__.pop("ranges", None)
-        if more := before + used - self._until[at]:
+        if more := preceding + passages - self._until[at]:
             self._until[at:] = [until + more for until in self._until[at:]]
         self._total += characters - self._characters.get(segment, 0)
         self._characters[segment] = characters
@@ -117,8 +117,8 @@ class Extents:
         segment, newer = numbers[-1] >> 32, number_of(numbers[-1])
         at = bisect_right(self.segments, segment) - 1
         # Entries in reading order up to the last one that was looked at.
-        before = self._until[at] - (newer if self.segments[at] == segment else 0)
-        return min(float(self.count), len(numbers) * self.count / max(len(numbers), before))
+        preceding = self._until[at] - (newer if self.segments[at] == segment else 0)
+        return min(float(self.count), len(numbers) * self.count / max(len(numbers), preceding))
 
 
 class RankedIndex:
@@ -141,7 +141,7 @@ class RankedIndex:
         """The first entries that have each of these words."""
         return [self._having(word, ranges, depth) for word in words]
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `some`: those
         with the lowest numbers."""
         raise NotImplementedError
@@ -158,13 +158,13 @@ class RankedIndex:
         runs = {run: self._words(run) for run in dict.fromkeys(PATH.findall(text)) if len(JOINT.split(run)) > 2}
         for run in sorted(runs, key=lambda run: len(runs[run]), reverse=True):
             wholes.update(dict.fromkeys(runs[run], run))
-        found = dict.fromkeys(self._words(text))
-        words = [word for word in found if word not in STOP] or list(found)
+        words_in_order = dict.fromkeys(self._words(text))
+        words = [word for word in words_in_order if word not in STOP] or list(words_in_order)
         if len(words) > TERMS:
             words.sort(key=_oddness, reverse=True)
             # The parts of paths leave half of the room to other words.
-            others = [word for word in words if word not in wholes][: TERMS // 2]
-            words = [*others, *(word for word in words if word not in others)][:TERMS]
+            plain = [word for word in words if word not in wholes][: TERMS // 2]
+            words = [*plain, *(word for word in words if word not in plain)][:TERMS]
         return {word: wholes.get(word, word) for word in words}
 
     def _words(self, text: str) -> list[str]:
@@ -185,24 +185,24 @@ class RankedIndex:
         ranges = [(extents.segments[0] << 32, (extents.segments[-1] + 1 << 32) - 1)]
         # One long look is cheaper than one for each range.
         first = ROWS if apart else depth
-        found = self._having_each(words, ranges, first)
-        full = [len(numbers) >= first for numbers in found]
-        wanted = extents.wanted
+        entries = self._having_each(words, ranges, first)
+        full = [len(numbers) >= first for numbers in entries]
+        numbers_searched = extents.wanted
         if apart:
             runs = extents.ranges
-            for at, numbers in enumerate(found):
-                inside = [number for number in numbers if number >> 32 in wanted]
+            for at, numbers in enumerate(entries):
+                inside = [number for number in numbers if number >> 32 in numbers_searched]
                 if full[at] and len(runs) > RUNS:
-                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], wanted, depth)
+                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], numbers_searched, depth)
                     full[at] = len(inside) >= depth
                 elif full[at]:
                     inside = self._having(words[at], runs, depth)
                     full[at] = len(runs) == 1 and len(inside) >= depth
-                found[at] = inside
+                entries[at] = inside
             if len(runs) == 1:
                 ranges = runs
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(extents.mean, 1.0))) for length in CLASS_LENGTH]
-        sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
+        sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(entries, full, strict=True)]
         worth = [math.log(1 + (count - size + 0.5) / (size + 0.5)) for size in sizes]
         rarities: dict[int, float] = {}
         having: dict[str, set[int]] = {}
@@ -211,9 +211,9 @@ class RankedIndex:
         for at in sorted(range(len(words)), key=lambda at: (full[at], sizes[at])):
             if full[at] and visited >= ENOUGH * limit:
                 # Most passages that have a common word and no rarer one cannot be among the best.
-                numbers = [number for number in self._among(words, at, rarer, found, full, ranges) if number in rarities]
+                numbers = [number for number in self._among(words, at, rarer, entries, full, ranges) if number in rarities]
             else:
-                numbers = found[at]
+                numbers = entries[at]
                 rarer.append(at)
                 visited += len(numbers)
             if terms[words[at]] != words[at]:
@@ -223,9 +223,9 @@ class RankedIndex:
                 counted.update(numbers)
             rarity = worth[at]
             if rarities:
-                known = rarities.get
+                rarity_of = rarities.get
                 for number in numbers:
-                    rarities[number] = known(number, 0.0) + rarity
+                    rarities[number] = rarity_of(number, 0.0) + rarity
             else:
                 rarities = dict.fromkeys(numbers, rarity)
         return _best(rarities, short, limit)
@@ -235,33 +235,33 @@ class RankedIndex:
         words: Sequence[str],
         word: int,
         rarer: Sequence[int],
-        found: Sequence[Sequence[int]],
+        entries_by_word: Sequence[Sequence[int]],
         full: Sequence[bool],
         ranges: Sequence[tuple[int, int]],
     ) -> set[int]:
         """The entries that have a word and, as far as these were looked at, a rarer one; and a few others."""
-        whole = [words[other] for other in rarer if not full[other]]
+        whole = [words[at] for at in rarer if not full[at]]
         entries = set(self._having(words[word], ranges, ROWS, whole) if whole else ())
-        if cut := [other for other in rarer if full[other]]:
-            last = max(max(found[other]) for other in cut)
+        if cut := [at for at in rarer if full[at]]:
+            last = max(max(entries_by_word[at]) for at in cut)
             looked = [(low, min(high, last)) for low, high in ranges if low <= last]
-            entries.update(self._having(words[word], looked, ROWS, [words[other] for other in cut]))
+            entries.update(self._having(words[word], looked, ROWS, [words[at] for at in cut]))
         return entries
 
-    def _having_within(self, word: str, found: list[int], last: int, high: int, wanted: Set[int], depth: int) -> list[int]:
+    def _having_within(self, word: str, entries: list[int], last: int, high: int, segments: Set[int], depth: int) -> list[int]:
         """The first entries of these segments that have a word, of which `found` are those up to entry `last`."""
-        while len(found) < depth:
+        while len(entries) < depth:
             numbers = self._having(word, [(last + 1, high)], ROWS)
-            found += [number for number in numbers if number >> 32 in wanted]
+            entries += [number for number in numbers if number >> 32 in segments]
             if len(numbers) < ROWS:
                 break
             last = numbers[-1]
-        return found
+        return entries
 
     def stem_of(self, word: str) -> str:
         """A word of a query as it is stored."""
-        found = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
-        return found[0] if found else word
+        stems = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
+        return stems[0] if stems else word
 
     def stems(self, text: str) -> set[str]:
         """The words, as stored, that a passage with this text has in the index."""
@@ -272,8 +272,8 @@ class RankedIndex:
 def _best(rarities: Mapping[int, float], short: Sequence[float], limit: int) -> list[tuple[int, float]]:
     """The best entries, with their scores; of equals, the newer one."""
     scores = [rarity * short[number & 15] for number, rarity in rarities.items()]
-    least = sorted(scores)[-limit] if len(scores) >= limit else 0.0
-    best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= least])
+    threshold = sorted(scores)[-limit] if len(scores) >= limit else 0.0
+    best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= threshold])
     return [(number, -score) for score, number in best[:limit]]
 
 

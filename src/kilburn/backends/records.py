@@ -36,7 +36,7 @@ LISTS = frozenset({"to", "cover", "uncover"})
 RUNS = "runs"
 """The key of the stretches that stand in place of such a list."""
 
-MOST = 10_000_000
+MAX_IDS = 10_000_000
 """Bound on the ids in a record: a damaged record must not fill the memory."""
 
 MOST_TOKENS = 1 << 48
@@ -88,12 +88,12 @@ def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
     try:
         runs = _stretches(page.sources, memo) if len(page.sources) > LONG else ()
         record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
-        again = _pages.decode(record)
+        decoded = _pages.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"
         ) from error
-    same = (msgspec.structs.replace(again, sources=page.sources) if runs else again) == page
+    same = (msgspec.structs.replace(decoded, sources=page.sources) if runs else decoded) == page
     if not same or not math.isfinite(page.time) or not 0 <= page.tokens <= MOST_TOKENS:
         raise StoreError(f"page {page.id} could not be read again as it is", advice="give its fields the types of Page")
     return record
@@ -112,13 +112,13 @@ def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
             record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs, "data": data}))
         else:
             record = _encode(event if data is event.data else msgspec.structs.replace(event, data=data))
-        again = _events.decode(record)
+        decoded = _events.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"event {event.number} could not be read again: {error}", advice="give its fields the types of Event"
         ) from error
-    if not math.isfinite(again.time):
-        raise StoreError(f"event {event.number} has the time {again.time}", advice="give seconds since the epoch")
+    if not math.isfinite(decoded.time):
+        raise StoreError(f"event {event.number} has the time {decoded.time}", advice="give seconds since the epoch")
     return record
 
 
@@ -154,12 +154,12 @@ def _fields(record: Page | Event) -> dict[str, Any]:
 
 def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
     """First and last of each stretch of consecutive ids; empty if that would save little, or the ids are not in order."""
-    known = memo.get(id(ids)) if memo is not None else None
-    if known is None:
-        known = (ids, _find_stretches(ids))
+    cached = memo.get(id(ids)) if memo is not None else None
+    if cached is None:
+        cached = (ids, _find_stretches(ids))
         if memo is not None:
-            memo[id(ids)] = known
-    return known[1]
+            memo[id(ids)] = cached
+    return cached[1]
 
 
 def _find_stretches(ids: Sequence[int]) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def _checked(runs: Sequence[int]) -> tuple[int, ...]:
         msgspec.ValidationError: they make no sense.
     """
     lengths = [last - first + 1 for first, last in zip(runs[::2], runs[1::2], strict=False)]
-    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MOST:
+    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MAX_IDS:
         raise msgspec.ValidationError("the stretches of page ids make no sense")
     return expanded(runs)
 

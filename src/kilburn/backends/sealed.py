@@ -115,12 +115,12 @@ PageRows = Iterable[tuple[int, Page | str, State | str]]
 class Seals:
     """Verifies rows and decodes them; the same for every backend."""
 
-    def segment_of(self, found: Row) -> SegmentRow:
+    def segment_of(self, columns: Row) -> SegmentRow:
         """The segment of a row, which says so if it is damaged."""
-        number, tenant, stored, created, quarantined, kind, owner, seal, *counters, counters_seal = found
-        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+        number, tenant, name_bytes, created, quarantined, kind, owner, seal, *counters, counters_seal = columns
+        name = name_bytes.decode("utf-8", "replace") if isinstance(name_bytes, bytes) else f"session {number}"
         damaged = ""
-        if seal != seal_of_segment(number, tenant, stored, created, quarantined, kind, owner):
+        if seal != seal_of_segment(number, tenant, name_bytes, created, quarantined, kind, owner):
             damaged, quarantined = "its row is not what was written", False
         elif counters_seal != seal_of("counters", number, *counters):
             damaged, quarantined = "its counters are not what was written", False
@@ -165,25 +165,25 @@ class Seals:
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 
-    def pages_of(self, segment: SegmentRow, each: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
+    def pages_of(self, segment: SegmentRow, page_rows: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
         """All pages of a segment from its rows, which come in order: p1, p2, ..., then f1, f2, ...
 
         Raises:
             StoreCorrupt: one is missing, or not what was written.
         """
-        found: list[tuple[Page, State]] = []
+        pages: list[tuple[Page, State]] = []
         wrong: list[str] = []
-        for number, page, state in each:
+        for number, page, state in page_rows:
             if isinstance(page, Page) and isinstance(state, State):
-                found.append((page, state))
+                pages.append((page, state))
             else:
                 wrong.append(f"{shown(number)} of session {segment.name!r}: {page if isinstance(page, str) else state}")
         # A row of another session is skipped.
-        if len(found) != segment.pages:
-            what = f"session {segment.name!r} has {len(found)} pages where {segment.pages} were written"
-            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
-        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
-        return [*found[first:], *found[:first][::-1]]
+        if len(pages) != segment.pages:
+            message = f"session {segment.name!r} has {len(pages)} pages where {segment.pages} were written"
+            raise StoreCorrupt(wrong[0] if wrong else message, advice=ADVICE)
+        first = next((at for at, (page, _) in enumerate(pages) if page.id > 0), len(pages))
+        return [*pages[first:], *pages[:first][::-1]]
 
     def whole_event(self, segment: SegmentRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
         """One event.
@@ -222,14 +222,14 @@ class SealedRows(Seals):
         Raises:
             StoreCorrupt: its row is damaged, or a row is damaged that might be its row.
         """
-        found = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
-        if found is not None:
-            number, stored, seal = found
-            if stored != name.encode() or seal != seal_of("tenant", number, stored):
+        tenant_row = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
+        if tenant_row is not None:
+            number, name_bytes, seal = tenant_row
+            if name_bytes != name.encode() or seal != seal_of("tenant", number, name_bytes):
                 raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
             return int(number)
-        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            if stored == name.encode() or seal != seal_of("tenant", number, stored):
+        for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            if name_bytes == name.encode() or seal != seal_of("tenant", number, name_bytes):
                 raise StoreCorrupt(
                     f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
                 )
@@ -247,7 +247,7 @@ class SealedRows(Seals):
         tenants = rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED")
         if any(seal == seal_of("tenant", number, name) for number, name, seal in tenants):
             return
-        segments = [self._segment(found) for found in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
+        segments = [self._segment(columns) for columns in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
         if segments and all(segment.damaged and not segment.quarantined for segment in segments):
             advice = "set KILBURN_SEAL_KEY, or leave it out, as when the store was made"
             raise StoreError("no row is sealed with the key of this process", advice=advice)
@@ -255,47 +255,47 @@ class SealedRows(Seals):
     def restore_tenant(self, name: str) -> bool:
         """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""
         restored = False
-        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            own = seal_of("tenant", number, name.encode())
-            if (stored == name.encode()) != (seal == own):
-                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, own, number))
+        for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            expected = seal_of("tenant", number, name.encode())
+            if (name_bytes == name.encode()) != (seal == expected):
+                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, expected, number))
                 restored = True
         return restored
 
     def segments(self, tenant: int) -> list[SegmentRow]:
         """All sessions of a tenant, oldest first; read from the table, because an index may be damaged."""
-        found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
-        return [self._segment(one) for one in found]
+        segment_rows = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
+        return [self._segment(columns) for columns in segment_rows]
 
     def named(self, tenant: int, name: str) -> SegmentRow | None:
         """The session of that name."""
-        found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
-        return self._segment(found) if found else None
+        columns = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
+        return self._segment(columns) if columns else None
 
     def under(self, tenant: int, name: str) -> list[SegmentRow]:
         """The sessions whose names begin with this one and a slash, oldest first."""
         # In the order of UTF-8, "0" comes right behind "/".
         between = f"{_SESSIONS} WHERE tenant = ? AND name >= ? AND name < ? ORDER BY id"
-        return [self._segment(one) for one in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
+        return [self._segment(columns) for columns in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
 
     def segment(self, tenant: int, number: int) -> SegmentRow | None:
         """The session of that number."""
-        found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
-        return self._segment(found) if found else None
+        columns = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
+        return self._segment(columns) if columns else None
 
     def to_write(self, tenant: int, number: int) -> tuple[SegmentRow | None, bool]:
         """The session of that number, and whether erased bytes may lie in the file: what whoever writes has to know."""
         select = f"{_SESSION}, EXISTS(SELECT 1 FROM erasure) FROM segment WHERE id = ? AND tenant = ?"
-        found = row(self._db, select, number, tenant)
-        return (self._segment(found[:-1]), bool(found[-1])) if found else (None, False)
+        columns = row(self._db, select, number, tenant)
+        return (self._segment(columns[:-1]), bool(columns[-1])) if columns else (None, False)
 
-    def _segment(self, found: Row) -> SegmentRow:
-        known, read = self._read_before.get(found[0]), hash(found)
-        if known is not None and known[0] == read:
-            return known[1]
-        segment = self.segment_of(found)
-        if isinstance(found[0], int):
-            self._read_before[found[0]] = read, segment
+    def _segment(self, columns: Row) -> SegmentRow:
+        cached, row_hash = self._read_before.get(columns[0]), hash(columns)
+        if cached is not None and cached[0] == row_hash:
+            return cached[1]
+        segment = self.segment_of(columns)
+        if isinstance(columns[0], int):
+            self._read_before[columns[0]] = row_hash, segment
             if len(self._read_before) > REMEMBERED:
                 del self._read_before[next(iter(self._read_before))]
         return segment
@@ -351,13 +351,13 @@ class SealedRows(Seals):
             "SELECT number, CAST(act AS BLOB), body, seal FROM event"
             " WHERE segment = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
         )
-        found = rows(self._db, select, segment.number, after, segment.head, limit)
-        for number, act, body, seal in found:
+        event_rows = rows(self._db, select, segment.number, after, segment.head, limit)
+        for number, act, body, seal in event_rows:
             after += 1
             if number != after:
                 raise StoreCorrupt(f"event {after} of session {segment.name!r} is missing", advice=ADVICE)
             yield self.whole_event(segment, number, act, body, seal)
-        if len(found) < limit and after < segment.head:
+        if len(event_rows) < limit and after < segment.head:
             raise StoreCorrupt(f"event {after + 1} of session {segment.name!r} is missing", advice=ADVICE)
 
     def numbered(self, segment: SegmentRow, numbers: Sequence[int]) -> Iterator[Event]:
@@ -367,20 +367,20 @@ class SealedRows(Seals):
             StoreCorrupt: one is missing, or not what was written.
         """
         select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE segment = ? AND number = ?"
-        wanted = [(segment.number, number) for number in numbers if number <= segment.head]
-        there = 0
-        for number, act, body, seal in rows_of_each(self._db, select, wanted):
-            there += 1
+        requested = [(segment.number, number) for number in numbers if number <= segment.head]
+        event_rows = 0
+        for number, act, body, seal in rows_of_each(self._db, select, requested):
+            event_rows += 1
             yield self.whole_event(segment, number, act, body, seal)
-        if there < len(wanted):
+        if event_rows < len(requested):
             raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
 
     def checkpoint(self, segment: SegmentRow, until: int) -> tuple[int, bytes] | None:
         """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
         is not what was written: it is derived from the ledger."""
         select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE segment = ? AND head <= ? ORDER BY head DESC LIMIT 1"
-        found = row(self._db, select, segment.number, until)
-        if found is None or found[-1] != seal_of("checkpoint", segment.number, *found[:-1]):
+        checkpoint_row = row(self._db, select, segment.number, until)
+        if checkpoint_row is None or checkpoint_row[-1] != seal_of("checkpoint", segment.number, *checkpoint_row[:-1]):
             return None
-        head, size, codec, data, _ = found
+        head, size, codec, data, _ = checkpoint_row
         return head, inflate(codec, data, size, b"")

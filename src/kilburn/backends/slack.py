@@ -59,9 +59,9 @@ class _Methods(ctypes.Structure):
 class _File:
     """A file that SQLite has open: `sqlite3_file`. Whoever has one holds the connection's lock."""
 
-    def __init__(self, db: apsw.Connection, which: int) -> None:
+    def __init__(self, db: apsw.Connection, opcode: int) -> None:
         self._file = ctypes.c_void_p()
-        db.file_control("main", which, ctypes.addressof(self._file))
+        db.file_control("main", opcode, ctypes.addressof(self._file))
         self._methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods)))[0][0]
 
     def size(self) -> int:
@@ -135,7 +135,7 @@ def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
     length = 65536 if length == 1 else length
     pages, usable = size // length, length - header[20]
     zeros = bytes(length)
-    damaged, written = list[int](), False
+    damaged, is_changed = list[int](), False
     runs = [1, pages] if only is None else stretches(sorted(page for page in only if page <= pages))
     chunks = (
         (first, min(CHUNK, last + 1 - first))
@@ -158,8 +158,8 @@ def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
             for start, stop in spans:
                 if chunk[at + start : at + stop] != zeros[: stop - start]:
                     file.clear(stop - start, (number - 1) * length + start)
-                    written = True
-    if written:
+                    is_changed = True
+    if is_changed:
         file.sync()
     return damaged
 
@@ -171,10 +171,10 @@ def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
     if stop < start or chunk[start:stop] != zeros[: stop - start]:
         return False
     while free:
-        after, size = _pair(chunk, at + free)
-        if 0 < after <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
+        next_free, size = _pair(chunk, at + free)
+        if 0 < next_free <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
             return False
-        free = after
+        free = next_free
     return True
 
 
@@ -190,20 +190,20 @@ def _slack(page: bytes, head: int, pages: int) -> list[tuple[int, int]]:
     kind = page[head]
     free, cells, content, fragments = _head(page, head)
     pointers = head + HEADERS[kind]
-    used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
+    cells_used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
     slack: list[tuple[int, int]] = []
     while free:
-        after, size = _pair(page, free)
-        if 0 < after <= free or size < 4:
+        next_free, size = _pair(page, free)
+        if 0 < next_free <= free or size < 4:
             raise ValueError("a free block that is none")
-        used.append((free, free + size))
+        cells_used.append((free, free + size))
         slack.append((free + 4, free + size))
-        free = after
+        free = next_free
     last = content or 65536
     if last < pointers + 2 * cells:
         raise ValueError("rows in the header")
     slack.append((pointers + 2 * cells, last))
-    for start, stop in sorted(used):
+    for start, stop in sorted(cells_used):
         if start < last or stop > len(page):
             raise ValueError("rows that overlap")
         fragments -= start - last
@@ -219,24 +219,24 @@ def _cells(page: bytes, kind: int, starts: Iterable[int]) -> list[tuple[int, int
     """The cells that start there: from where to where each is, without what is on other pages."""
     usable = len(page)
     # What is longer is on other pages too; a row of a table may have more than one of an index.
-    longest, least = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
+    max_local, min_local = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
     if kind == 13:
-        longest = usable - 35
-    found: list[tuple[int, int]] = []
+        max_local = usable - 35
+    spans: list[tuple[int, int]] = []
     for start in starts:
         at = start + 4 if kind in (2, 5) else start
         # A number of one byte, as most are, needs no call: there are many cells.
         size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
         if kind == 5:
-            found.append((start, at))
+            spans.append((start, at))
             continue
         if kind == 13:
             at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
-        if size > longest:
-            size = least + (size - least) % (usable - 4)
-            size = (size if size <= longest else least) + 4
-        found.append((start, max(start + 4, at + size)))
-    return found
+        if size > max_local:
+            size = min_local + (size - min_local) % (usable - 4)
+            size = (size if size <= max_local else min_local) + 4
+        spans.append((start, max(start + 4, at + size)))
+    return spans
 
 
 def varint(page: bytes, at: int) -> tuple[int, int]:

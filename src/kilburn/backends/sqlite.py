@@ -176,18 +176,18 @@ class Sqlite(StoreFile):
         if user:
             check_name(user, "user")
         with self._reading("reading"):
-            found = self._sealed.named(self._number, name)
-        if found is not None:
-            return found.whole().info
+            stored_row = self._sealed.named(self._number, name)
+        if stored_row is not None:
+            return stored_row.whole().info
         if not create:
             return None
-        made: list[int] = []
-        with self._writing("writing", to=made):
-            found = self._sealed.named(self._number, name)
-            if found is None:
-                made.append(self._create(name, time, kind, user))
-                found = self._sealed.segment(self._number, made[0])
-        return found.whole().info if found is not None else None
+        created: list[int] = []
+        with self._writing("writing", to=created):
+            stored_row = self._sealed.named(self._number, name)
+            if stored_row is None:
+                created.append(self._create(name, time, kind, user))
+                stored_row = self._sealed.segment(self._number, created[0])
+        return stored_row.whole().info if stored_row is not None else None
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
         """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
@@ -198,17 +198,17 @@ class Sqlite(StoreFile):
         if user:
             check_name(user, "user")
         self._remove_stale_marks(wait=batch.wait)
-        made, work = list[int](), prepared(batch)
-        with self._writing("writing", wait=batch.wait, to=made):
+        created, work = list[int](), prepared(batch)
+        with self._writing("writing", wait=batch.wait, to=created):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            made.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
-            found = self._sealed.segment(self._number, made[0])
-            assert found is not None
+            created.append(self._create(name, time, SegmentKind.SESSION, user))
+            self._transaction.write(created[0], batch, sealed_in(created[0], batch, work))
+            stored_row = self._sealed.segment(self._number, created[0])
+            assert stored_row is not None
         if self.anchor is not None:
-            self.anchor.note(made[0], batch)
-        return found.whole().info
+            self.anchor.note(created[0], batch)
+        return stored_row.whole().info
 
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
         """Add the row of a segment, in a transaction; returns its number."""
@@ -229,53 +229,53 @@ class Sqlite(StoreFile):
         if self._surveyed is not None and self._surveyed.state == state:
             # Since then only this connection has written: what a new session costs does not grow with their number.
             return
-        made, before = self._sessions_made(), self._surveyed
-        if before is not None:
+        expected, survey = self._sessions_made(), self._surveyed
+        if survey is not None:
             # Others have: what they made is looked at, each row once; all rows, if there are not as many more as were made.
-            there, same, last = self._count_sessions(name, before.last)
-            if not same and there == made - before.made:
-                self._surveyed = _Surveyed(state, max(last, before.last), made)
+            count, same, last = self._count_sessions(name, survey.last)
+            if not same and count == expected - survey.made:
+                self._surveyed = _Surveyed(state, max(last, survey.last), expected)
                 return
-        known = self._sealed.segments(self._number) if before is None else []
-        there, same, last = self._count_sessions(name, 0)
-        if same or there < made or any(one.damaged and not one.quarantined for one in known):
+        segments = self._sealed.segments(self._number) if survey is None else []
+        count, same, last = self._count_sessions(name, 0)
+        if same or count < expected or any(segment.damaged and not segment.quarantined for segment in segments):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
-        self._surveyed = _Surveyed(state, last, made)
+        self._surveyed = _Surveyed(state, last, expected)
 
-    def _count_sessions(self, name: str, after: int) -> tuple[int, int, int]:
+    def _count_sessions(self, name: str, first: int) -> tuple[int, int, int]:
         """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
         the last."""
         count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM segment NOT INDEXED WHERE tenant = ?1 AND id > ?3"
-        ((there, same, last),) = rows(self._db, count, self._number, name, after)
-        return there, same, last
+        ((total, same, last),) = rows(self._db, count, self._number, name, first)
+        return total, same, last
 
     def _sessions_made(self) -> int:
         """How many sessions this tenant must have; 0 where that is not known."""
-        found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
-        return found[0] if found and isinstance(found[0], int) else 0
+        tenant_row = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
+        return tenant_row[0] if tenant_row and isinstance(tenant_row[0], int) else 0
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
         """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
         with self._reading("reading"):
             if under:
-                return [one.info for one in self._sealed.under(self._number, under)]
+                return [segment.info for segment in self._sealed.under(self._number, under)]
             infos = list(self._directory.infos().values())
             return [*infos, *self._missing(len(infos))]
 
-    def _missing(self, there: int) -> list[SegmentInfo]:
+    def _missing(self, present: int) -> list[SegmentInfo]:
         """What stands for sessions that must be there beside these and are not."""
-        lost = self._sessions_made() - there
+        lost = self._sessions_made() - present
         return [SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}")] if lost > 0 else []
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
         with self._reading("reading"):
-            found = self._directory.scope(kinds, user)
+            scope = self._directory.scope(kinds, user)
             if SegmentKind.SESSION in kinds and (lost := self._missing(len(self._directory.infos()))):
-                found = msgspec.structs.replace(found, damaged=(*found.damaged, *lost))
-        return found
+                scope = msgspec.structs.replace(scope, damaged=(*scope.damaged, *lost))
+        return scope
 
     def _segment(self, segment: int) -> SegmentRow | None:
         """A session of this tenant that is whole; None where there is none of that number.
@@ -283,8 +283,8 @@ class Sqlite(StoreFile):
         Raises:
             StoreCorrupt: it is damaged.
         """
-        found = self._sealed.segment(self._number, segment)
-        return found.whole() if found is not None else None
+        stored_row = self._sealed.segment(self._number, segment)
+        return stored_row.whole() if stored_row is not None else None
 
     def commit(self, segment: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
@@ -316,9 +316,9 @@ class Sqlite(StoreFile):
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
         with self._reading("reading"):
-            stored = self._segment(segment)
-            found = self._sealed.pages(stored) if stored is not None else []
-        yield from found
+            stored_row = self._segment(segment)
+            page_rows = self._sealed.pages(stored_row) if stored_row is not None else []
+        yield from page_rows
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out.
@@ -340,30 +340,30 @@ class Sqlite(StoreFile):
         Raises:
             StoreCorrupt: such a segment is damaged.
         """
-        wanted = dict.fromkeys(keys)
-        there = self._directory.numbered({segment for segment, _ in wanted})
-        for segment in there.values():
+        requested = dict.fromkeys(keys)
+        segments = self._directory.numbered({segment for segment, _ in requested})
+        for segment in segments.values():
             segment.whole()
-        return [key for key in wanted if key[0] in there]
+        return [key for key in requested if key[0] in segments]
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """See `Backend`."""
         with self._reading("reading"):
-            stored = self._sealed.segment(self._number, segment)
-            if stored is None:
+            stored_row = self._sealed.segment(self._number, segment)
+            if stored_row is None:
                 return []
-            wanted = set(pages)
-            found = citations.citing(self._db, segment, wanted)
-            if stored.kind is SegmentKind.SESSION and not stored.damaged:
-                found.update((segment, page) for page in self._made_from(stored, wanted))
-            return sorted(found)
+            requested = set(pages)
+            citing = citations.citing(self._db, segment, requested)
+            if stored_row.kind is SegmentKind.SESSION and not stored_row.damaged:
+                citing.update((segment, page) for page in self._made_from(stored_row, requested))
+            return sorted(citing)
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
         """The other pages of a session that have any of these among their sources."""
         numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
-        made = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
-        read = self._sealed.read([(segment.number, page) for page in sorted(made)])
-        return (page.id for _, (page, _) in read if page.digest and not pages.isdisjoint(page.sources))
+        candidates = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
+        page_rows = self._sealed.read([(segment.number, page) for page in sorted(candidates)])
+        return (page.id for _, (page, _) in page_rows if page.digest and not pages.isdisjoint(page.sources))
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
         """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
@@ -373,13 +373,13 @@ class Sqlite(StoreFile):
                 return dict(rows(self._db, f"{select} IS NOT NULL ORDER BY id", segment)) if self._owns(segment) else {}
             if not self._owns(segment):
                 return {}
-            wanted = list(among)
-            plain = msgspec.json.encode([call for call in wanted if "\0" not in call]).decode()
+            requested = list(among)
+            plain = msgspec.json.encode([call for call in requested if "\0" not in call]).decode()
             # One question for thousands. SQLite ends a text of JSON at NUL.
             inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON segment = ?1 AND call = value"
-            found: dict[str, int] = dict(rows(self._db, inside, segment, plain))
-            odd = [(segment, call) for call in wanted if "\0" in call]
-            return found | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else found
+            pages: dict[str, int] = dict(rows(self._db, inside, segment, plain))
+            odd = [(segment, call) for call in requested if "\0" in call]
+            return pages | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else pages
 
     def forgotten(self, segment: int) -> list[int]:
         """The ids of the pages of a segment that are forgotten, in order."""
@@ -390,19 +390,19 @@ class Sqlite(StoreFile):
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
         """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return None
-            return self._sealed.checkpoint(stored, stored.head if until is None else min(until, stored.head))
+            return self._sealed.checkpoint(stored_row, stored_row.head if until is None else min(until, stored_row.head))
 
     def _read_events(self, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return []
             if act is None:
-                return list(self._sealed.events(stored, after, limit))
-            return list(self._sealed.numbered(stored, self._numbers(segment, after, act, limit)))
+                return list(self._sealed.events(stored_row, after, limit))
+            return list(self._sealed.numbered(stored_row, self._numbers(segment, after, act, limit)))
 
     def _mark_leaving(self, keys: Collection[tuple[int, int]], marks: set[citations.Citation]) -> None:
         with self._writing("writing", to=()):
@@ -418,21 +418,21 @@ class Sqlite(StoreFile):
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
         """See `Backend`."""
-        wanted = set(pages)
+        requested = set(pages)
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return []
-            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, mentions.nodes_of(wanted)))
-            return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
+            events = self._sealed.numbered(stored_row, mentions.events_of(self._db, segment, mentions.nodes_of(requested)))
+            return [event for event in events if not requested.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
         """The numbers of at most so many events of one act; of notes they are in an index."""
         notes = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
-        others = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
+        by_act = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
         if act is Act.NOTE:
             return [number for (number,) in rows(self._db, notes, segment, after, limit)]
-        return [number for (number,) in rows(self._db, others, segment, after, act.value, limit)]
+        return [number for (number,) in rows(self._db, by_act, segment, after, act.value, limit)]
 
     def now(self) -> float:
         """See `Backend`: the clock of this machine."""
@@ -457,14 +457,14 @@ class Sqlite(StoreFile):
             StoreError: no such segment, or it has pages that are not forgotten.
         """
         with self._removing("erasing") if wipe else self._writing("erasing"):
-            found = self._sealed.segment(self._number, segment)
-            if found is None:
+            stored_row = self._sealed.segment(self._number, segment)
+            if stored_row is None:
                 raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
-            if found.quarantined:
+            if stored_row.quarantined:
                 erase_session(self._db, segment)
                 rebuild(self._db, self._sealed, self._index, self._vector_table, self._number)
             else:
-                erase_segment(self._db, found.whole(), self._number)
+                erase_segment(self._db, stored_row.whole(), self._number)
 
     def lasting(self) -> AbstractContextManager[None]:
         """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""

@@ -304,9 +304,9 @@ class StoreFile(DurableStore):
 
     def sync(self, segment: int | None = None) -> None:
         """See `Backend`. Threads that wait for the same disk share what it does."""
-        wanted = self._commits
+        commits = self._commits
         with self._sync_lock:
-            if self._synced >= wanted or not self._lazy:
+            if self._synced >= commits or not self._lazy:
                 return
             upto = self._commits
             try:
@@ -410,8 +410,8 @@ class StoreFile(DurableStore):
             # Or a power cut could bring that time back.
             self._db.execute("DELETE FROM wiped")
         if not erased:
-            logged, moved = self._db.wal_checkpoint()
-            if moved < logged:
+            logged, copied = self._db.wal_checkpoint()
+            if copied < logged:
                 return False  # a reader needs what was there before
         # A log that is written over is synced faster than one that grows.
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE if erased else apsw.SQLITE_CHECKPOINT_RESTART)

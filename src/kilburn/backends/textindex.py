@@ -56,18 +56,18 @@ def words_of(text: str) -> list[PassageWords]:
 
 
 def entries_of(
-    segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+    segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> tuple[list[IndexEntry], dict[int, tuple[int, int]]]:
     """The entries of pages of a segment that has made `used` entries before, and the range of each page."""
-    found: list[IndexEntry] = []
+    entries: list[IndexEntry] = []
     ranges: dict[int, tuple[int, int]] = {}
-    for page, some in pages:
-        for one in some:
-            number = entry_of(segment, used + len(found), length_class(one.stop - one.start))
-            found.append(IndexEntry(number, page, *one))
+    for page, page_passages in pages:
+        for passage in page_passages:
+            number = entry_of(segment, passages_made + len(entries), length_class(passage.stop - passage.start))
+            entries.append(IndexEntry(number, page, *passage))
             # Each further one has a lower number.
             ranges[page] = number, ranges.get(page, (0, number))[1]
-    return found, ranges
+    return entries, ranges
 
 
 class TextIndex(RankedIndex):
@@ -159,13 +159,13 @@ class TextIndex(RankedIndex):
         # Upwards, or FTS5 would write out its buffer before each entry.
         upwards = sorted(entries)
         for at in range(0, len(upwards), CHUNK):
-            some = [(one.number, one.words) for one in upwards[at : at + CHUNK]]
-            if len(some) == 1:
-                self._db.execute(self._insert, some[0])
+            chunk = [(entry.number, entry.words) for entry in upwards[at : at + CHUNK]]
+            if len(chunk) == 1:
+                self._db.execute(self._insert, chunk[0])
             else:
-                self._db.execute(self._insert_all, (msgspec.json.encode(some).decode(),))
-        made = ((one.number, one.page, one.start, one.stop) for one in upwards)
-        insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
+                self._db.execute(self._insert_all, (msgspec.json.encode(chunk).decode(),))
+        passage_rows = ((entry.number, entry.page, entry.start, entry.stop) for entry in upwards)
+        insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", passage_rows)
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:
         """Index passages that have their numbers already."""
@@ -226,27 +226,27 @@ class TextIndex(RankedIndex):
         # A quoted word is never syntax: the tokenizer leaves letters, digits and `_` in it, no quote.
         match = f'"{word}"'
         if among:
-            others = '" OR "'.join(among)
-            match = f'{match} AND ("{others}")'
-        each = max(DEPTH, depth // len(ranges))
-        bindings = [(match, low, high, each) for low, high in ranges]
-        found: list[int] = []
+            alternatives = '" OR "'.join(among)
+            match = f'{match} AND ("{alternatives}")'
+        limit = max(DEPTH, depth // len(ranges))
+        bindings = [(match, low, high, limit) for low, high in ranges]
+        entries: list[int] = []
         for (numbers,) in rows_of_each(self._db, self._scan, bindings):
-            found += _integers(numbers)
-        return found
+            entries += _integers(numbers)
+        return entries
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any: those with
         the lowest numbers."""
-        words, others = self.terms(every), self.terms(some) if some else {}
+        words, alternatives = self.terms(every), self.terms(any_of) if any_of else {}
         if not words or limit < 1:
             return []
         match = " AND ".join(f'"{word}"' for word in words)
-        if others:
-            listed = '" OR "'.join(others)
+        if alternatives:
+            listed = '" OR "'.join(alternatives)
             match = f'{match} AND ("{listed}")'
-        found = rows(self._db, self._newest, match, segment << 32, (segment + 1 << 32) - 1, limit)
-        return [number for (number,) in found if isinstance(number, int)]
+        entries = rows(self._db, self._newest, match, segment << 32, (segment + 1 << 32) - 1, limit)
+        return [number for (number,) in entries if isinstance(number, int)]
 
     def postings(self) -> Iterator[tuple[str, int]]:
         """Every word of the index with every entry that has it."""

@@ -109,11 +109,11 @@ class FaultVFS(apsw.VFS):
     def disk(self, path: str) -> _Disk:
         """The durable state of a file."""
         if path not in self._disks:
-            known = b""
+            content = b""
             if os.path.exists(path):
                 with open(path, "rb") as file:
-                    known = file.read()
-            self._disks[path] = _Disk(known)
+                    content = file.read()
+            self._disks[path] = _Disk(content)
         return self._disks[path]
 
     def part(self, length: int) -> int:
@@ -135,12 +135,12 @@ class _File(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:
         kind = self._vfs.fault(self._path, "write", "torn", "full")
-        kept = bytes(data)
+        persisted = bytes(data)
         if kind == "torn":
-            kept = kept[: self._vfs.part(len(kept))]
-        if kind in (None, "torn") and kept:
-            super().xWrite(kept, offset)
-            self._disk.writes.append((offset, kept))
+            persisted = persisted[: self._vfs.part(len(persisted))]
+        if kind in (None, "torn") and persisted:
+            super().xWrite(persisted, offset)
+            self._disk.writes.append((offset, persisted))
         if kind == "full":
             raise apsw.FullError("injected: full")
         if kind:

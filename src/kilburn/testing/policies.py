@@ -37,7 +37,7 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             yield {"role": "assistant", "content": text}
             yield {"role": "user", "content": " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))}
             continue
-        made = [
+        messages = [
             {
                 "id": f"c{seed}-{step}-{n}",
                 "type": "function",
@@ -45,8 +45,8 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             }
             for n in range(calls)
         ]
-        yield {"role": "assistant", "content": text or None, "tool_calls": made}
-        for call in made:
+        yield {"role": "assistant", "content": text or None, "tool_calls": messages}
+        for call in messages:
             lines = rng.choice([1, 5, 20, 60, 400])
             output = "\n".join(f"{n}: " + " ".join(rng.choices(WORDS, k=8)) for n in range(lines))
             yield {"role": "tool", "tool_call_id": call["id"], "content": output}
