@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, Returning, required
+from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
 from kilburn.backends.codec import COLD, PLAIN, ZSTD
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.records import seal_of
@@ -34,14 +34,14 @@ class ColdTable:
         if setting is None:
             return None
         if setting[1] != seal_of("setting", self._tenant, SETTING, setting[0]):
-            raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="`kilburn cold set` it again")
+            raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="set it again with `kilburn cold set`")
         return self._opened.of(setting[0])
 
     def fetch(self, name: str, digest: bytes) -> bytes:
-        """What the object of a text holds.
+        """Return the content of a text's object.
 
         Raises:
-            StoreCorrupt: it is missing or altered, or nothing says where it is. What `place` raises.
+            StoreCorrupt: it is missing or altered, or there is no cold place. The errors of `place`.
         """
         return required(self.place()).get(name, digest)
 
@@ -50,7 +50,7 @@ class ColdTable:
         select = (
             "SELECT digest, codec, data FROM content WHERE tenant = ? AND digest = ? AND codec IN (?, ?) AND length(data) > ?"
         )
-        return list(rows_of_each(self._db, select, [(self._tenant, key, PLAIN, ZSTD, SMALL) for key in keys]))
+        return list(rows_of_each(self._db, select, [(self._tenant, key, PLAIN, ZSTD, MIN_ROW_BYTES) for key in keys]))
 
     def announce(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
@@ -110,5 +110,5 @@ class ColdTable:
         """See `ColdRows`."""
         delete = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND deleting"
         self._db.executemany(delete, [(self._tenant, name.encode()) for name in names])
-        # A name is a hash of what the object held.
+        # A name is a hash of the object's content.
         self._db.execute(FLAG)

@@ -179,7 +179,9 @@ def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple
         return codec, data
     fetch = db.fetch if isinstance(db, StoreConnection) else None
     if fetch is None:
-        raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
+        raise StoreCorrupt(
+            "a text is cold, and the setting of the cold place is missing", advice="set it again with `kilburn cold set`"
+        )
     return parted(fetch(data.decode("ascii", "replace"), digest))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import apsw
 
-from kilburn.backend import LONGEST_NAME, SegmentKind, State
+from kilburn.backend import MAX_NAME_CHARS, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored
 from kilburn.backends.connection import row, rows
@@ -301,7 +301,7 @@ def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
     old_name = old_name.decode("utf-8", "replace") if isinstance(old_name, bytes) else f"session {segment}"
     created = created if isinstance(created, float) else 0.0
     suffix = f" (quarantined, {segment})"
-    name = old_name[: LONGEST_NAME - len(suffix)] + suffix
+    name = old_name[: MAX_NAME_CHARS - len(suffix)] + suffix
     kind = kind if kind in KINDS else b"session"
     owner = owner if isinstance(owner, bytes) else b""
     seal = seal_of_segment(segment, tenant, name.encode(), created, 1, kind, owner)

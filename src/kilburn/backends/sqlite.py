@@ -1,9 +1,8 @@
 """The durable store: one SQLite file for content, ledger, state and text index.
 
-Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that can wait for
-several commits at once opens it with less, and calls `sync`.
-Several processes may read while one writes. One object serves one tenant; no method takes one. An
-SQLite that can lose data and a file that is not Kilburn's are refused.
+Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that groups commits
+opens the store with less durability and calls `sync`. Several processes may read while one writes. One object serves one
+tenant. SQLite versions that can lose data and foreign files are refused.
 """
 
 from __future__ import annotations
@@ -56,22 +55,22 @@ class Sqlite(StoreFile):
     """A store in one SQLite file.
 
     Args:
-        path: the file, made where there is none (mode 0600), or ":memory:".
+        path: the file, created if it is missing (mode 0600), or ":memory:".
         tenant: the partition that this object serves.
         readonly: refuse every write.
         busy_timeout: seconds to wait for another writer.
-        synchronous: "FULL" survives a power cut; "NORMAL" may lose the commits after the last `sync` in one, and
-            "OFF" the file; neither loses anything to a killed process.
-        vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
-            held by this object alone, and `sync` does nothing.
-        restore: make the tenant's own row good where it is damaged, instead of refusing the file.
+        synchronous: "FULL": commits survive a power cut. "NORMAL": a power cut may lose the commits after the last `sync`.
+            "OFF": a power cut may lose the file. A killed process never loses a commit.
+        vfs: the name of a registered APSW VFS. It has no shared memory, so this object holds the file exclusively, and `sync`
+            does nothing.
+        restore: restore the tenant's own row if it is damaged, instead of refusing the file.
 
     Raises:
         StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn or of a development version.
         StoreCorrupt: not a Kilburn file.
         StoreReadOnly: the folder or file may not be written.
         StoreError: `readonly` and no such file.
-        SpecError: no name of a tenant.
+        SpecError: not a valid tenant name.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Sqlite(StoreFile):
         self.histories = SqliteHistories(db, number, reading, writing)
 
     def _register(self, *, restore: bool) -> int:
-        """The tenant's number in the file; 0 where it is read only and has none."""
+        """Return the tenant's number in the file; 0 if the file is read-only and does not have this tenant."""
         if self.readonly:
             if schema_number(self._db, self.path) == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
@@ -154,24 +153,24 @@ class Sqlite(StoreFile):
         return number
 
     def _set_index(self, number: int) -> None:
-        """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
+        """Restore the settings of the text index if they were lost: without them forgotten words would stay in it."""
         try:
             index = TextIndex(self._db, number)
             if not index.is_configured():
                 with write_transaction(self._db):
                     index.configure()
         except (apsw.CorruptError, apsw.SQLError) as error:
-            # A damaged index must not prevent reading, or the repair.
+            # A damaged index must prevent neither reading nor the repair.
             log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
 
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user.
+        """See `Backend`.
 
         Raises:
-            StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
-            SpecError: no name of a user.
+            StoreCorrupt: it is damaged; or it would be created, and a damaged or lost session might be the same.
+            SpecError: not a valid user name.
         """
         if user:
             check_name(user, "user")
@@ -190,11 +189,7 @@ class Sqlite(StoreFile):
         return stored_row.whole().info if stored_row is not None else None
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
-        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
-
-        Raises:
-            StoreStale: the name is taken by now. What `segment` raises when it creates, and what `commit` raises.
-        """
+        """See `Backend`."""
         if user:
             check_name(user, "user")
         self._remove_stale_marks(wait=batch.wait)
@@ -211,7 +206,7 @@ class Sqlite(StoreFile):
         return stored_row.whole().info
 
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
-        """Add the row of a segment, in a transaction; returns its number."""
+        """Add the row of a segment, in a transaction, and return its number."""
         self._survey(name)
         insert = "INSERT INTO segment(tenant, name, created, used, kind, owner) VALUES(?, ?, ?, ?, ?, ?)"
         self._db.execute(insert, (self._number, name, time, time, kind.value, user))
@@ -223,15 +218,15 @@ class Sqlite(StoreFile):
         return number
 
     def _survey(self, name: str) -> None:
-        """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
-        continuing the old one."""
+        """Check that no damage hides a session of this name. An agent would otherwise start a new session instead of continuing
+        the hidden one."""
         state = self._db.pragma("data_version")
         if self._surveyed is not None and self._surveyed.state == state:
-            # Since then only this connection has written: what a new session costs does not grow with their number.
+            # Only this connection has written since. So the cost of a new session does not grow with their number.
             return
         expected, survey = self._sessions_made(), self._surveyed
         if survey is not None:
-            # Others have: what they made is looked at, each row once; all rows, if there are not as many more as were made.
+            # Others have written. Their new rows are checked once; all rows, if their number does not match.
             count, same, last = self._count_sessions(name, survey.last)
             if not same and count == expected - survey.made:
                 self._surveyed = _Surveyed(state, max(last, survey.last), expected)
@@ -245,19 +240,19 @@ class Sqlite(StoreFile):
         self._surveyed = _Surveyed(state, last, expected)
 
     def _count_sessions(self, name: str, first: int) -> tuple[int, int, int]:
-        """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
-        the last."""
+        """Return the number of rows behind one, how many of them have this name, and the last row's number. The table itself is
+        read, so a damaged index hides none."""
         count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM segment NOT INDEXED WHERE tenant = ?1 AND id > ?3"
         ((total, same, last),) = rows(self._db, count, self._number, name, first)
         return total, same, last
 
     def _sessions_made(self) -> int:
-        """How many sessions this tenant must have; 0 where that is not known."""
+        """Return how many sessions this tenant has created; 0 if unknown."""
         tenant_row = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
         return tenant_row[0] if tenant_row and isinstance(tenant_row[0], int) else 0
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
-        """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
+        """See `Backend`."""
         with self._reading("reading"):
             if under:
                 return [segment.info for segment in self._sealed.under(self._number, under)]
@@ -265,7 +260,7 @@ class Sqlite(StoreFile):
             return [*infos, *self._missing(len(infos))]
 
     def _missing(self, present: int) -> list[SegmentInfo]:
-        """What stands for sessions that must be there beside these and are not."""
+        """Return a placeholder for missing sessions, given how many are present."""
         lost = self._sessions_made() - present
         return [SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}")] if lost > 0 else []
 
@@ -278,7 +273,7 @@ class Sqlite(StoreFile):
         return scope
 
     def _segment(self, segment: int) -> SegmentRow | None:
-        """A session of this tenant that is whole; None where there is none of that number.
+        """Return the row of an undamaged segment of this tenant, or None if there is no segment of that number.
 
         Raises:
             StoreCorrupt: it is damaged.
@@ -287,16 +282,10 @@ class Sqlite(StoreFile):
         return stored_row.whole() if stored_row is not None else None
 
     def commit(self, segment: int, batch: Batch) -> None:
-        """Do the whole batch durably, or raise and do nothing.
+        """See `Backend`.
 
-        When this returns, erased bytes are gone from the file, unless another process is reading an older state at
-        that moment. In this case a flag in the file says so, and they are removed by the next commit of any writer,
-        its `close`, or the next opening for writing.
-
-        Raises:
-            StoreStale: the segment's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
-            StoreCorrupt: what is there already is damaged.
-            StoreError: a batch that contradicts itself, or an I/O error.
+        When this returns, erased bytes are wiped from the file, unless another process is reading an older state. In that case
+        the file is flagged, and the next commit of any writer, its `close`, or the next opening for writing wipes them.
         """
         self._remove_stale_marks(wait=batch.wait)
         work = sealed_in(segment, batch, prepared(batch))
@@ -305,27 +294,23 @@ class Sqlite(StoreFile):
         if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:
-            # First, as an object's name is a hash of what it holds.
+            # Before the wipe, because an object's name is a hash of its content.
             self._chilling.sweep()
         if unwiped or self._unwiped:
             with self._lock:
-                # What another thread has erased meanwhile is not forgotten by this.
+                # Another thread may have erased something meanwhile.
                 self._unwiped = self._unwiped or unwiped
                 self._wipe(wait=bool(batch.erase))
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
-        """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
+        """See `Backend`."""
         with self._reading("reading"):
             stored_row = self._segment(segment)
             page_rows = self._sealed.pages(stored_row) if stored_row is not None else []
         yield from page_rows
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
-        """Single pages with their states; what does not exist is left out.
-
-        Raises:
-            StoreCorrupt: one is not what was written.
-        """
+        """See `Backend`."""
         with self._reading("reading"):
             return dict(self._sealed.read(self._there(keys)))
 
@@ -335,7 +320,7 @@ class Sqlite(StoreFile):
             return self._sealed.skim(self._there(keys))
 
     def _there(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of segments of this tenant, each once.
+        """Return the keys whose segments belong to this tenant, without duplicates.
 
         Raises:
             StoreCorrupt: such a segment is damaged.
@@ -359,14 +344,14 @@ class Sqlite(StoreFile):
             return sorted(citing)
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
-        """The other pages of a session that have any of these among their sources."""
+        """Return the other pages of a session with any of these pages among their sources."""
         numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
         candidates = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
         page_rows = self._sealed.read([(segment.number, page) for page in sorted(candidates)])
         return (page.id for _, (page, _) in page_rows if page.digest and not pages.isdisjoint(page.sources))
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
-        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
+        """See `Backend`."""
         select = "SELECT call, id FROM page WHERE segment = ? AND call "
         with self._reading("reading"):
             if among is None:
@@ -375,20 +360,20 @@ class Sqlite(StoreFile):
                 return {}
             requested = list(among)
             plain = msgspec.json.encode([call for call in requested if "\0" not in call]).decode()
-            # One question for thousands. SQLite ends a text of JSON at NUL.
+            # One query for thousands of calls. SQLite ends a text of JSON at NUL, so ids with NUL are looked up singly.
             inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON segment = ?1 AND call = value"
             pages: dict[str, int] = dict(rows(self._db, inside, segment, plain))
             odd = [(segment, call) for call in requested if "\0" in call]
             return pages | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else pages
 
     def forgotten(self, segment: int) -> list[int]:
-        """The ids of the pages of a segment that are forgotten, in order."""
+        """See `Backend`."""
         select = "SELECT id FROM page WHERE segment = ? AND content IS NULL ORDER BY id"
         with self._reading("reading"):
             return [page for (page,) in rows(self._db, select, segment)] if self._owns(segment) else []
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        """See `Backend`."""
         with self._reading("reading"):
             stored_row = self._segment(segment)
             if stored_row is None:
@@ -427,7 +412,7 @@ class Sqlite(StoreFile):
             return [event for event in events if not requested.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
-        """The numbers of at most so many events of one act; of notes they are in an index."""
+        """Return the numbers of at most `limit` events of one act. Only notes have an index."""
         notes = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
         by_act = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
         if act is Act.NOTE:
@@ -447,14 +432,10 @@ class Sqlite(StoreFile):
             return do(self._cold)
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
-        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger.
+        """See `Backend`.
 
-        Of a session that was quarantined, everything: its rows, the texts that no other session has, its index entries and
-        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages, but see `wipe` in
-        `Backend`.
-
-        Raises:
-            StoreError: no such segment, or it has pages that are not forgotten.
+        A quarantined session is erased as a whole: its rows, the texts that no other session has, its index entries and its
+        quarantined bytes. The index is rebuilt.
         """
         with self._removing("erasing") if wipe else self._writing("erasing"):
             stored_row = self._sealed.segment(self._number, segment)
@@ -467,5 +448,5 @@ class Sqlite(StoreFile):
                 erase_segment(self._db, stored_row.whole(), self._number)
 
     def lasting(self) -> AbstractContextManager[None]:
-        """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""
+        """See `Backend`. It has no effect here: threads that call `sync` at the same time wait for the disk once."""
         return nullcontext()
