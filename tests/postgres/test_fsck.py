@@ -137,7 +137,7 @@ FLIP = "set_byte({0}, length({0}) - 1, get_byte({0}, length({0}) - 1) # 1)"
 DAMAGE = {
     "a byte of a text": (
         f"UPDATE kilburn.content SET data = {FLIP.format('data')} WHERE tenant = 1 AND digest = {PUMP}",
-        ("content", "its SHA-256 is another"),
+        ("content", "its SHA-256 differs"),
     ),
     "the length of a text": (
         f"UPDATE kilburn.content SET size = size + 1 WHERE tenant = 1 AND digest = {PUMP}",

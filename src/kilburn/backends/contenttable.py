@@ -1,12 +1,11 @@
-"""The texts of one tenant, a row for each digest.
+"""The texts of one tenant, one row for each digest.
 
-The text of an excerpt is stored as what it is: pieces of its sources' texts, and the few words between them. So a fold that is
-remade every few steps does not store the same passages again and again. Two rules keep every text readable as long as a page
-has it:
+The text of an excerpt is stored as pieces of its sources' texts and the few words between them. So a fold that is remade every
+few steps does not store the same passages repeatedly. Two rules keep every text readable as long as a page has it:
 
-- Pieces are only of texts that are stored whole. The text of an original always is.
-- A text that is stored as pieces belongs to excerpts of exactly these pieces. An excerpt is forgotten with its sources, so it
-  never outlives them. If any other page comes to have the same text, it is stored whole.
+- Pieces refer only to texts that are stored whole. The text of an original always is.
+- A text in pieces belongs to excerpts of exactly these pieces. An excerpt is forgotten with its sources, so it never outlives
+  them. If another page gets the same text, the text is stored whole.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kilburn.page import searchable_words
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
 )
-"""Condition on a content: no page uses it."""
+"""SQL condition on a content: no page uses it."""
 
 _INSERT = (
     "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING digest, id"
@@ -36,11 +35,11 @@ _SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
 
 
 class Packed(NamedTuple):
-    """A text of a new page, as it is to be stored.
+    """A text of a new page in its stored form.
 
     Args:
-        plain: None where the batch does not have the text: then the store must.
-        pieces: what is to be stored in its place, if that saves anything; then it is not packed yet.
+        plain: the text in UTF-8; None if the batch does not contain it: then the store must have it.
+        pieces: the pieces to store in its place if that saves space; the text is then not packed yet.
     """
 
     key: bytes
@@ -51,7 +50,7 @@ class Packed(NamedTuple):
 
 
 def packed_texts(batch: Batch) -> dict[str, Packed]:
-    """The texts of a batch's new pages, by digest.
+    """Return the packed texts of a batch's new pages, by digest.
 
     Raises:
         StoreError: a text has another digest.
@@ -75,16 +74,16 @@ def packed_texts(batch: Batch) -> dict[str, Packed]:
 
 
 class ContentTable:
-    """Reads and writes texts. It does not open transactions: its caller does."""
+    """Reads and writes texts within the caller's transactions."""
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db, self._tenant = db, tenant
 
     def texts(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Digests with their texts, verified; what is not there is left out.
+        """Yield digests with their verified texts. Missing texts are left out.
 
         Raises:
-            StoreCorrupt: a text is not what was stored under its digest.
+            StoreCorrupt: a text does not match its digest.
         """
         select = (
             "SELECT value, digest, size, codec, data FROM json_each(?) CROSS JOIN content ON tenant = ? AND digest = unhex(value)"
@@ -94,7 +93,7 @@ class ContentTable:
             yield digest, unpack(*thawed(self._db, codec, data, key), size, key, wholes.text)
 
     def add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
-        """The rows of the texts of new pages, by digest; they are written where they are not there.
+        """Return the row numbers of new pages' texts, by digest. Missing rows are written.
 
         Raises:
             StoreError: a text is missing.
@@ -103,7 +102,7 @@ class ContentTable:
         spliced: dict[str, Packed] = {}
         for digest, text in texts.items():
             if text.pieces is not None and text.plain is not None:
-                # Its pieces may be of the texts that are there since just now.
+                # The texts of its pieces may have been added just before.
                 codec, data = self._packed(text.pieces, text.plain) or pack(text.plain)
                 spliced[digest] = text._replace(codec=codec, data=data)
         return numbers | self._add(spliced) if spliced else numbers
@@ -112,7 +111,7 @@ class ContentTable:
         new_rows = (
             (self._tenant, text.key, len(text.plain), text.codec, text.data) for text in texts.values() if text.plain is not None
         )
-        # Most texts are new, so writing comes before looking.
+        # Most texts are new, so they are written without looking first.
         numbers: dict[bytes, int] = dict(insert(self._db, _INSERT, new_rows))
         for digest, text in texts.items():
             if text.key not in numbers:
@@ -123,13 +122,13 @@ class ContentTable:
                 if stored_row[1] == SPLICED and stored_row[1:] != (text.codec, text.data):
                     self._store_whole(stored_row[0])
                 elif stored_row[1] == COLD and text.plain is not None:
-                    # It is said again, so it will be read.
+                    # A text that is written again will be read.
                     self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), stored_row[0]))
                 numbers[text.key] = stored_row[0]
         return {digest: numbers[text.key] for digest, text in texts.items()}
 
     def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
-        """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""
+        """Return codec and bytes of a text in pieces; None if that would save nothing, or a piece is not of a whole text."""
         numbers: dict[str, int] = {}
         for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
             select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"
@@ -141,24 +140,24 @@ class ContentTable:
         return packed if len(packed[1]) < len(data) else None
 
     def _store_whole(self, number: int) -> None:
-        """Store a text whole that is stored as pieces."""
+        """Store a text whole that is stored in pieces."""
         ((size, codec, data, digest),) = rows(self._db, _SELECT, number)
         text = unpack(codec, data, size, digest, Wholes(self._db).text)
         self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.encode("utf-8")), number))
 
 
 class Wholes:
-    """Texts that are stored whole, by the number of their row, each read once."""
+    """Reads texts that are stored whole, each once."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._texts: dict[int, str] = {}
 
     def text(self, number: int) -> str:
-        """The text of a row.
+        """Return the text of a row.
 
         Raises:
-            StoreCorrupt: there is none, or it is not what was stored.
+            StoreCorrupt: it is missing or altered.
         """
         if number not in self._texts:
             stored_row = row(self._db, _SELECT, number)
@@ -170,10 +169,10 @@ class Wholes:
 
 
 def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple[int, bytes]:
-    """Codec and bytes of a stored text; of one that is cold, what its object holds.
+    """Return codec and bytes of a stored text; for a cold text, those in its object.
 
     Raises:
-        StoreCorrupt: its object is missing, or not what was written. StoreError: the cold place cannot be reached.
+        StoreCorrupt: the object is missing or altered. StoreError: the cold place cannot be reached.
     """
     if codec != COLD:
         return codec, data
@@ -186,10 +185,10 @@ def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple
 
 
 def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
-    """The text that a page is found by, verified.
+    """Return the verified text by which a page is found.
 
     Raises:
-        StoreCorrupt: altered or missing.
+        StoreCorrupt: it is altered or missing.
     """
     page_row = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
     wholes = Wholes(db)
@@ -204,5 +203,5 @@ def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
 
 
 def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:
-    """Remove those of these texts that no page has."""
+    """Remove those of these texts that no page uses."""
     db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(content,) for content in sorted(contents)])
