@@ -27,7 +27,7 @@ READ_ROWS = 1000
 """Events, or vectors, that one transaction reads: none stays open while a caller thinks."""
 
 FIRST_EVENTS = 16
-"""Events that are read first: what a session was made of stands among them."""
+"""Events that are read first: they include how a session was created."""
 
 
 class DurableStore(ABC):

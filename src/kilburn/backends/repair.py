@@ -38,21 +38,21 @@ DELETE_REMAINS = (
     "DELETE FROM embedded WHERE segment = ?",
     "DELETE FROM quarantine WHERE segment = ?",
 )
-"""Removes what stays of a segment when its texts, their passages and vectors, and what they cite are gone."""
+"""Statements that remove the rest of a segment after its texts, passages, vectors and citations."""
 
 
 def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
-    """Make text index, index of citations and counters again from pages and ledger, remove damaged vectors and content that
-    no page uses, and quarantine stray rows and observations that cannot be read."""
+    """Rebuild text index, index of citations and counters from pages and ledger, remove damaged vectors and unused content, and
+    quarantine stray rows and unreadable observations."""
     _redigest(db, tenant)
     db.execute("REINDEX")
     index.drop()
     index.create()
-    # No session has these; those of a session are made again below.
+    # These belong to no segment; those of segments are rebuilt below.
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM segment NOT INDEXED)")
     digests: set[str] | None = set()
     db.execute("DELETE FROM checkpoint WHERE segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)", (tenant,))
-    # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says: see below.
+    # Whoever recognises histories derives the digests from the pages again. The rows of replies are rebuilt below.
     db.execute(f"DELETE FROM history {OF_NO_SESSION}")
     delete_digests = "DELETE FROM history WHERE message > 0 AND segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)"
     db.execute(delete_digests, (tenant,))
@@ -77,7 +77,7 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
         ]
         db.executemany("UPDATE page SET call = ?1 WHERE segment = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
-    # If a page cannot be read, its text is not known either.
+    # The text of an unreadable page is unknown, so nothing is removed then.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
         if digests is not None and not (isinstance(digest, bytes) and digest.hex() in digests):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
@@ -87,7 +87,7 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
 
 
 def _redigest(db: apsw.Connection, tenant: int) -> None:
-    """Store texts whose digest was damaged under their real digest again."""
+    """Store texts with damaged digests under their actual digests."""
     for number, digest, size, codec, data in rows(
         db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ? AND codec <> ?", tenant, COLD
     ):
@@ -108,8 +108,8 @@ def content_row(db: apsw.Connection, tenant: int, digest: str) -> int | None:
 def _relink(
     db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow, digests: set[str] | None
 ) -> set[str] | None:
-    """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
-    once a page cannot be read."""
+    """Let a segment's pages refer to the rows of the texts that they name. Return the digests named so far, or None once a page
+    is unreadable."""
     for number, page, _ in sealed.each_page(segment):
         if isinstance(page, str):
             digests = None
@@ -132,8 +132,8 @@ def _quarantine(db: apsw.Connection, segment: int, kind: str, number: int, recor
 
 
 def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the session's own
-    pages are here."""
+    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the segment's own pages are
+    present."""
     for number, _, body, _ in stored_events(db, segment):
         if not isinstance(number, int) or number > segment.head:
             _quarantine(db, segment.number, "event", number, body)
@@ -149,7 +149,7 @@ def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: Segment
 
 
 def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Replace an observation that cannot be read by a note."""
+    """Replace unreadable observations by notes."""
     time = 0.0
     for number, act, body, seal in stored_events(db, segment):
         event = sealed.event(segment.number, number, act, body, seal)
@@ -166,18 +166,17 @@ def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: S
 
 
 def _restate(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
-    fsck`)."""
+    """Replace altered states of pages by readable ones. The right state follows from the ledger (see `kilburn fsck`)."""
     wrong = [number for number, page, state in sealed.each_page(segment) if isinstance(page, Page) and isinstance(state, str)]
     set_states(db, segment.number, dict.fromkeys(wrong, State()))
 
 
 def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: SegmentRow) -> tuple[int, int]:
-    """Index a session's pages again. A page whose passages have numbers that fit its text keeps them, because their vectors
-    are known by them; any other gets new ones.
+    """Rebuild the index of a segment. A page keeps the numbers of its passages if they fit its text, because its vectors have
+    these numbers; otherwise it gets new ones.
 
     Returns:
-        Entries ever made, and their characters together.
+        The number of entries ever added, and their total characters.
     """
     segment = segment_row.number
     select = (
@@ -191,7 +190,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
         try:
             text = searchable_of(db, segment, page)
         except StoreCorrupt:
-            # Reported by `inspect`; what cannot be read cannot be searched.
+            # The inspection reports it; an unreadable text cannot be searched.
             continue
         expected = [
             (entry_of(segment, number, length_class(stop - start)), page, start, stop)
@@ -217,7 +216,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
 
 
 def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entries: int, characters: int) -> None:
-    """Count a session again: all counters if they were altered, else only those of the index, which are given."""
+    """Store a segment's counters: all recounted if they were altered, otherwise only the given ones of the index."""
     ((last_used, head, pages, tokens, _, _, created),) = rows(
         db, f"SELECT {', '.join(COUNTERS)}, created FROM segment WHERE id = ?", segment.number
     )
@@ -238,13 +237,13 @@ def stored_events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, b
 
 
 def is_fork_note(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
-    """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
+    """Whether an event is a branch's note of the pages that it inherited: its own pages are numbered from there."""
     first = row(db, "SELECT min(id) FROM page WHERE segment = ? AND id > 0", segment.number) if number == 1 else None
     return first is not None and (first[0] or 0) > 1
 
 
 def erase_session(db: apsw.Connection, segment: int) -> None:
-    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index.
+    """Delete a segment's rows and the texts that no other segment has; `rebuild` removes its words from the index.
 
     Raises:
         StoreStale: a page of another segment cites one of it.
@@ -268,8 +267,7 @@ def erase_session(db: apsw.Connection, segment: int) -> None:
 
 
 def erase_segment(db: apsw.Connection, segment_row: SegmentRow, tenant: int) -> None:
-    """Delete what is left of a segment of which every page is forgotten. An empty row keeps its number, which is in
-    the ledgers of others.
+    """Delete the rest of a segment whose pages are all forgotten. An empty row keeps its number, which other ledgers contain.
 
     Raises:
         StoreError: it has pages that are not forgotten.
@@ -290,7 +288,7 @@ def erase_segment(db: apsw.Connection, segment_row: SegmentRow, tenant: int) -> 
 
 
 def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
-    """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
+    """Rename an unreadable segment to a quarantine name, which is returned. Its other rows stay as they are."""
     select = (
         "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(owner AS BLOB) FROM segment WHERE id = ? AND tenant = ?"
     )

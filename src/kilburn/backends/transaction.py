@@ -1,7 +1,4 @@
-"""One commit, step by step, inside a transaction that its caller opened and will close.
-
-Nothing is caught here: any error rolls the whole batch back.
-"""
+"""The steps of one commit, within a transaction of the caller. Any error rolls the whole batch back."""
 
 from __future__ import annotations
 
@@ -27,32 +24,32 @@ from kilburn.message import Kind
 from kilburn.page import Place, searchable, tombstone_of
 
 GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
-"""Whoever is writing these objects to the cold place finds out."""
+"""Gives up the announced objects of the cold place; the programs that write them will notice."""
 
 FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
-"""Says that erased bytes may still lie in the file or its write-ahead log."""
+"""Flags the file: it or its write-ahead log may contain erased bytes."""
 
 
 SMALL_BATCH = 16
-"""Pages that are worked out before other writers wait for them, at most."""
+"""Pages that are prepared before the write lock is taken, at most."""
 
 
 class Prepared(NamedTuple):
-    """What is worked out of a batch before other writers wait for it: all in which the rows of the file have no say.
+    """The parts of a batch that are computed without the file, before the write lock is taken.
 
     Args:
-        records: of its new pages. bodies: of its events.
-        words: the passages of the new pages that are to be found, whose texts come with the batch; others: the other pages.
-        mentions: what its events name: (segment, node, number of the event).
-        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are. Of many pages
-            this, and the passages, are worked out one by one when they are written: a long history is not in memory twice.
+        records: records of its new pages. bodies: records of its events.
+        words: passages of the pages to index whose texts come with the batch. unprepared: the other pages to index.
+        mentions: rows of the index of mentions: (segment, node, number of the event).
+        pages, events: rows of pages (without texts and passages) and of events, see `sealed_in`. In a large batch these rows and
+            the passages are computed one by one while they are written, so that a long history is not in memory twice.
     """
 
     texts: dict[str, Packed]
     records: Iterable[bytes]
     bodies: list[bytes]
     words: Iterable[tuple[int, list[PassageWords]]]
-    others: list[int]
+    unprepared: list[int]
     mentions: list[tuple[int, int, int]]
     checkpoint: tuple[int, bytes] | None
     pages: Iterable[tuple[object, ...]] = ()
@@ -60,7 +57,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
-    """What can be worked out of a batch alone; or what is wrong with it, which is raised if nothing of the file is in its way."""
+    """Return the prepared parts of a batch; or the batch's error, which is raised unless the file causes another one first."""
     memo: Memo = {}
     quoting = {page.id: page for page in batch.pages if page.sources}
     texts = {"": "", **batch.texts}
@@ -78,7 +75,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
             records=list(records) if is_small else records,
             bodies=[record_of_event(event, memo) for event in batch.events],
             words=list(words) if is_small else words,
-            others=[number for number in dict.fromkeys(batch.index) if number not in new],
+            unprepared=[number for number in dict.fromkeys(batch.index) if number not in new],
             mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
@@ -87,7 +84,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
 
 
 def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepared | StoreError:
-    """The same with the rows of a segment, as soon as its number is known."""
+    """Return the prepared parts with the rows of a segment, whose number is known now."""
     if isinstance(work, StoreError):
         return work
     pages: Iterable[tuple[object, ...]] = (
@@ -109,7 +106,7 @@ def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepar
 
 
 class Transaction:
-    """The steps of writing one batch to one segment; one object does them for a file, a batch at a time."""
+    """Writes batches, one at a time."""
 
     def __init__(
         self, db: apsw.Connection, sealed: SealedRows, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
@@ -123,7 +120,7 @@ class Transaction:
         self._segment = 0
 
     def write(self, segment: int, batch: Batch, work: Prepared | StoreError) -> bool:
-        """All of the batch. Returns whether erased bytes may lie in the file."""
+        """Write the whole batch. Return whether the file may contain erased bytes."""
         self._segment = segment
         stored_row, unwiped = self._sealed.to_write(self._tenant, segment)
         if stored_row is None:
@@ -134,7 +131,7 @@ class Transaction:
         if batch.above is not None:
             above = self._sealed.segment(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)
-        # An append into a window with room only adds: the other steps are for batches that have something for them.
+        # Most batches only append. Each further step runs only if the batch needs it.
         citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
         if citing and not batch.copied:
             citations.check_cited(self._db, self._tenant, citing)
@@ -153,8 +150,8 @@ class Transaction:
             )
         if entries:
             self._index.add(entries)
-        if work.others:
-            entries += self._add_entries(work.others, stored_row.passages + len(entries))
+        if work.unprepared:
+            entries += self._add_entries(work.unprepared, stored_row.passages + len(entries))
         if batch.unindex or batch.erase:
             self._remove_entries({*batch.unindex, *batch.erase})
         if changed_pages := batch.states.keys() - {page.id for page in batch.pages}:
@@ -210,7 +207,7 @@ class Transaction:
             ) from error
 
     def _add_entries(self, pages: Sequence[int], passages_made: int) -> list[IndexEntry]:
-        """Index pages whose texts did not come with the batch."""
+        """Index pages whose texts are not in the batch."""
         page_words: list[tuple[int, list[PassageWords]]] = []
         for number in pages:
             select = "SELECT first_passage FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL"
@@ -244,8 +241,8 @@ class Transaction:
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _replace_events(self, batch: Batch) -> None:
-        """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
-        of. What they name stays the same."""
+        """Replace events. In the store that this is a copy of, their data about a forgotten page was removed; the pages that they
+        name are the same."""
         changes = self._db.total_changes()
         event_rows = [sealed_event(self._segment, event) for event in batch.again]
         self._db.executemany(
@@ -253,10 +250,10 @@ class Transaction:
             [(body, seal, segment, number, act) for segment, number, act, body, seal in event_rows],
         )
         if self._db.total_changes() - changes != len(event_rows):
-            raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
+            raise StoreError("the batch replaces an event that does not exist", advice="give its number and its act")
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
-        """Keep the parent's last one before the fork: this segment is read from it."""
+        """Retain the parent's last checkpoint before the fork: this segment is read from it."""
         keep = (
             "UPDATE checkpoint SET forked = 1 WHERE segment = ?1 AND head ="
             " (SELECT max(head) FROM checkpoint WHERE segment = ?1 AND head <= ?2)"
@@ -277,7 +274,7 @@ class Transaction:
         contents: set[int] = set()
         cited: set[citations.Citation] = set()
         blank = []
-        # `_remove_entries` has checked that all of them exist.
+        # `_remove_entries` has checked that they exist.
         select = "SELECT id, content, extra, record, seal FROM page WHERE segment = ? AND id = ?"
         for number, content, extra, record, seal in rows_of_each(
             self._db, select, [(self._segment, page) for page in batch.erase]
@@ -298,7 +295,7 @@ class Transaction:
         )
         if batch.inherited:
             self._db.execute("DELETE FROM history WHERE segment = ?", (self._segment,))
-        # The file's trigger takes all that the session has said, and no reply says anything.
+        # A trigger of the file removes all digests of the session. Replies have no text, so their rows are added again.
         histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
@@ -308,9 +305,9 @@ class Transaction:
                 *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((body, seal, self._segment, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
-        # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
+        # Quarantined bytes may contain its words too; forgetting takes precedence over preserving a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE segment = ?", (self._segment,))
-        # So may an object that is just being written to the cold place: whoever writes it finds this out.
+        # So may an object that is being written to the cold place: its writer will notice.
         self._db.execute(GIVE_UP, (time.time(), self._tenant))
         self._db.execute(FLAG)
 
@@ -318,7 +315,7 @@ class Transaction:
 def index_pages(
     db: apsw.Connection, index: TextIndex, segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> list[IndexEntry]:
-    """Index pages that are there, of a segment that has made `used` entries before, and note with each which are its."""
+    """Index stored pages of a segment with `passages_made` earlier entries, and record each page's range."""
     entries, ranges = entries_of(segment, passages_made, pages)
     index.add(entries)
     db.executemany(
@@ -329,7 +326,7 @@ def index_pages(
 
 
 def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
-    """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
+    """Return the stored form of a page's state, with its seal. SQLite does not preserve a negative zero."""
     pinned, importance = int(state.pinned), float(state.importance) + 0.0
     until = None if state.until is None else float(state.until) + 0.0
     return state.at, pinned, importance, until, seal_of_state(segment, page, state.at.encode(), pinned, importance, until)
@@ -344,7 +341,7 @@ def set_states(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
 
 
 def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
-    """An event's row."""
+    """Return the row of an event."""
     body, act = record_of_event(event, memo), event.act.value
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 

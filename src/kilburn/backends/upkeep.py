@@ -85,7 +85,7 @@ def quarantine_segment(backend: Sqlite, segment: int) -> str:
 
 
 def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
-    """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
+    """Return everything that is wrong, except in quarantined segments. Damage never raises."""
     findings: list[Finding] = []
     segments: list[SegmentRow] = []
     gather(findings, "session", _sessions(db, sealed, tenant, segments))
@@ -129,7 +129,7 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
 
 
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
-    """Rows whose session does not exist, and sessions whose tenant does not exist."""
+    """Yield rows of missing segments, and segments and texts of missing tenants."""
     for kind, select in (
         ("pages", f"SELECT DISTINCT segment FROM page NOT INDEXED {OF_NO_SESSION}"),
         ("events", f"SELECT DISTINCT segment FROM event NOT INDEXED {OF_NO_SESSION}"),
@@ -192,12 +192,12 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[
         [entry for entry in stored_entries if entry >> 32 in owners or entry >> 32 not in segment_numbers], owners
     )
     quarantined = {number for (number,) in rows(db, "SELECT id FROM segment WHERE tenant = ? AND quarantined", tenant)}
-    # A tenant that a read-only file does not have has no index either.
+    # A tenant that is missing in a read-only file has no index.
     yield from words.wrong_words(index.postings() if tenant else (), quarantined)
 
 
 def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
-    """Compares the index of citations with the pages, and looks for what they cite."""
+    """Compare the index of citations with the pages, and look up the cited pages."""
     segments = [session for session in segments if not session.damaged]
     expected = citations.cited_by((session, sealed.each_page(session)) for session in segments)
     names = {session.number for session in segments}
@@ -216,7 +216,7 @@ def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: l
 
 
 def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
-    """Compares the index of mentions, and that of calls, with ledger and pages."""
+    """Compare the indexes of mentions and of calls with ledger and pages."""
     expected, unread = mentions.mentions_in(db, segment.number)
     yield from wrong_mentions(segment, expected ^ set(rows(db, mentions.SELECT, segment.number)), unread)
     calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE segment = ?", segment.number))
@@ -224,7 +224,7 @@ def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> I
 
 
 def _replies(db: apsw.Connection, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
-    """Compares the rows of replies with the ledger."""
+    """Compare the rows of replies with the ledger."""
     noted, unread = histories.replies_in(db, segment.number)
     select = "SELECT message, digest, tenant, is_last, last_page FROM history WHERE segment = ? AND message <= 0"
     indexed = set(rows(db, select, segment.number))
@@ -238,8 +238,8 @@ def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
 
 def _vectors(vectors: VectorTable) -> Iterator[Finding]:
     for number, entry in vectors.damaged():
-        problem = f"vector {number} is not what was written, or its passage is not there"
+        problem = f"vector {number} is altered, or its passage is missing"
         yield Finding(kind="vector", what=problem, derived=True, segment=entry >> 32 if isinstance(entry, int) else 0)
     for segment, name in vectors.mistaken():
-        problem = f"passages wait for a vector of {name!r}, and nobody knows"
+        problem = f"passages without a vector of {name!r} are not listed as waiting"
         yield Finding(kind="vector", what=problem, derived=True, segment=segment)
