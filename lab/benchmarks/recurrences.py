@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
@@ -23,6 +22,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
 from kilburn.tokens.characters import Characters
+from kilburn_lab.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 
 STEPWISE = RoundPrompts(
     system="You continue lists of numbers. You write the lines of the list and nothing else.",

@@ -94,7 +94,7 @@ async def test_the_verbs(store: kilburn.Store) -> None:
     await kept.adelete(ANA, "tea")
     await kept.adelete(RUI, "tea")
     assert kept.get(("nobody",), "tea") is None
-    assert [each.user for each in store.collections()] == ["memories.ana"], "what only reads makes no memory"
+    assert [each.info.user for each in store.collections()] == ["memories.ana"], "what only reads makes no memory"
     assert kept.get(ANA, "tea") is None
     assert kept.list_namespaces() == []
     kept.put(ANA, "tea", {"sort": "black"})

@@ -34,7 +34,7 @@ def opened() -> Session:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_the_window_is_summarised_now() -> None:
@@ -158,7 +158,7 @@ def test_a_providers_summary_of_what_was_forgotten_meanwhile_is_not_kept() -> No
 
     done = compact_at_provider(session, Scripted([forget], form="messages"))
     assert (done.outcome, done.address) == ("failed", "")
-    assert "line 0" not in str(session.messages())
+    assert "line 0" not in str(session.contents.messages())
     with pytest.raises(Forgotten):
         session.append(msgspec.structs.replace(block("line 0"), sources=(5,)))
 

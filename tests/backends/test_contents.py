@@ -27,7 +27,7 @@ def excerpt(session: kilburn.Session, text: str = LONG) -> str:
     """The text of an excerpt of a message that the session has just been told."""
     said = [("user", "Tell me."), ("assistant", text), ("user", "I see.")]
     session.append(*[{"role": role, "content": words} for role, words in said])
-    (address,) = session.apply(Fold((session.window.last - 1,), keep=((0, 3000), (5000, 8000))))
+    (address,) = session.edits.apply(Fold((session.window.last - 1,), keep=((0, 3000), (5000, 8000))))
     return str(session.recall(address))
 
 

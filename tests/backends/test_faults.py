@@ -159,17 +159,17 @@ def test_an_append_that_the_disk_refused_leaves_no_trace_of_its_message(tmp_path
         session = store.session("s")
         refused = 0
         for number in range(40):
-            before = session.stats().turns, len(session.pages()), len(session.receipts())
+            before = session.stats().turns, len(session.contents.pages()), len(session.ledger.receipts())
             if number % 2:
                 vfs.arm(1)
             try:
                 session.append({"role": "user", "content": f"{number} " + "word " * 60})
             except StoreError:
                 refused += 1
-                assert (session.stats().turns, len(session.pages()), len(session.receipts())) == before
+                assert (session.stats().turns, len(session.contents.pages()), len(session.ledger.receipts())) == before
             vfs.disarm()
         assert refused > 10
     with kilburn.open(str(tmp_path / "refused.db"), window=400, tokenizer="chars/4") as again:
         session = again.session("s")
-        assert session.stats().turns == session.turn == 40 - refused
+        assert session.stats().turns == session.window.turn == 40 - refused
     vfs.unregister()

@@ -62,7 +62,7 @@ def test_a_branch_goes_on_as_a_session_does(client: Callable[..., Client]) -> No
     with kilburn.open(at.db, window=2000, policy="fifo", embedder=None) as store:
         for info in store.sessions():
             check_laws(store.session(info.name))
-        history = store.session(others[-1]).messages()
+        history = store.session(others[-1]).contents.messages()
     assert [message["content"] for message in history] == [message["content"] for message in at.history]
 
 
@@ -76,7 +76,7 @@ def test_what_is_forgotten_in_a_session_is_forgotten_in_its_branches(tmp_path: P
     after = gateway.turn(talk, said("Because."))
     # The client's history is the branch's otherwise, so the branch goes on.
     assert after.name == branch.name
-    assert TALK[2]["content"] not in str(after.session.messages())
+    assert TALK[2]["content"] not in str(after.session.contents.messages())
     gateway.again()
     assert gateway.turn([*talk, said("Because."), user("Really?")], said("Yes.")).name == branch.name
     backend = gateway.store.backend

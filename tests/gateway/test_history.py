@@ -71,7 +71,7 @@ def visible(store: kilburn.Store, name: str) -> list[str]:
     """The texts of a session that the client knows."""
     return [
         part.text
-        for message in store.session(name).originals()
+        for message in store.session(name).contents.originals()
         for part in message.parts
         if not (part.call or "").startswith(HIDDEN)
     ]
@@ -345,7 +345,7 @@ def test_a_session_that_has_nothing_yet_is_asked_again(histories: Histories) -> 
     system = {"role": "developer", "content": [[]]}
     for messages in ([system], [system], [system, user("Hi")], [system, user("Hi")]):
         conversation = take(histories, messages)
-        assert conversation.session.turn == len(messages) - 1
+        assert conversation.session.window.turn == len(messages) - 1
         histories.give(conversation)
     assert len(histories.store.sessions()) == 1
 
@@ -428,7 +428,7 @@ def test_a_name_that_another_gateway_took_is_not_begun_again(tmp_path: Path) -> 
 
         with pytest.raises(StoreStale):
             slow._unbegun(open_late, "work", "")
-        assert slow._unbegun(one.session, "free", "").turn == 0
+        assert slow._unbegun(one.session, "free", "").window.turn == 0
 
 
 def test_no_reply_is_kept_to_a_question_that_the_database_lost(tmp_path: Path) -> None:
@@ -609,5 +609,5 @@ def test_a_reply_whose_id_is_not_kept_is_not_acknowledged(tmp_path: Path) -> Non
         other.execute("ROLLBACK")
         histories.replied(conversation, "resp_1")
         with kilburn.open(path, readonly=True, embedder=None, tokenizer="chars/4") as elsewhere:
-            events = elsewhere.session(conversation.name).events(act=Act.NOTE)
+            events = elsewhere.session(conversation.name).ledger.events(act=Act.NOTE)
             assert [event.data["turn"] for event in events if "reply" in event.data][-1] == 2

@@ -50,7 +50,9 @@ def said(place: Path, name: str, *texts: str, user: str = "ana", tenant: str = "
 def facts(place: Path, user: str = "ana", tenant: str = "default") -> list[str]:
     with kilburn.open(str(place), tenant=tenant, embedder=None, tokenizer="chars/4") as store:
         memory = store.memory(user)
-        return [memory.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None]
+        return [
+            memory.collection.contents.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None
+        ]
 
 
 def worked(place: Path, ways: Ways = PLAIN, tenants: Sequence[str] = ("default",)) -> list[Did]:
@@ -88,7 +90,7 @@ def test_without_a_policy_only_what_a_gateway_wants_is_learned_from(tmp_path: Pa
     said(place, "private", "I live in Lima.")
     with kilburn.open(str(place), embedder=None, tokenizer="chars/4") as store:
         session = store.session("wanted")
-        session.record(Act.NOTE, policy="gateway", learns=True)
+        session.ledger.record(Act.NOTE, policy="gateway", learns=True)
         session.append(*exchange("My name is Ana."))
     assert [one.session for one in worked(place, Ways(embedder=None))] == ["wanted"]
     assert any("Porto" in fact for fact in facts(place))

@@ -36,10 +36,10 @@ def fill(place: str) -> None:
         for name in OLD:
             session = store.session(name, user="ana")
             session.append(*exchange(f"The secret of {name} is heliotrope."))
-            store.memory("ana").apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
+            store.memory("ana").collection.apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
         branch = store.session(OLD[0]).fork("aside")
         branch.append(*exchange("In a branch."))
-        branch.exit("done")
+        branch.branches.exit("done")
         keep_rule(store.backend, TimeToLive(forget=DAY))
     with kilburn.open(place, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         for at, line in enumerate(LINES):

@@ -127,7 +127,7 @@ def fill(path: Path, tenant: str = "default") -> None:
             branch.append(assistant(None, call_of(f"b{number}")), tool(f"b{number}", f"deep {number}\n" * 20))
         nested = branch.fork("deeper")
         nested.append(assistant("nothing there"))
-        branch.exit("the lexer is sound")
+        branch.branches.exit("the lexer is sound")
         work.append(user("and now?"), assistant("canarypage said once"), user("go on"))
         open_branch = work.fork("still open")
         open_branch.append(assistant("thinking"))
@@ -135,23 +135,25 @@ def fill(path: Path, tenant: str = "default") -> None:
         work.rate("p5", 0.7)
         memory, shared = store.memory("ana"), store.memory()
         claim = Claim(subject="Ana", relation="lives in", object="Porto")
-        memory.apply(
+        memory.collection.apply(
             Add(text="Ana", kind=Kind.ENTITY),
             Add(text="Ana lives in Porto", claim=claim, cites=((work.number, 2),), refers=(0,)),
             policy="learner",
         )
-        memory.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
-        memory.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
-        shared.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
+        memory.collection.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
+        memory.collection.ledger.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
+        shared.collection.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
         store.notes("ana").write("plans/today", "fix it")
         store.notes("ana").write("plans/today", "fix it now")
         document = store.document("handbook")
         document.add("Chapter one. The brig Hesper.")
         forked = store.session("copy~2")
-        forked.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
+        forked.ledger.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
         forked.append(user("from a client"))
         store.forget(session="gone")
-        store.forget(session="work", address=next(page.address for page, _ in work.pages() if "canarypage" in page.label))
+        store.forget(
+            session="work", address=next(page.address for page, _ in work.contents.pages() if "canarypage" in page.label)
+        )
         waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
         store.backend.vectors.add(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
         store.backend.settings.put("retention", '{"archive": 30}')

@@ -149,8 +149,8 @@ def test_what_is_wrong_only_in_an_old_state_says_that_the_state_is_old(tmp_path:
         with pytest.raises(StoreStale):
             first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
         with pytest.raises(StoreStale):
-            first.idle()
-        first.refresh()
+            first.edits.idle()
+        first.ledger.refresh()
         first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
 
 
@@ -164,9 +164,9 @@ def test_what_must_follow_a_message_follows_it_or_is_not_appended(tmp_path: Path
             one.session("s").append({"role": "user", "content": "go"}, after=0)
         other.session("s").append({"role": "assistant", "content": "gone"}, after=1)
         # The store has another last message, whether this session knows it yet or not.
-        for known in (lambda: None, one.session("s").refresh):
+        for known in (lambda: None, one.session("s").ledger.refresh):
             known()
             with pytest.raises(StoreStale):
                 one.session("s").append({"role": "assistant", "content": "gone"}, after=1)
         one.session("s").append({"role": "user", "content": "back"}, after=2)
-        assert [message["content"] for message in other.session("s").messages()] == ["go", "gone", "back"]
+        assert [message["content"] for message in other.session("s").contents.messages()] == ["go", "gone", "back"]

@@ -35,7 +35,7 @@ async def test_a_session_is_read_as_it_is_written(tmp_path: Path) -> None:
         hits = await session.asearch("pump 11", tokens=300, limit=2, record=False)
         assert [hit.text for hit in hits] == [hit.text for hit in session.search("pump 11", tokens=300, limit=2, record=False)]
         memory = store.memory("ana")
-        memory.add("Ana likes tea.")
+        memory.collection.add("Ana likes tea.")
         assert await memory.arecall("p1") == "Ana likes tea."
         assert [hit.text for hit in await store.asearch("tea", where="facts", user="ana")] == ["Ana likes tea."]
         found = await store.asearch("pump 11", tokens=200, where="sessions", abstain=True)
@@ -62,7 +62,7 @@ async def test_leaving_it_closes_it_once_and_hands_on_what_was_raised(tmp_path: 
         await broken()
     assert "closed" in repr(store)
     async with opened(tmp_path / "a.db") as store:
-        assert len(store.session("s").messages()) == 1
+        assert len(store.session("s").contents.messages()) == 1
         store.close()
 
 
@@ -100,7 +100,7 @@ async def test_readers_beside_a_writer_and_one_that_is_given_up(tmp_path: Path) 
             await waiting
         free.set()
         await asyncio.to_thread(holder.join)
-        assert len(session.messages()) == 40
+        assert len(session.contents.messages()) == 40
         check_laws(session)
 
 
@@ -109,9 +109,9 @@ def test_stores_and_sessions_show_what_they_are_and_no_text(tmp_path: Path) -> N
     store = opened(path, tenant="works", policy="lru")
     session, memory = store.session("s"), store.memory("ana")
     session.append(said(1), {"role": "assistant", "content": "Secret words."})
-    memory.add("Secret words.")
-    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.use} of 2000 tokens>"
-    assert repr(memory).startswith("<Collection '@memory/ana' of tenant 'works': ")
+    memory.collection.add("Secret words.")
+    assert repr(session) == f"<Session 's' of tenant 'works': 2 pages, {session.prompts.use} of 2000 tokens>"
+    assert repr(memory).startswith("<UserMemory '@memory/ana': ")
     assert repr(store.backend) == f"<Sqlite {str(path)!r} of tenant 'works'>"
     assert repr(store) == f"<Store on {store.backend!r}: window=2000, policy='lru', 1 sessions open>"
     branch = session.fork("Look aside.")

@@ -43,12 +43,12 @@ def test_parts_of_a_thinking_message_leave_together(thought: Dicts) -> None:
     made = loop(session, 1, thought)
     for alone in (2, 3, 4):
         with pytest.raises(LawBroken):
-            session.apply(Evict((alone,)))
+            session.edits.apply(Evict((alone,)))
     for keep in (Fold((2,), keep=((0, 2),)), Fold((2,), text="thought"), Fold((3,), text="said")):
         with pytest.raises(LawBroken):
-            session.apply(keep)
+            session.edits.apply(keep)
     check_messages(session.render("messages"), None, made)
-    session.apply(Evict((2, 3, 4, 5)))
+    session.edits.apply(Evict((2, 3, 4, 5)))
     assert len(session.render("messages")) == 1
 
 
@@ -58,8 +58,8 @@ def test_thinking_leaves_alone_once_the_turn_is_over_all_of_it() -> None:
     made = loop(session, 1, SIGNED, HIDDEN)
     session.append({"role": "assistant", "content": "Done."}, {"role": "user", "content": "And now?"})
     with pytest.raises(LawBroken):
-        session.apply(Evict((2,)))
-    session.apply(Evict((2, 3)))
+        session.edits.apply(Evict((2,)))
+    session.edits.apply(Evict((2, 3)))
     prompt = session.render("messages")
     check_messages(prompt, None, made)
     assert [block["type"] for block in prompt[1]["content"]] == ["text", "tool_use"]
@@ -85,7 +85,7 @@ def test_a_message_keeps_its_form_when_its_first_part_has_left() -> None:
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     session.append(USER, {"role": "user", "content": [{"type": "text", "text": "see"}, document]})
     session.append({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
-    session.apply(Evict((2,)))
+    session.edits.apply(Evict((2,)))
     assert document in session.render("messages")[0]["content"]
     assert weight(list(session.render("messages"))) <= session.render().tokens
 
@@ -127,5 +127,5 @@ def test_ids_and_errors_are_counted_as_they_are_sent(call: str) -> None:
     session.append({"role": "user", "content": [failed]})
     sent = max(weight(list(session.render(form))) for form in ("chat", "messages"))
     assert sent <= session.render().tokens <= sent + 12
-    session.apply(Evict((3,)))
+    session.edits.apply(Evict((3,)))
     assert weight(list(session.render("messages"))) <= session.render().tokens

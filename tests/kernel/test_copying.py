@@ -48,7 +48,7 @@ def test_everything_is_copied(tmp_path: Path) -> None:
             before, after = ours.session(name), theirs.session(name)
             assert after.render() == before.render()
             assert after.window.states == before.window.states
-            assert [each.why for each in after.receipts()] == [each.why for each in before.receipts()]
+            assert [each.why for each in after.ledger.receipts()] == [each.why for each in before.ledger.receipts()]
         branch = theirs.session("work").branches.open("b1")
         assert branch.recall("p4") == ours.session("work").recall("p4")
         assert theirs.memory("ana").recall("f2") == ours.memory("ana").recall("f2")
@@ -175,7 +175,7 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
             for _ in range(chance.randrange(1, 5)):
                 name = f"work {chance.randrange(4)}"
                 work = store.session(name, user="ana")
-                numbers = [page.id for page, state in work.pages() if page.id > 0 and state.at is not Place.DROPPED]
+                numbers = [page.id for page, state in work.contents.pages() if page.id > 0 and state.at is not Place.DROPPED]
                 act = chance.choice(("append", "append", "fork", "cite", "note", "pin", "page", "session", "branch"))
                 if act == "append" or not numbers:
                     work.append(*(user(f"{word()} " * chance.randrange(1, 40)) for _ in range(chance.randrange(1, 5))))
@@ -183,10 +183,10 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
                     branch = work.fork("look")
                     branch.append({"role": "assistant", "content": word()})
                     if chance.random() < 0.5:
-                        branch.exit(f"the branch says {word()}")
+                        branch.branches.exit(f"the branch says {word()}")
                 elif act == "cite":
                     fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
-                    store.memory("ana").apply(fact, policy="learner")
+                    store.memory("ana").collection.apply(fact, policy="learner")
                 elif act == "note":
                     store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
                 elif act == "pin":
@@ -283,7 +283,7 @@ def begins_anew(store: Store) -> None:
     work.append(user("begun anew"), {"role": "assistant", "content": "well"})
     branch = work.fork("look again")
     branch.append({"role": "assistant", "content": "deep"})
-    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+    store.memory("ana").collection.apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
 
 
 def removes_its_rule(store: Store) -> None:
@@ -447,7 +447,7 @@ def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> 
         store.session("work").append(user("Ana lives in Porto"), user("in May"))
     kilburn.copy(str(place), target)
     with opened(target) as store:
-        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+        store.memory("ana").collection.apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
     with opened(place) as store:
         store.forget(session="work", address="p1")
     before = look(target)

@@ -86,7 +86,7 @@ def test_a_text_is_as_warm_as_the_warmest_page_with_it(texts: list[TextUse], aft
 def test_a_session_is_archived_and_then_forgotten_with_what_was_made_from_it(store: Store) -> None:
     old, shared = store.session("old"), long("said in both")
     old.append(user(long("only here")), user(shared))
-    fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
+    fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
     later(store, 31)
     store.session("new").append(user(shared))
     rule = TimeToLive(archive=30 * DAY, forget=90 * DAY)
@@ -134,7 +134,7 @@ def test_what_holds_a_session_is_said(store: Store) -> None:
     done = expire(store, rule)
     assert done.forgotten == ("plain",)
     assert dict(done.kept) == {"pinned": "a person pinned a page of it", "branched": "its branch 'branched/b1' is open"}
-    branch.exit("nothing")
+    branch.branches.exit("nothing")
     pinned.unpin("p2")
     assert expire(store, rule).kept == ()
     later(store, 100)
@@ -206,8 +206,8 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
             session.append(user("said before"))
             branch = session.fork("a branch")
             branch.append(user("in the branch"))
-            branch.exit("done")
-            fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
+            branch.branches.exit("done")
+            fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
             later(store, 100)
             begun: list[bool] = []
 
@@ -291,7 +291,7 @@ def test_a_page_that_a_person_pinned_in_a_branch_keeps_its_session(store: Store,
     branch.append(user("in the branch"))
     page = "p1" if inherited else f"p{branch.window.last}"
     branch.pin(page)
-    branch.exit("done")
+    branch.branches.exit("done")
     later(store, 100)
     rule = TimeToLive(forget=30 * DAY)
     done = expire(store, rule)
@@ -308,7 +308,7 @@ def test_a_branch_in_use_keeps_its_session(store: Store) -> None:
     session.append(user("one"))
     branch = session.fork("a branch")
     branch.append(user("in the branch"))
-    branch.exit("done")
+    branch.branches.exit("done")
     later(store, 100)
     store.session("work/b1").append(user("goes on"))
     assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ()
@@ -341,11 +341,11 @@ def test_texts_go_by_age_and_use(store: Store) -> None:
     later(store, 40)
     session.recall("p2")
     session.append(user(long("today")))
-    store.memory("ana").add(long("a fact"))
+    store.memory("ana").collection.add(long("a fact"))
     rule = Coolness(after=30 * DAY)
     # The window of a session in use stays as it is.
     assert cool(store, rule, dry=True).texts == 0
-    session.evict("p2-p4")
+    session.edits.evict("p2-p4")
     moved = cool(store, rule)
     cold = store.backend.contents.cold()
     assert moved.texts == len(cold) > 0

@@ -91,9 +91,9 @@ def test_the_same_feedback_changes_nothing(store: Store) -> None:
     guidelines = Guidelines(store, "ana")
     session = hear(store.session("a", user="ana"), *TICKETS)
     guidelines.learn(session)
-    before, head = made(guidelines), guidelines.notes.collection.head
+    before, head = made(guidelines), guidelines.notes.collection.ledger.head
     assert guidelines.learn(session).feedback == 0
-    assert guidelines.notes.collection.head == head
+    assert guidelines.notes.collection.ledger.head == head
     guidelines.learn(session, anew=True)
     assert made(guidelines) == before
 

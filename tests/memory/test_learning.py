@@ -54,7 +54,7 @@ def tool(number: str, text: str) -> dict[str, Any]:
 
 def texts(store: Store, owner: str = "", **options: Any) -> list[str]:
     memory = store.memory(owner)
-    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def test_what_it_stored_can_be_read_back_at_once() -> None:
             "The user lives in Porto.",
         ]
         assert learned.memory == memory.name
-        page, _ = memory.read(memory.resolve(learned.stored[1])[0])
+        page, _ = memory.collection.read(memory.collection.contents.resolve(learned.stored[1])[0])
         assert page.cites == ((1, 1),)
         assert page.trust is Trust.USER
 
@@ -195,7 +195,7 @@ class Asking:
 
 
 def events(store: Store, act: Act) -> list[Any]:
-    return [event for event in store.memory().events() if event.act is act]
+    return [event for event in store.memory().collection.ledger.events() if event.act is act]
 
 
 def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
@@ -356,7 +356,7 @@ def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -
 def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
         store.session("a").append(user("I live in Porto."), assistant("ok"))
-        memory = store.memory()
+        memory = store.memory().collection
         commit = memory._write
 
         def full(batch: Any) -> None:
@@ -463,7 +463,7 @@ def test_learning_in_the_background_blocks_nobody() -> None:
             assert not learning.done
             session.append(user("two"))
             assert len(session.render()) == 2
-            store.memory().add("a person's fact")
+            store.memory().collection.add("a person's fact")
             with pytest.raises(TimeoutError):
                 learning.result(0.01)
             model.go_on.set()
@@ -569,14 +569,14 @@ def test_about_finds_what_is_in_force_among_many() -> None:
             return ()
 
     with opened() as store:
-        memory = store.memory()
+        memory = store.memory().collection
         last = 0
         for n in range(150):
             claim = Claim(subject="user", relation="lives in", object=f"town{n}")
             (address,) = memory.apply(
                 Add(text=f"The user lives in town{n}.", claim=claim), *([Retire((last,), refers=0)] if last else [])
             )
-            last = memory.resolve(address)[0]
+            last = memory.contents.resolve(address)[0]
             memory.add(f"The user visited the town{n} that another user lives in.")
         store.session("a").append(user("hm"))
         store.memory().learn("a", Looking())

@@ -250,7 +250,7 @@ def conversation(*texts: str) -> tuple[Store, list[Learned]]:
 
 def held(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def test_it_finds_what_reading_all_candidates_finds(seed: int) -> None:
                     since = chance.choice([None, None, NOW - 100, NOW + 100])
                     until = chance.choice([None, None, NOW + 150, NOW + 300])
                     adds.append(Add(text=text, since=since, until=until, importance=chance.choice([0.0, 0.0, 0.5, 1.0])))
-                memory.apply(*adds)
-                memory.apply(Retire(tuple(made + page for page in chance.sample(range(1, 41), 5)), until=NOW - 50))
+                memory.collection.apply(*adds)
+                memory.collection.apply(Retire(tuple(made + page for page in chance.sample(range(1, 41), 5)), until=NOW - 50))
                 made += 40
         for _ in range(6):
             query = " ".join(chance.choices(WORDS[:40], k=chance.randint(1, 6)))
@@ -121,9 +121,9 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "a.db"
     _, store = opened(path)
     with store:
-        store.memory("ana").apply(Add(text="the walrus is grey"), Add(text="the walrus eats clams all day"))
-        store.memory("bo").apply(Add(text="a walrus of another sea is brown"))
-        store.memory("ana").apply(Retire((1,), why="wrong"))
+        store.memory("ana").collection.apply(Add(text="the walrus is grey"), Add(text="the walrus eats clams all day"))
+        store.memory("bo").collection.apply(Add(text="a walrus of another sea is brown"))
+        store.memory("ana").collection.apply(Retire((1,), why="wrong"))
     return path
 
 
@@ -189,8 +189,8 @@ def test_a_doubter_whose_text_is_damaged_does_not_stop_the_search(doubting: Path
 
 def test_the_last_tokens_of_a_budget_take_few_reads_of_texts() -> None:
     backend, store = opened()
-    store.memory("ana").apply(*(Add(text=f"lamp {number} " + "x y z " * 20) for number in range(400)))
-    backend.contents.reads = 0
+    store.memory("ana").collection.apply(*(Add(text=f"lamp {number} " + "x y z " * 20) for number in range(400)))
+    backend.text_reads = 0
     hits = store.search("lamp", 3990, None)
     # 40 texts, then 160, then the rest.
     assert 3900 < sum(hit.tokens for hit in hits) < 3990

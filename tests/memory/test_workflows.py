@@ -80,9 +80,9 @@ def test_the_same_steps_with_other_values_are_known(store: Store, flows: Workflo
 def test_what_is_learned_is_learned_once(store: Store, flows: Workflows) -> None:
     session = sort(store, "a", "a.txt", "b.txt")
     flows.learn(session, judge=done)
-    head = flows.notes.collection.head
+    head = flows.notes.collection.ledger.head
     assert flows.learn(session, judge=done) == type(flows.learn(session, judge=done))()
-    assert flows.notes.collection.head == head
+    assert flows.notes.collection.ledger.head == head
     work(session, SORT.format("c.txt", "d.txt"), ("bin/ord --new c.txt d.txt", ""))
     assert flows.learn(session, judge=done).learned == ["workflows/sort-lines-2"]
 

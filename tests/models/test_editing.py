@@ -116,7 +116,9 @@ def test_what_the_provider_did_is_recorded_and_its_cost_counted_apart() -> None:
     kept = report_of(reply.message)
     assert kept.applied[0].cleared_input_tokens == 2000
     assert [iteration.type for iteration in kept.iterations] == ["compaction", "message"]
-    assert session.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, "it is in the transcript for good"
+    assert session.contents.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, (
+        "it is in the transcript for good"
+    )
 
 
 def test_a_plain_reply_records_nothing() -> None:
@@ -228,7 +230,7 @@ def test_on_demand_that_fails_changes_nothing(answer: Answer, outcome: str) -> N
     with loopback(answer) as server, open_messages(server) as model:
         assert compact_at_provider(session, model).outcome == outcome
     assert session.render("messages") == before
-    assert [item.data["outcome"] for item in session.events() if item.act is Act.COMPACT] == [outcome]
+    assert [item.data["outcome"] for item in session.ledger.events() if item.act is Act.COMPACT] == [outcome]
 
 
 def test_on_demand_waits_for_results() -> None:

@@ -65,7 +65,7 @@ def test_a_turn_is_all_between_two_messages_of_the_user() -> None:
     said = json.dumps(session.render("messages"))
     assert "thought 0 begins here" not in said
     assert "result 0" in said, "what was called with it stays"
-    figures = [event.data for event in session.events() if event.act is Act.COMPACT]
+    figures = [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
     assert figures[-1]["cleared_thinking_turns"] == 1
     assert figures[-1]["cleared_input_tokens"] > 0
     check_laws(session)

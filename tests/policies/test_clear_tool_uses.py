@@ -41,7 +41,7 @@ def whole(session: Session) -> list[int]:
 
 
 def cleared(session: Session) -> list[dict[str, Any]]:
-    return [event.data for event in session.events() if event.act is Act.COMPACT]
+    return [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_at_the_trigger_all_but_the_last_three_go_once() -> None:

@@ -51,11 +51,11 @@ def fill(session: Session, steps: int) -> None:
 
 
 def compacts(session: Session) -> list[Event]:
-    return [event for event in session.events() if event.act is Act.COMPACT]
+    return [event for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def folds(session: Session) -> list[Event]:
-    return [event for event in session.events() if event.act is Act.FOLD]
+    return [event for event in session.ledger.events() if event.act is Act.FOLD]
 
 
 def shown(session: Session) -> str:
@@ -90,7 +90,7 @@ def test_the_second_summary_is_made_from_originals_and_replaces_the_first() -> N
     assert len(summaries) == 1
     assert summaries[0].depth == 1
     assert "Second: " in shown(session)
-    assert all(page.depth <= 1 for page, _ in session.pages())
+    assert all(page.depth <= 1 for page, _ in session.contents.pages())
 
 
 def call(name: str) -> Message:
@@ -132,7 +132,7 @@ def test_what_is_no_summary_changes_nothing(said: Any, outcome: str) -> None:
     fill_from(session, number, 12)
     assert len(model.requests) <= 10, "no loop: asked again only as new text comes in"
     assert session.render().tokens <= 2000
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     check_laws(session)
 
 
@@ -149,7 +149,7 @@ def test_pages_that_were_pinned_or_brought_back_stay_as_they_are() -> None:
     fill_from(session, 20, 14)
     assert "line 0 " in shown(session)
     assert len([page for page in session.window.resident() if page.kind is Kind.FOLD]) == 1
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     check_laws(session)
 
 
@@ -197,7 +197,7 @@ def test_idle_compacts_below_the_trigger() -> None:
     session, _ = opened([GOOD], window=8000, policy="compact(trigger=None, idle=True)")
     fill(session, 8)
     assert not compacts(session)
-    session.idle()
+    session.edits.idle()
     assert GOOD in shown(session)
 
 

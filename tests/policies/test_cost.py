@@ -54,7 +54,7 @@ def excerpted(policy: Any) -> float:
         sizes = []
         for message in work(1, 60):
             session.append(message)
-            resident = [page for page, state in session.pages() if state.at == "in"]
+            resident = [page for page, state in session.contents.pages() if state.at == "in"]
             sizes.append(sum(page.tokens for page in resident if page.kind is Kind.EXCERPT))
         return mean(sizes)
 
@@ -117,7 +117,7 @@ def test_pages_that_are_asked_back_make_it_keep_more() -> None:
                 session.append(message)
                 if asks and session.window.last > 8:
                     session.recall(f"p{session.window.last - 4}")
-            kept[asks] = sum(page.tokens for page, _ in session.pages() if page.kind is Kind.EXCERPT)
+            kept[asks] = sum(page.tokens for page, _ in session.contents.pages() if page.kind is Kind.EXCERPT)
     assert kept[False] < kept[True]
 
 
@@ -163,5 +163,5 @@ def test_what_memory_brought_from_another_session_stays_whole(policy: str) -> No
         session.append({"role": "assistant", "content": None, "tool_calls": [call]})
         found = memory_tools.call(session, "search_memory", asked, "c", lambda kind, name: name == "b")
         session.append(found.message("c"))
-        assert session.counter.count(found.text) > session.capacity // 2
+        assert session.counter.count(found.text) > session.prompts.capacity // 2
         assert session.render()[-1]["content"] == found.text

@@ -43,19 +43,19 @@ def shown(session: Session) -> str:
 
 
 def outcomes(session: Session) -> list[dict[str, Any]]:
-    return [event.data for event in session.events() if event.act is Act.COMPACT]
+    return [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_the_window_is_a_sawtooth_and_every_block_stays_readable() -> None:
     session = opened("memento")
     uses, addresses = [], []
     for number in range(30):
-        before = session.use
+        before = session.prompts.use
         addresses.append(say(session, block(number, 40)))
-        uses.append((before, session.use))
+        uses.append((before, session.prompts.use))
     raw = session.counter.count(block(0, 40))
     assert all(after - before < raw // 8 for before, after in uses), "a block left nothing but its memento"
-    assert session.use < 3 * raw
+    assert session.prompts.use < 3 * raw
     text = shown(session)
     for number, address in enumerate(addresses):
         assert f"{SUMMARY_START}Result {number}: x_{number} = {number * 7}\n  é {SUMMARY_END}" in text
@@ -119,7 +119,7 @@ def test_malformed_tags_change_nothing_and_are_noted_once(text: str) -> None:
     session = opened("memento")
     address = say(session, text)
     say(session, "Going on.")
-    session.idle()
+    session.edits.idle()
     assert text in shown(session)
     assert session.recall(address) == text
     assert [data["outcome"] for data in outcomes(session)] == ["rejected"]
@@ -248,9 +248,9 @@ def test_another_policy_may_cut_the_page_first() -> None:
         say(session, block(number, 8))
     check_laws(session)
     assert "x_11 = 77" in shown(session)
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     first, _ = parse_address("p2")
-    assert session.text(first) == block(0, 8)
+    assert session.contents.text(first) == block(0, 8)
 
 
 def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -> None:
@@ -259,7 +259,7 @@ def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -
     for number in range(200):
         say(session, block(number))
     late = Store(store.backend, Budget(100_000), "memento(keep_last_n_blocks=1)", tokenizer="chars/4").session("s")
-    late.idle()
+    late.edits.idle()
     assert sum(f"block {number}:" in shown(late) for number in range(200)) == 1
     assert outcomes(late)[-1]["blocks"] == 199
     check_laws(late)

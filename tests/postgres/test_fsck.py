@@ -47,10 +47,10 @@ def fill(url: str) -> None:
         for number in range(40):
             session.append({"role": "assistant", "content": f"step {number}: pressure is {number * 7}, marker{number}"})
             session.append({"role": "user", "content": f"go on, number {number}"})
-        session.apply(Fold((83,), keep=((0, 6),)), Evict((82,)))
+        session.edits.apply(Fold((83,), keep=((0, 6),)), Evict((82,)))
         told = session.append({"role": "user", "content": "This is to be forgotten."})
         session.forget(told)
-        session.record(Act.NOTE, policy="gateway", reply="0123456789abcdef01234567", turn=1, calls=())
+        session.ledger.record(Act.NOTE, policy="gateway", reply="0123456789abcdef01234567", turn=1, calls=())
         session.fork("look around").append({"role": "user", "content": "only on the branch"})
         memory = store.memory("ana")
         memory.remember("Ana lives in Porto")

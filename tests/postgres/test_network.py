@@ -450,11 +450,11 @@ def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url:
         way.heal()
         with pytest.raises(StoreStale):
             when_it_answers(lambda: session.append(hello))
-        assert [message["content"] for message in session.messages()] == ["before", "hello"]
+        assert [message["content"] for message in session.contents.messages()] == ["before", "hello"]
         session.append({"role": "assistant", "content": "after"})
         check_laws(session)
     with kilburn.open(url, window=500, tokenizer="chars/4", embedder=None) as store:
-        assert [message["content"] for message in store.session("s").messages()] == ["before", "hello", "after"]
+        assert [message["content"] for message in store.session("s").contents.messages()] == ["before", "hello", "after"]
 
 
 def test_who_hangs_with_a_lock_gives_it_up(way: Way, url: str) -> None:

@@ -110,7 +110,7 @@ def test_an_excerpt_says_which_tool_and_when_and_is_the_same_after_reopening() -
     session.append({"role": "tool", "tool_call_id": "c", "content": page(7)})
     session.append({"role": "user", "content": "And?"})
     text = session.recall("p3")
-    session.apply(Fold((2, 3), parts=((2, ((0, 2),)), (3, ((0, len(text)),)))))
+    session.edits.apply(Fold((2, 3), parts=((2, ((0, 2),)), (3, ((0, len(text)),)))))
     shown = session.render()[1]
     assert shown["role"] == "user"
     head, *lines = shown["content"].splitlines()
@@ -222,7 +222,7 @@ def test_a_summary_of_the_assistants_words_is_marked_as_such() -> None:
     session.append({"role": "user", "content": "Fix it"})
     for step in range(4):
         session.append({"role": "assistant", "content": f"I tried the lock number {step}, and it did not help at all. " * 5})
-    session.apply(Fold((2, 3), text="I tried two locks."))
+    session.edits.apply(Fold((2, 3), text="I tried two locks."))
     shown = str(session.render()[1]["content"])
     assert re.fullmatch(r"\[p2-p3 in short: words of the assistant, until (\w{6})\]\nI tried two locks\.\n\[end \1\]", shown), (
         shown

@@ -115,8 +115,8 @@ def tend(
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        done = PostgresVectors(backend).tend()
+        steps = PostgresVectors(backend).tend()
     if json:
-        emit({"done": done})
+        emit({"done": steps})
     else:
-        tell("\n".join(done) or "nothing was to be done")
+        tell("\n".join(steps) or "nothing was to be done")

@@ -265,17 +265,17 @@ def _erase(home: Home, number: int, name: str, why: str, failed: list[Exception]
                 forget(home, {number: some}, why, failed=failed)
             # What others have added since goes in the same transaction.
             try:
-                with (holder := home.segment(number)).alone():
+                with (holder := home.segment(number)).contents.alone():
                     if _branches(home, number, name):
                         raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
                     added = _left_in(home, number)
-                    dropped = holder.drop(added, why) if added else []
+                    dropped = holder.contents.drop(added, why) if added else []
                     home.backend.erase(number)
             except StoreStale:
                 if not left:
                     raise
             else:
-                failed += holder.erase_elsewhere(dropped)
+                failed += holder.contents.erase_elsewhere(dropped)
                 break
             # Something was made of that: of nothing here it can be from now on.
             leaving.enter_context(home.backend.leaving([(number, 0)]))

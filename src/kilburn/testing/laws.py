@@ -48,14 +48,14 @@ def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = Non
     """
     window = session.window
     if appended is not None:
-        assert session.messages() == list(appended), "law 1: the transcript is not what was appended"
+        assert session.contents.messages() == list(appended), "law 1: the transcript is not what was appended"
     prompt = session.render()
-    assert prompt.tokens <= session.capacity, f"law 2: {prompt.tokens} tokens in a window of {session.capacity}"
+    assert prompt.tokens <= session.prompts.capacity, f"law 2: {prompt.tokens} tokens in a window of {session.prompts.capacity}"
     assert counted(prompt, session) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in window.pins:
         assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if window.pages[page].kind is Kind.TEXT:
-            assert any(_holds(message, session.text(page)) for message in prompt), (
+            assert any(_holds(message, session.contents.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
     _check_request(session)
@@ -69,7 +69,7 @@ def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = Non
 
 def check_collection(collection: Collection) -> None:
     """Assert the laws of a collection: its ledger rebuilds the stored states, and each page follows from its sources."""
-    collection.flush()
+    collection.ledger.flush()
     backend, number = collection.backend, collection.number
     rows = {page.id: (page, state) for page, state in backend.pages(number)}
     assert set(rows) == {*range(1, 1 + sum(page > 0 for page in rows)), *range(-sum(page < 0 for page in rows), 0)}, (
@@ -82,11 +82,11 @@ def check_collection(collection: Collection) -> None:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
     indexed = {page for (_, page), entries in backend.words.entries((number, page) for page in rows).items() if entries}
-    if collection.kind is SegmentKind.NOTES:
+    if collection.info.kind is SegmentKind.NOTES:
         names = [page.name for page, state in rows.values() if state.at is Place.OUT]
         assert None not in names, "law 9: a note without a name"
         assert len(set(names)) == len(names), f"law 9: two notes of one name among {sorted(map(str, names))}"
-        collection.refresh()
+        collection.ledger.refresh()
         assert collection.named() == {page.name: page.id for page, state in rows.values() if state.at is Place.OUT}
     for page, state in rows.values():
         if state.at is Place.DROPPED:
@@ -127,7 +127,11 @@ def _check_request(session: Session) -> None:
             visible.kind is not Kind.FOLD and _is_of(visible, page) for visible in window.visible()
         ):
             continue
-        moves = [event for event in session.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)]
+        moves = [
+            event
+            for event in session.ledger.events()
+            if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)
+        ]
         policy = moves[-1].policy if moves else "nobody"
         assert policy == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {policy}"
 
@@ -156,7 +160,7 @@ def _check_layout(session: Session) -> None:
         "law 2: handles cost something else"
     )
     for gap in gaps:
-        assert len(session.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
+        assert len(session.contents.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
 def _check_derived(session: Session) -> None:
@@ -170,14 +174,14 @@ def _check_derived(session: Session) -> None:
             f"law 7: {page.address} is trusted more than its sources"
         )
         if page.kind is Kind.EXCERPT:
-            text = session.text(page.id)
+            text = session.contents.text(page.id)
             for source, spans in page.parts or ((page.sources[0], page.spans),):
-                original = session.text(source)
+                original = session.contents.text(source)
                 assert all(original[start:stop] in text for start, stop in spans), f"law 4: {page.address} is not verbatim"
 
 
 def _check_replay(session: Session) -> None:
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         kernel.flush()
         _check_rebuilding(session, kernel)
 
