@@ -1,4 +1,4 @@
-"""The laws of a process, asserted from outside: what must hold after every operation.
+"""The laws of a session, asserted from outside: they hold after every operation.
 
 Used by the conformance kit and by the state machine of the tests. It recomputes everything the
 kernel keeps incrementally, from the ledger and the stored pages, and compares.
@@ -28,7 +28,7 @@ from kilburn.wire.validity import validate_chat, validate_messages
 
 
 def counted(prompt: Prompt, session: Session) -> int:
-    """Tokens of a rendered chat prompt, counted again from the outside, text by text."""
+    """Count the tokens of a rendered chat prompt independently, text by text."""
     counter = session.counter
     total = 0
     for message in prompt:
@@ -41,7 +41,7 @@ def counted(prompt: Prompt, session: Session) -> int:
 
 
 def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = None) -> None:
-    """Assert the laws that can be seen from outside.
+    """Assert the laws that are visible from outside.
 
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
@@ -116,7 +116,7 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 
 def _check_request(session: Session) -> None:
-    """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
+    """Assert that only the kernel evicts the user's latest message, unless a person forgets or retires it."""
     window = session.window
     texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
     messages = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
@@ -146,8 +146,7 @@ def _touches(data: Data, page: int, window: WindowState) -> bool:
 
 
 def _check_layout(session: Session) -> None:
-    """The handles follow from what is resident and what is out: one for everything that is out between two resident
-    pages."""
+    """Assert that there is one handle for all evicted pages between two resident pages."""
     window = session.window
     walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
@@ -191,9 +190,9 @@ def _check_rebuilding(session: Session, kernel: Kernel) -> None:
     stored_states = {page.id: state for page, state in backend.pages(session.number)}
     replayed = rebuild(backend, kernel.info, session.counter, whole=True)
     _check_rebuilt(session, replayed.window)
-    # Of observations that could not be written, the ledger knows nothing.
+    # The ledger lacks observations that could not be written.
     assert kernel.ledger.stats.lost or replayed.usage.pages == kernel.usage.pages, "law 8: the ledger says other uses"
-    # The same from the last checkpoint, and from one that would be made now.
+    # The same from the last checkpoint, and from a new one.
     _check_rebuilt(session, rebuild(backend, kernel.info, session.counter).window)
     lineage, ledger, usage = kernel.lineage, Ledger(), Usage(session.counter)
     restored = WindowState(session.counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))

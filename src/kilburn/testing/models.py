@@ -100,7 +100,7 @@ def _check_reply(reply: Reply) -> None:
 
 
 def _check_roles(model: Model) -> None:
-    """A system prompt is understood where the model's form puts it."""
+    """The model accepts a system prompt at the place of its form."""
     rules = "You answer with one word."
     if model.form == "chat":
         request = _request(messages=[{"role": "system", "content": rules}, *_TALK])
@@ -128,7 +128,7 @@ def _check_request_is_left_alone(model: Model) -> None:
     request = _request()
     messages = copy.deepcopy(list(request.messages))
     complete(model, request)
-    assert list(request.messages) == messages, "a model does not change the messages it is given"
+    assert list(request.messages) == messages, "a model does not change the messages of a request"
 
 
 def _check_early_close(model: Model) -> None:
@@ -156,8 +156,7 @@ def _check_threads(model: Model) -> None:
 
 
 def _check_short_time(model: Model) -> None:
-    """With a time-out that no network can meet, the model answers or raises `Unavailable`; it can still answer
-    afterwards."""
+    """With a timeout that no network can meet, the model answers or raises `Unavailable`, and can answer afterwards."""
     try:
         _check_reply(complete(model, _request(timeout=0.001)))
     except Unavailable:

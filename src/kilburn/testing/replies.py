@@ -1,4 +1,4 @@
-"""What hosted providers send for a reply: one JSON body, or the events of a stream, in the form of each of three APIs.
+"""The replies of hosted providers: a JSON body, or the events of a stream, in the form of each of three APIs.
 
 Written after the types of the packages `openai` 3.54 and `anthropic` 2.12 and their streaming code. OpenAI's chat
 completions have no field for thinking; it stands in `reasoning_content`, as DeepSeek and vLLM send it.
@@ -19,14 +19,14 @@ from kilburn.model import Finish
 
 Json = dict[str, Any]
 Event = tuple[str | None, Any]
-"""The name of an event, or None where the API names none, and its data."""
+"""The name of an event, or None if the API has no names, and its data."""
 
 SIGNED = "scripted-"
-"""How a signature of the scripted upstream begins."""
+"""Prefix of the scripted upstream's signatures."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply: its parts, why it ended, and at which stop sequence."""
+    """One reply: its parts, the reason for its end, and the stop sequence if there is one."""
 
     parts: tuple[Part, ...]
     finish: Finish = Finish.STOP
@@ -34,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens: of the whole prompt; of these, read from the cache and written to it; of the reply, and its thinking."""
+    """Tokens of the prompt; those read from and written to the cache; tokens of the reply, and of its thinking."""
 
     prompt: int
     cached: int = 0
@@ -44,11 +44,11 @@ class ReplyUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replied(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an API says about one request.
+    """The complete answer to one request.
 
     Args:
-        id: of the reply, without the API's own prefix.
-        created: seconds of the epoch.
+        id: id of the reply without the API's prefix.
+        created: seconds since the epoch.
         asked: the request's body.
         piece: characters of one token, and so of one delta.
     """
@@ -62,33 +62,33 @@ class Replied(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """The name that was asked for."""
+        """The requested model."""
         return str(self.asked.get("model"))
 
     def pieces(self, text: str) -> list[str]:
-        """A text in deltas."""
+        """Return a text in deltas."""
         return [text[at : at + self.piece] for at in range(0, len(text), self.piece)]
 
 
 def encoded(event: Event) -> bytes:
-    """An event as the bytes of a stream."""
+    """Return an event as bytes of a stream."""
     name, data = event
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
 def signature(thinking: str) -> str:
-    """What the scripted upstream signs thinking with, and later knows it by."""
+    """Return the scripted upstream's signature of thinking."""
     return SIGNED + base64.b64encode(hashlib.blake2b(thinking.encode(), digest_size=24).digest()).decode()
 
 
 def whole(api: str, answer: Replied) -> Json:
-    """The body of a reply that is not streamed. `api`: "chat", "messages" or "responses"."""
+    """Return the body of an unstreamed reply. `api`: "chat", "messages" or "responses"."""
     return _WHOLE[api](answer)
 
 
 def events(api: str, answer: Replied) -> Iterator[Event]:
-    """The events of a streamed reply, the last one included. `api`: "chat", "messages" or "responses"."""
+    """Return the events of a streamed reply, the last one included. `api`: "chat", "messages" or "responses"."""
     return _EVENTS[api](answer)
 
 
@@ -153,7 +153,7 @@ def _whole_chat(answer: Replied) -> Json:
 
 
 def _chat_deltas(answer: Replied, choice: Choice) -> Iterator[tuple[Json, list[str]]]:
-    """Each delta, and the tokens of the reply's text in it."""
+    """Yield each delta, with the tokens of the reply's text in it."""
     yield {"role": "assistant", "content": "", "refusal": None}, []
     field = "refusal" if choice.finish is Finish.REFUSED else "content"
     number = 0
@@ -232,7 +232,7 @@ def _whole_messages(answer: Replied) -> Json:
 
 
 def _block_deltas(answer: Replied, part: Part, block: Json) -> tuple[Json, list[Json]]:
-    """A block as it starts, and what is added to it."""
+    """Return the initial block and its deltas."""
     pieces = answer.pieces(part.text)
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]

@@ -1,6 +1,6 @@
 """The conformance kit of stores: `check_store(make)` holds any implementation to the contract.
 
-Only the verbs of `kilburn.backend.Store` are used.
+It uses only the methods of `kilburn.backend.Backend` and its parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilburn.page import Claim, Page, Place, digest_of
 
 
 def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
-    """A page with this id and text, otherwise plain."""
+    """Return a plain page with this id and text."""
     return Page(
         id=number,
         digest=digest_of(text),
@@ -39,7 +39,7 @@ def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: s
 
 
 def _others(**words: Any) -> Data:
-    """Data under keys that are not Kilburn's."""
+    """Return event data under foreign keys."""
     return cast(Data, words)
 
 
@@ -51,8 +51,8 @@ def batch_of(
     states: Mapping[int, State] | None = None,
     events: int = 1,
 ) -> Batch:
-    """A batch that admits pages with these texts by id, with `events` events after `head`, the
-    first of which names the pages; all pages are indexed unless `index` says which."""
+    """Return a batch that admits pages with these texts by id, with `events` events after `head`, the first of which names the
+    pages. All pages are indexed unless `index` lists some."""
     new_pages = [page_of(number, text) for number, text in texts.items()]
     return Batch(
         head=head,
@@ -71,7 +71,7 @@ def check_store(make: Callable[[], Backend]) -> None:
     """Run every check, each on a fresh, empty store from `make`.
 
     Raises:
-        AssertionError: a promise that the store does not keep, with the check's name.
+        AssertionError: the store breaks a promise; a note has the check's name.
     """
     for check in CHECKS:
         backend = make()
@@ -85,14 +85,14 @@ def check_store(make: Callable[[], Backend]) -> None:
 
 
 def start(backend: Backend, name: str = "session") -> int:
-    """A new segment; its number."""
+    """Create a segment and return its number."""
     info = backend.segment(name, time=1.0)
     assert info is not None
     return info.number
 
 
 def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
-    """That `do` raises this error and no other."""
+    """Assert that `do` raises this error."""
     try:
         do()
     except kind:
@@ -101,7 +101,7 @@ def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
 
 
 def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
-    """All of a segment that a caller can see."""
+    """Return the visible state of a segment."""
     return (
         list(backend.pages(segment)),
         list(backend.events(segment)),
@@ -110,17 +110,17 @@ def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
 
 
 def found(backend: Backend, query: str, segment: int | None = None) -> set[int]:
-    """The pages that a search finds."""
+    """Return the pages that a search finds."""
     return {hit.page for hit in backend.words.search(query, segments=None if segment is None else [segment], limit=1000)}
 
 
 def check_is_store(backend: Backend) -> None:
-    """It has the verbs."""
+    """The store has the methods and parts of the protocol."""
     assert isinstance(backend, Backend)
 
 
 def check_segments(backend: Backend) -> None:
-    """A segment is made once, found by name, listed oldest first, and never made unasked."""
+    """A segment is created once and only on request, found by name, and listed oldest first."""
     assert backend.segment("one", time=5.0, create=False) is None
     first = backend.segment("one", time=5.0)
     second = backend.segment("two", time=6.0)
@@ -137,7 +137,7 @@ def check_segments(backend: Backend) -> None:
 
 
 def check_scopes(backend: Backend) -> None:
-    """A scope has the segments of some kinds that belong to a user or to all, with what was written last."""
+    """A scope has the current segments of some kinds that belong to a user or to all users."""
     for number, (name, kind, user) in enumerate(
         [
             ("one", SegmentKind.SESSION, ""),
@@ -161,7 +161,7 @@ def check_scopes(backend: Backend) -> None:
 
 
 def check_round_trip(backend: Backend) -> None:
-    """Pages, states, events and texts come back equal; originals first."""
+    """Pages, states, events and texts are read as written; originals first."""
     segment = start(backend)
     texts = {1: "alpha", 2: "", 3: "NUL \0 and \x07, é, 日本, \U0001f600\r\n", 10: "x" * 100_000, -1: "fold one", -2: "fold two"}
     states = {1: State(Place.IN, True, 0.25), -1: State(Place.FOLDED, False, -3.5)}
@@ -181,7 +181,7 @@ def check_round_trip(backend: Backend) -> None:
 
 
 def check_states(backend: Backend) -> None:
-    """A later batch moves pages, in or out, and leaves the others."""
+    """A later batch changes states of pages, and leaves other states."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "a", 2: "b"}, states={1: State(Place.IN)}))
     backend.commit(segment, Batch(head=1, states={1: State(Place.OUT), 2: State(Place.IN, True, 2.0)}))
@@ -189,7 +189,7 @@ def check_states(backend: Backend) -> None:
 
 
 def check_stale(backend: Backend) -> None:
-    """A writer that does not know the last event, or knows another one of its number, is refused, and nothing changes."""
+    """A writer that does not know the last event, or knows another one with its number, is refused, and nothing changes."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "a"}))
     state = snapshot(backend, segment)
@@ -206,7 +206,7 @@ def check_stale(backend: Backend) -> None:
 
 
 def check_all_or_nothing(backend: Backend) -> None:
-    """A batch that contradicts itself raises StoreError and leaves no part of itself."""
+    """A batch that contradicts itself raises StoreError and changes nothing."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "first"}))
     state = snapshot(backend, segment)
@@ -231,7 +231,7 @@ def check_all_or_nothing(backend: Backend) -> None:
 
 
 def check_only_what_can_be_read(backend: Backend) -> None:
-    """A page or event that could not be read again, by type or by size, is refused, and nothing changes."""
+    """A page or event that could not be decoded again, by type or size, is refused, and nothing changes."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "first"}))
     state = snapshot(backend, segment)
@@ -262,7 +262,7 @@ def check_only_what_can_be_read(backend: Backend) -> None:
 
 
 def check_head(backend: Backend) -> None:
-    """A reader sees by its head that a segment has moved on, whoever did it; nothing is listed as damaged."""
+    """The head of a segment shows each commit; nothing is listed as damaged."""
     segment = start(backend)
     assert [info.damaged for info in backend.segments()] == [""]
     for head in range(3):
@@ -270,12 +270,12 @@ def check_head(backend: Backend) -> None:
         assert info is not None
         assert (info.number, info.head, info.damaged) == (segment, head, "")
         backend.commit(segment, batch_of(head, {head + 1: f"text {head}"}))
-    # Without another writer it makes no difference whether this one would wait.
+    # Without another writer `wait` makes no difference.
     backend.commit(segment, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
 
 
 def check_search(backend: Backend) -> None:
-    """Indexed pages are found by whole names and by their parts; spans hold the words."""
+    """Indexed pages are found by whole names and by parts of names; the spans contain the words."""
     segment = start(backend)
     filler = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     texts = {
@@ -303,7 +303,7 @@ def check_search(backend: Backend) -> None:
 
 
 def check_searchable_words(backend: Backend) -> None:
-    """A page whose leftovers have words is found by these and not by its text, until it is forgotten."""
+    """A page whose extra has searchable words is found by these and not by its text, until it is forgotten."""
     segment = start(backend)
     extra = msgspec.json.encode({"message": '{"words":"said"}', "words": "the atlas of rivers"}).decode()
     beside = msgspec.json.encode({"message": '{"words":"said"}'}).decode()
@@ -339,7 +339,7 @@ def check_search_order(backend: Backend) -> None:
 
 
 def check_query_is_data(backend: Backend) -> None:
-    """No query is syntax: none raises, and its words are still found."""
+    """A query is never interpreted as syntax: none raises, and its words are found."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
     for noise in (
@@ -365,7 +365,7 @@ def check_query_is_data(backend: Backend) -> None:
 
 
 def check_unindex(backend: Backend) -> None:
-    """An unindexed page is no longer found, and still there."""
+    """An unindexed page is no longer found, but still stored."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "needle one", 2: "needle two"}))
     backend.commit(segment, Batch(head=1, unindex=[1]))
@@ -377,7 +377,7 @@ def check_unindex(backend: Backend) -> None:
 
 
 def check_erase(backend: Backend) -> None:
-    """An erased page keeps its number and nothing else; its content goes with its last page."""
+    """An erased page keeps only its number; a content is erased with its last page."""
     segment = start(backend)
     page = page_of(1, "canary one", extra="canary two", label="canary label", call="canary-call")
     texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
@@ -410,7 +410,7 @@ def check_erase(backend: Backend) -> None:
 
 
 def check_histories(backend: Backend) -> None:
-    """What a session has said is found by its digests, as far as they are kept; those of a forgotten text go with it."""
+    """Sessions are found by the stored digests of their messages; forgetting a page erases the session's digests."""
     first, fork, second = start(backend, "talk"), start(backend, "talk~2"), start(backend, "talk~2 more")
     for segment in (first, fork, second):
         backend.commit(segment, batch_of(0, {1: f"first {segment}", 2: f"second {segment}"}))
@@ -492,7 +492,7 @@ def check_histories(backend: Backend) -> None:
 
 
 def check_replies(backend: Backend) -> None:
-    """Where a reply is that its provider keeps is found by the key that the ledger notes, until the session is forgotten."""
+    """A session is found by the key of a reply that its ledger notes, until it is forgotten."""
     first, key, second_key = start(backend, "chain"), "k" * 24, "o" * 24
     noted: list[Any] = [{"reply": key, "turn": 1, "calls": []}, {"reply": second_key}, {"reply": 24}, {"reply": "short"}]
     events = [Event(number=at, act=Act.NOTE, time=1.0, data=data) for at, data in enumerate(noted, 2)]
@@ -530,7 +530,7 @@ def _with_said(batch: Batch, count: int, *added: bytes) -> Batch:
 
 
 def check_inherited(backend: Backend) -> None:
-    """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
+    """When a page that a branch inherited is forgotten, no event of the branch quotes it any more."""
     segment, branch = start(backend, "one"), start(backend, "branch")
     page = page_of(1, "canary one", label="canary label", call="canary-call")
     backend.commit(segment, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
@@ -546,7 +546,7 @@ def check_inherited(backend: Backend) -> None:
 
 
 def check_above(backend: Backend) -> None:
-    """A branch begins only where the segment that it forks from is as its writer saw it."""
+    """A branch is created only if its parent is still at the event that the writer knows."""
     parent, branch = start(backend, "one"), start(backend, "one/b1")
     backend.commit(parent, batch_of(0, {1: "first"}))
     begins = msgspec.structs.replace(batch_of(0, {2: "second"}), above=(parent, 1))
@@ -562,7 +562,7 @@ def check_above(backend: Backend) -> None:
 
 
 def check_begin(backend: Backend) -> None:
-    """A session is created with its first batch, or not at all."""
+    """A session is created together with its first batch, or not at all."""
     first = start(backend, "one")
     backend.commit(first, batch_of(0, {1: "first"}))
     batch = msgspec.structs.replace(batch_of(0, {2: "canary"}, index=[2]), above=(first, 1))
@@ -582,7 +582,7 @@ def check_begin(backend: Backend) -> None:
 
 
 def check_together(backend: Backend) -> None:
-    """Several commits are one transaction: all of them or none, and one that is refused among them is no part of it."""
+    """Several commits are one transaction, which succeeds or fails as a whole; a refused commit is not part of it."""
     first = start(backend, "one")
     backend.commit(first, batch_of(0, {1: "first"}))
     state = snapshot(backend, first), backend.segments()
@@ -609,7 +609,7 @@ def check_together(backend: Backend) -> None:
 
 
 def check_erase_segment(backend: Backend) -> None:
-    """A segment of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
+    """A segment whose pages are all forgotten can be erased; its number is not reused."""
     stored_info = backend.segment("canary name", time=1.0, user="canary user")
     assert stored_info is not None
     event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data=_others(canary="canary"))
@@ -635,8 +635,8 @@ def check_erase_segment(backend: Backend) -> None:
     assert backend.segment("canary name", time=3.0, create=False) is None
 
 
-def check_separate_processes(backend: Backend) -> None:
-    """Segments share content and nothing else."""
+def check_separate_segments(backend: Backend) -> None:
+    """Segments share only content."""
     first, two = start(backend, "one"), start(backend, "two")
     backend.commit(first, batch_of(0, {1: "needle same"}))
     backend.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
@@ -649,7 +649,7 @@ def check_separate_processes(backend: Backend) -> None:
 
 
 def check_kinds(backend: Backend) -> None:
-    """A segment has the kind and the user with which it was made, whatever is asked for later."""
+    """A segment keeps the kind and user with which it was created."""
     info = backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
     assert info is not None
     assert (info.kind, info.user) == (SegmentKind.MEMORY, "ana")
@@ -664,7 +664,7 @@ def check_kinds(backend: Backend) -> None:
 
 
 def check_read(backend: Backend) -> None:
-    """Single pages come back with their states, the end of their validity too; what does not exist is left out."""
+    """Single pages are read with their states, including the end of validity; missing pages are left out."""
     first, two = start(backend, "one"), start(backend, "two")
     claim = Claim(subject="Ana", relation="lives in", object="Porto", confidence=0.5, correction=True)
     fact = msgspec.structs.replace(page_of(1, "Ana lives in Porto"), kind=Kind.FACT, since=5.0, until=9.5, claim=claim)
@@ -682,7 +682,7 @@ def check_read(backend: Backend) -> None:
 
 
 def check_naming(backend: Backend) -> None:
-    """The events that say something of a page are found, those of far-away pages too, and no others."""
+    """Exactly the events that concern a page are found, also for distant ids."""
     session = start(backend)
     backend.commit(session, batch_of(0, {number: f"page {number}" for number in range(1, 301)}))
     moves = [
@@ -699,14 +699,14 @@ def check_naming(backend: Backend) -> None:
 
 
 def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
-    """A batch with one page that has these fields."""
+    """Return a batch with one page with these fields."""
     batch = batch_of(head, {number: text})
     batch.pages = [msgspec.structs.replace(batch.pages[0], **fields)]
     return batch
 
 
 def check_citations(backend: Backend) -> None:
-    """Who cites a page is known, in every process; nothing that is cited can go, and nothing that is gone can be cited."""
+    """Citations are known across segments: a cited page cannot be erased, and an erased page cannot be cited."""
     talk = start(backend, "talk")
     info = backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
     assert info is not None
@@ -754,7 +754,7 @@ def check_citations(backend: Backend) -> None:
 
 
 def check_search_within(backend: Backend) -> None:
-    """A search of some segments finds what they have, however much more others have of it."""
+    """A search of some segments finds their passages, however many others have the same words."""
     small = [start(backend, "first")]
     large = start(backend, "many")
     small.append(start(backend, "last"))
@@ -774,7 +774,7 @@ def check_search_within(backend: Backend) -> None:
 
 
 def check_entries(backend: Backend) -> None:
-    """Passages are known by their numbers and by their pages, as long as they exist; a number is never given again."""
+    """Passages are found by number and by page while they exist; a number is never reused."""
     segment = start(backend)
     long = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     backend.commit(segment, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
@@ -797,7 +797,7 @@ def check_entries(backend: Backend) -> None:
 
 
 def check_vectors(backend: Backend) -> None:
-    """Passages wait for a vector of each embedder until they have one; a vector goes with its passage."""
+    """Passages wait for a vector of each embedder until they have one; a vector is removed with its passage."""
     row, two = start(backend, "one"), start(backend, "two")
     backend.commit(row, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
     backend.commit(two, batch_of(0, {1: "delta"}))
@@ -838,7 +838,7 @@ def check_vectors(backend: Backend) -> None:
 
 
 def check_settings(backend: Backend) -> None:
-    """A setting is what was last kept, until it is removed."""
+    """A setting has the value that was stored last, until it is removed."""
     assert backend.settings.all() == {}
     backend.settings.put("one", "1")
     backend.settings.put("two", "Zwei \u00e9")
@@ -866,7 +866,7 @@ def check_settings(backend: Backend) -> None:
 
 
 def check_copied(backend: Backend) -> None:
-    """A batch of a copy may bring forgotten pages, cite what comes later, erase what is cited, and replace events."""
+    """A batch of a copy may contain forgotten pages, cite later pages, erase cited pages, and replace events."""
     first, two = start(backend, "one"), start(backend, "two")
     tombstone = msgspec.structs.replace(page_of(1, "gone", label="gone"), digest="", label="")
     raises(StoreError, lambda: backend.commit(first, Batch(head=0, pages=[tombstone])))
@@ -892,7 +892,7 @@ def check_copied(backend: Backend) -> None:
 
 
 def check_snapshot(backend: Backend) -> None:
-    """In a snapshot everything can be read and nothing written; after it, it can."""
+    """In a snapshot everything can be read and nothing written; afterwards it can."""
     segment = start(backend, "one")
     backend.commit(segment, batch_of(0, {1: "first"}))
     state = snapshot(backend, segment)
@@ -907,7 +907,7 @@ def check_snapshot(backend: Backend) -> None:
 
 
 def check_threads(backend: Backend) -> None:
-    """Several threads may use one object; of two with the same head one is refused."""
+    """Several threads may use one object; of two commits with the same head one is refused."""
     segment = start(backend)
     refused: list[int] = []
 
@@ -927,7 +927,7 @@ def check_threads(backend: Backend) -> None:
 
 
 def check_close(backend: Backend) -> None:
-    """Closing twice is fine; using a closed store is a StoreError."""
+    """Closing twice is allowed; using a closed store raises StoreError."""
     segment = start(backend)
     backend.close()
     backend.close()
@@ -959,7 +959,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_together,
     check_snapshot,
     check_erase_segment,
-    check_separate_processes,
+    check_separate_segments,
     check_kinds,
     check_read,
     check_naming,
@@ -972,4 +972,4 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_threads,
     check_close,
 )
-"""Each takes a fresh, empty store."""
+"""The checks; each takes a fresh, empty store."""

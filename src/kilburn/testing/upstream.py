@@ -1,8 +1,8 @@
-"""A provider with prepared replies, reached over HTTP: what `Scripted` is to a model, for clients, proxies and gateways.
+"""A provider with scripted replies over HTTP, for tests of clients, proxies and gateways.
 
-It speaks OpenAI's chat completions, responses and embeddings, Anthropic's messages and its count of tokens, and both lists
-of models. It refuses what the providers refuse, counts the cached prefix as they do, remembers all that it was asked, and
-fails in the ways that providers and networks fail.
+It implements OpenAI's chat completions, responses and embeddings, Anthropic's messages and token count, and both lists of models.
+It refuses what the providers refuse, counts the cached prefix as they do, records every request, and fails in the ways in which
+providers and networks fail.
 
     upstream = Upstream(calling(("read", {"path": "a.py"})), "The slice is wrong.", Refusal(status=529))
     with serving(upstream) as url:
@@ -53,17 +53,17 @@ Entry = Any
 """One entry of a script: a text, a message (a `Message`, or a dict of the chat or the messages form), a `Reply`, a tuple of
 these (one for each choice of `n`), a `Refusal`, a `Break`, or a function of the `Sent` that gives one of these."""
 
-LETTERS = 4
-"""Characters of a token, as this provider counts."""
+CHARS_PER_TOKEN = 4
+"""Characters of a token in this provider's count."""
 
 BLOCK = 64
-"""Bytes of the prompt that are compared at once to find the prefix that it shares with earlier ones."""
+"""Bytes of the prompt that are compared at once to find the prefix shared with earlier prompts."""
 
-PATIENCE = 1.0
-"""Seconds that requests in work have to end, when their server shall."""
+SHUTDOWN_TIMEOUT = 1.0
+"""Seconds for which a stopping server waits for its requests."""
 
-STEP = 128
-"""OpenAI's cache counts in steps of so many tokens."""
+CACHE_STEP = 128
+"""Step in tokens of the cached prefix that OpenAI reports."""
 
 LOOKBACK = 20
 """Blocks before a breakpoint where Anthropic's cache looks for an entry."""
@@ -78,7 +78,7 @@ PATHS = {
 }
 
 SYNTAX = ("type", "cache_control")
-"""Keys whose values are the API's own; a model does not read them."""
+"""Keys whose values a model does not read."""
 
 SCHEMAS = ("input", "input_schema", "parameters")
 """Keys whose values a model reads as JSON."""
@@ -93,19 +93,19 @@ KINDS = {
     500: ("server_error", "api_error"),
     529: ("server_error", "overloaded_error"),
 }
-"""OpenAI's and Anthropic's word for a status."""
+"""OpenAI's and Anthropic's error types by status."""
 
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """An error instead of a reply, in the form of the API that was asked.
+    """An error in place of a reply, in the form of the requested API.
 
     Args:
         status: 429, 500, 529, ...
-        words: what it says; None for the status's usual words.
-        retry_after: seconds for the header of that name.
-        overlong: the prompt is too long for the model, in the provider's own words, with status 400.
+        words: the message; None for the status's usual one.
+        retry_after: seconds in the header of that name.
+        overlong: report that the prompt is too long for the model, in the provider's own words, with status 400.
     """
 
     status: int = 400
@@ -115,17 +115,17 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Break(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply that goes wrong while it is sent.
+    """A reply that fails while it is sent.
 
     Args:
-        how: cut: the connection breaks between two events. torn: it breaks within an event, within a character if the
-            event has one of several bytes. short: the body ends in good order, without the events that close a reply.
-            garbled: one event is no JSON, and the rest follows. error: an error event in the API's form ends the stream.
-            silent: nothing more comes until the client has gone.
-        after: events that come before; None for before the headers, which holds for cut and silent. A reply that is not
-            streamed is cut or torn in the middle of its body.
-        reply: what it begins to say.
-        error: what an error event says.
+        how: cut: the connection breaks between two events. torn: it breaks within an event, and within a multi-byte character
+            if there is one. short: the body ends regularly, without the closing events of a reply. garbled: one event is not
+            JSON, and the others follow. error: an error event in the API's form ends the stream. silent: nothing follows until
+            the client disconnects.
+        after: events before the failure; None for a failure before the headers, with cut and silent only. An unstreamed reply
+            is cut or torn in the middle of its body.
+        reply: the reply that begins.
+        error: the content of an error event.
     """
 
     how: Literal["cut", "torn", "short", "garbled", "error", "silent"]
@@ -135,13 +135,12 @@ class Break(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sent:
-    """One request as it arrived, and what became of it.
+    """A received request and its outcome.
 
-    `api` is "chat", "messages", "responses", "count", "embeddings" or "models"; `raw` the bytes of the body and `body` what
-    they say. `tokens` are those of the prompt; `shared` those of the longest prefix that an earlier prompt began with too;
-    `cached` and `written` what the provider's cache makes of it, by its own rules. `wrong` says why a request was refused as
-    invalid. `gone` is the second (of `time.monotonic`) when the client hung up before the end; `over` is set when the answer
-    has ended, one way or the other.
+    `api` is "chat", "messages", "responses", "count", "embeddings" or "models". `raw` is the body in bytes, `body` decoded.
+    `tokens` counts the prompt, `shared` the longest prefix in common with an earlier prompt; `cached` and `written` are the
+    tokens that the provider's cache would read and write. `wrong` tells why a request was refused as invalid. `gone` is the time
+    (of `time.monotonic`) at which the client disconnected before the end. `over` is set when the answer has ended or failed.
     """
 
     def __init__(self, api: str, method: str, path: str, headers: dict[str, str], raw: bytes) -> None:
@@ -161,13 +160,13 @@ class Sent:
 
 
 class _Cut(Exception):
-    """Ends a connection without its closing bytes; the server does the rest."""
+    """Ends a connection without its closing bytes."""
 
 
 def calling(
     *calls: tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], str], text: str = "", thinking: str = ""
 ) -> Message:
-    """A reply that calls tools: each a name, its arguments, and the call's id; without one it gets the next free id."""
+    """Return a reply that calls tools, each given as name, arguments and call id; without an id it gets the next free one."""
     parts = [Part(kind=kind, text=words) for kind, words in ((Kind.REASONING, thinking), (Kind.TEXT, text)) if words]
     for name, arguments, *rest in calls:
         arguments_json = json.dumps(arguments, ensure_ascii=False)
@@ -179,15 +178,15 @@ class Upstream:
     """The provider, as an ASGI application.
 
     Args:
-        script: what it will say, one entry a request; more with `enqueue`.
-        otherwise: the entry that it says once the script has run out.
-        window: tokens of a prompt that it takes at most; None for any number.
-        least: tokens that a prefix has at least before it is cached.
+        script: replies, one entry for each request; `enqueue` adds more.
+        otherwise: the reply once the script has run out.
+        window: maximum tokens of a prompt; None for any number.
+        least: minimum tokens of a cached prefix.
         delay, pause: seconds before a reply begins, and before each further event.
         piece: characters of a streamed piece.
-        measured: whether requests are judged, remembered, and compared with earlier ones. A load test leaves that out.
+        measured: whether requests are validated, recorded, and compared with earlier ones. A load test switches this off.
 
-    `sent` holds every request, oldest first.
+    `sent` lists all requests, oldest first.
     """
 
     def __init__(
@@ -217,17 +216,17 @@ class Upstream:
 
     @property
     def left(self) -> int:
-        """Entries of the script that were not used yet."""
+        """The number of unused entries of the script."""
         return len(self._script)
 
     @property
     def refused(self) -> list[Sent]:
-        """The requests that a provider would not have taken."""
+        """The requests that a provider would have refused."""
         return [request for request in self.sent if request.wrong is not None]
 
     @property
     def prompts(self) -> list[Sent]:
-        """The requests that a reply was asked for, without those for counts, embeddings and lists."""
+        """The requests for replies, without those for counts, embeddings and lists."""
         return [request for request in self.sent if request.api in ("chat", "messages", "responses")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,7 +235,7 @@ class Upstream:
             await _live(receive, send)
             return
         if scope["type"] != "http":
-            raise NotImplementedError(f"{scope['type']} is not spoken here")
+            raise NotImplementedError(f"{scope['type']} is not supported here")
         raw = await _body(receive)
         path = scope["path"]
         api = "models" if path.startswith("/v1/models/") else PATHS.get(path, "unknown")
@@ -251,7 +250,7 @@ class Upstream:
 
     async def _answer(self, request: Sent, receive: Receive, send: Send) -> None:
         if request.api == "unknown" or (request.method == "POST") == (request.api == "models"):
-            await self._refuse(request, Refusal(status=404, words=f"{request.method} {request.path} is not spoken here"), send)
+            await self._refuse(request, Refusal(status=404, words=f"{request.method} {request.path} is not supported here"), send)
             return
         if request.api == "models":
             await _reply(request, 200, _models(request), send)
@@ -270,7 +269,7 @@ class Upstream:
             await self._play(request, self._script.popleft() if self._script else self.otherwise, receive, send)
 
     def _read(self, request: Sent) -> str | None:
-        """Decode, judge and count a request. Returns what is wrong with it."""
+        """Decode, validate and count a request. Return what is wrong with it, or None."""
         try:
             body = json.loads(request.raw)
         except ValueError as error:
@@ -288,13 +287,13 @@ class Upstream:
         except KilburnError as error:
             return error.what
         items, breakpoints = _prompt(request.api, resolved)
-        request.tokens = sum(len(item) for item in items) // LETTERS
+        request.tokens = sum(len(item) for item in items) // CHARS_PER_TOKEN
         if request.api != "count":
             self._count(request, items, breakpoints)
         return None
 
     def _resolved(self, request: Sent) -> Json:
-        """A request to the responses API with the items that it continues."""
+        """Return the body of a request to the responses API with the items that it continues."""
         if request.api != "responses":
             return request.body
         name = request.body.get("previous_response_id")
@@ -304,7 +303,7 @@ class Upstream:
         return {**request.body, "input": [*earlier_items, *_input_items(request.body)]}
 
     def _count(self, request: Sent, items: Sequence[bytes], breakpoints: Sequence[int]) -> None:
-        """What is shared with earlier prompts, and what the cache has of it."""
+        """Compute the prefix shared with earlier prompts, and its cached part."""
         text, model = b"".join(items), str(request.body.get("model")).encode()
         chain = hashlib.blake2b(model, digest_size=16)
         is_shared = True
@@ -314,16 +313,16 @@ class Upstream:
             is_shared = is_shared and digest in self._seen
             request.shared += is_shared * BLOCK
             self._seen.add(digest)
-        request.shared //= LETTERS
+        request.shared //= CHARS_PER_TOKEN
         if request.api != "messages":
-            request.cached = request.shared - request.shared % STEP if request.shared >= self.least else 0
+            request.cached = request.shared - request.shared % CACHE_STEP if request.shared >= self.least else 0
             return
         digests, ends, chain, length = [], [], hashlib.blake2b(model, digest_size=16), 0
         for item in items:
             chain.update(hashlib.blake2b(item, digest_size=16).digest())
             length += len(item)
             digests.append(chain.digest())
-            ends.append(length // LETTERS)
+            ends.append(length // CHARS_PER_TOKEN)
         for index in breakpoints:
             near = range(max(0, index - LOOKBACK), index + 1)
             request.cached = max([request.cached, *(ends[at] for at in near if digests[at] in self._written)])
@@ -356,7 +355,7 @@ class Upstream:
         return {"error": {"message": words, "type": openai_kind, "param": param, "code": code}}
 
     async def _play(self, request: Sent, entry: Entry, receive: Receive, send: Send) -> None:
-        """Say an entry, and see meanwhile whether the client is still there."""
+        """Send an entry, and watch meanwhile for the client's disconnection."""
         while callable(entry):
             entry = entry(request)
         saying = asyncio.ensure_future(self._say(request, entry, send))
@@ -418,7 +417,7 @@ class Upstream:
         await send({"type": "http.response.body", "body": b""})
 
     async def _fail(self, request: Sent, fault: Break, data: bytes, send: Send) -> None:
-        """End an answer that has begun. `data`: the event that would have come next."""
+        """End a started answer. `data`: the event that would have come next."""
         if fault.how == "silent":
             await asyncio.Event().wait()
         if fault.how == "torn":
@@ -445,8 +444,8 @@ class Upstream:
             prompt=request.tokens,
             cached=request.cached,
             written=request.written,
-            reply=sum(-(-len(part.text) // LETTERS) for part in parts) or 1,
-            thought=sum(-(-len(part.text) // LETTERS) for part in parts if part.kind is Kind.REASONING),
+            reply=sum(-(-len(part.text) // CHARS_PER_TOKEN) for part in parts) or 1,
+            thought=sum(-(-len(part.text) // CHARS_PER_TOKEN) for part in parts if part.kind is Kind.REASONING),
         )
         answer = Replied(
             id=f"{number:024d}",
@@ -473,7 +472,7 @@ class Upstream:
         stops = request.body.get("stop_sequences" if request.api == "messages" else "stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
         caps = (request.body.get(key) for key in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
-        room = next((cap for cap in caps if cap), 1 << 40) * LETTERS
+        room = next((cap for cap in caps if cap), 1 << 40) * CHARS_PER_TOKEN
         reply_parts: list[Part] = []
         for part in parts:
             text = part.text
@@ -511,10 +510,10 @@ def _as_reply(entry: Entry) -> Reply:
 
 
 def _judge(api: str, body: Json) -> None:
-    """Whether the provider takes the request.
+    """Validate a request.
 
     Raises:
-        KilburnError: it does not.
+        KilburnError: the provider would refuse it.
     """
     if not isinstance(body.get("model"), str):
         raise _Wrong("you must provide a model parameter")
@@ -538,7 +537,7 @@ def _judge(api: str, body: Json) -> None:
 
 
 class _Wrong(KilburnError):
-    """A request that the provider refuses for what is not in its transcript."""
+    """A request that the provider refuses for other reasons than its transcript."""
 
     boundary = "wire"
 
@@ -553,18 +552,18 @@ def _input_items(body: Json) -> list[Json]:
 
 
 class Items:
-    """The items of responses, as their provider knows them again: by their ids."""
+    """The items of responses, by their ids."""
 
     def __init__(self) -> None:
         self._kept: set[str] = set()
         self._sealed: dict[str, Any] = {}
         self._thought: dict[str, str] = {}
-        """What came right behind reasoning, and this reasoning, by their ids."""
+        """The id of the reasoning before an item, by the item's id."""
         self._behind: dict[str, Json] = {}
-        """What came right behind reasoning, by the id of this."""
+        """The item behind a reasoning, by the reasoning's id."""
 
     def keep(self, output: Sequence[Json], *, persisted: bool) -> None:
-        """Remember a reply's items; `persisted`: later requests may name them by id."""
+        """Record a reply's items; `persisted`: later requests may name them by id."""
         for previous, item in zip([{}, *output], output, strict=False):
             name = str(item.get("id"))
             if persisted:
@@ -576,10 +575,10 @@ class Items:
                 self._behind[previous["id"]] = item
 
     def judge(self, items: Sequence[Json], *, persisted: bool) -> None:
-        """Whether a provider takes these items.
+        """Validate the items of a request.
 
         Raises:
-            KilburnError: it does not.
+            KilburnError: the provider would refuse them.
         """
         ids: set[str] = set()
         for item, following in zip(items, [*items, {"role": "user"}][1:], strict=True):
@@ -626,7 +625,7 @@ def _judge_items(items: Sequence[Json]) -> None:
 
 
 def _prompt(api: str, body: Json) -> tuple[list[bytes], list[int]]:
-    """What the model reads, in the order in which a provider puts it, and after which of these the client marked the cache."""
+    """Return what the model reads, in the provider's order, and the indexes of the client's cache breakpoints."""
     items: list[bytes] = []
     breakpoints: list[int] = []
 
@@ -662,7 +661,7 @@ def _marked(value: Any) -> bool:
 
 
 def _spoken(value: Any) -> str:
-    """What a model reads of a message, block or tool."""
+    """Return what a model reads of a message, block or tool."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -689,7 +688,7 @@ def _models(request: Sent) -> Json:
 
 
 def _embeddings(request: Sent) -> Json:
-    """Eight numbers for each text, from its digest."""
+    """Return eight numbers for each text, from its digest."""
     inputs = request.body.get("input")
     texts = inputs if isinstance(inputs, list) and not all(isinstance(item, int) for item in inputs) else [inputs]
     data = []
@@ -699,7 +698,7 @@ def _embeddings(request: Sent) -> Json:
         packed = base64.b64encode(struct.pack("<8f", *vector)).decode()
         embedding: Any = packed if request.body.get("encoding_format") == "base64" else vector
         data.append({"object": "embedding", "index": index, "embedding": embedding})
-    tokens = len(request.raw) // LETTERS
+    tokens = len(request.raw) // CHARS_PER_TOKEN
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": request.body.get("model"), "usage": usage}
 
@@ -747,9 +746,9 @@ async def _reply(request: Sent, status: int, body: Json, send: Send, extra: Mapp
 
 @contextmanager
 def serving(app: Any, **options: Any) -> Iterator[str]:
-    """Serve an ASGI application on a free port of the loopback, in a thread. Gives its URL, without a slash at the end.
+    """Serve an ASGI application on a free port of the loopback, in a thread. Yields its URL without a trailing slash.
 
-    On leaving, connections that are still open are closed.
+    At the end of the block open connections are closed.
 
     Args:
         options: of `uvicorn.Config`.
@@ -778,28 +777,28 @@ def serving(app: Any, **options: Any) -> Iterator[str]:
         try:
             while not server.started:
                 if not thread.is_alive():
-                    raise Unavailable("the application did not start", advice="run it with uvicorn to see why")
+                    raise Unavailable("the application did not start", advice="run it with uvicorn to see the reason")
                 time.sleep(0.005)
             yield f"http://127.0.0.1:{port}"
         finally:
-            with suppress(RuntimeError):  # it has ended by itself
+            with suppress(RuntimeError):  # the loop has ended already
                 loop.call_soon_threadsafe(ended.set)
             thread.join()
 
 
 async def _serve(server: uvicorn.Server, listening: socket.socket, ended: asyncio.Event) -> None:
-    """Serve until it is `ended`, and end at once: uvicorn looks for its end ten times a second, and rests twice on the way."""
+    """Serve until `ended` is set, and stop at once: uvicorn itself polls ten times a second, and pauses twice on the way."""
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup(sockets=[listening])
-    await server.on_tick(0)  # the headers that every response has
+    await server.on_tick(0)  # sets the headers of every response
     await ended.wait()
     for listener in server.servers:
         listener.close()
     state = server.server_state
     for connection in list(state.connections):
         connection.shutdown()
-    patience = time.monotonic() + PATIENCE
+    patience = time.monotonic() + SHUTDOWN_TIMEOUT
     while (state.connections or state.tasks) and time.monotonic() < patience:
         await asyncio.sleep(0.002)
     for task in state.tasks:
