@@ -252,6 +252,28 @@ class Batch(msgspec.Struct, kw_only=True):
             raise StoreStale(message, advice="fork again from its present state")
 
 
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem of a store.
+
+    Args:
+        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
+            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
+            "index" (of search, citations, mentions, calls or replies: it differs from the pages or the ledger),
+            "checkpoint" (altered, or different from the ledger), "citation" (of a missing page), "vector" (damaged, or without
+            a passage), "cold" (an object of the cold place), "anchor" (the store is older than its anchor), or "orphan" (stored
+            but unused).
+        what: a description with the digest or address.
+        derived: whether a repair can mend it.
+        segment: the segment's number, or 0. page: the page's id, or 0.
+    """
+
+    kind: str
+    what: str
+    derived: bool = False
+    segment: int = 0
+    page: int = 0
+
+
 @runtime_checkable
 class ContentStore(Protocol):
     """The texts of a tenant by their digests, and the cold place to which some of them are moved."""

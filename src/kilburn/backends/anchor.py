@@ -18,8 +18,7 @@ from io import FileIO
 
 import msgspec
 
-from kilburn.backend import Backend, Batch, SegmentInfo, SegmentKind
-from kilburn.backends.findings import Finding
+from kilburn.backend import Backend, Batch, Finding, SegmentInfo, SegmentKind
 from kilburn.backends.records import seal_of
 from kilburn.errors import StoreCorrupt, StoreError
 

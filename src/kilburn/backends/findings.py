@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 import apsw
 import msgspec
 
+from kilburn.backend import Finding
 from kilburn.backends import citations
 from kilburn.backends.chilling import Chilling
 from kilburn.backends.passages import passages
@@ -18,28 +19,6 @@ from kilburn.backends.records import UNREADABLE, act_name, call_of, is_observati
 from kilburn.backends.sealed import PageRows, Seals, SegmentRow, shown
 from kilburn.errors import KilburnError
 from kilburn.page import Page, Place, Span
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem of a store.
-
-    Args:
-        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
-            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (of search, citations, mentions, calls or replies: it differs from the pages or the ledger),
-            "checkpoint" (altered, or different from the ledger), "citation" (of a missing page), "vector" (damaged, or without
-            a passage), "cold" (an object of the cold place), "anchor" (the store is older than its anchor), or "orphan" (stored
-            but unused).
-        what: a description with the digest or address.
-        derived: whether a repair can mend it.
-        segment: the segment's number, or 0. page: the page's id, or 0.
-    """
-
-    kind: str
-    what: str
-    derived: bool = False
-    segment: int = 0
-    page: int = 0
 
 
 def gather(findings: list[Finding], kind: str, check: Iterator[Finding], segment: int = 0) -> None:

@@ -23,9 +23,8 @@ from kilburn.backends.connection import (
 )
 from kilburn.backends.directory import Directory
 from kilburn.backends.durable import DurableStore
-from kilburn.backends.schema import check_library, schema_number
+from kilburn.backends.schema import FLAG, check_library, schema_number
 from kilburn.backends.slack import logged_pages, wipe
-from kilburn.backends.transaction import FLAG
 from kilburn.errors import StoreError, StoreReadOnly
 
 log = logging.getLogger("kilburn")

@@ -90,7 +90,6 @@ class TextIndex(RankedIndex):
         self._newest = f"SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?"
         self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
         pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
-        self._guides = f"SELECT segid, term, block FROM {pages}"
         # For each segment of the index, the page on which each word is or would be, if the word begins with its guide.
         self._guides_of = (
             f"WITH segment(id) AS (SELECT min(segid) FROM {name}_idx UNION ALL"
@@ -194,10 +193,6 @@ class TextIndex(RankedIndex):
         # Until then FTS5 has only recorded what to remove.
         self._db.execute(self._flush)
         self._set_guides(rows_of_each(self._db, self._guides_of, [(msgspec.json.encode(list(words)).decode(),)]))
-
-    def reguide(self) -> None:
-        """Remove every word that has left the index from its guides."""
-        self._set_guides(rows_of_each(self._db, self._guides, [()]))
 
     def _set_guides(self, pages: Iterable[Row]) -> None:
         """Replace the guides of pages of the index, each given as (segment, guide, page), whose words have left it.

@@ -13,8 +13,9 @@ from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
-from kilburn.backends.contenttable import ContentTable, Packed, packed_texts, remove_unused, searchable_of
+from kilburn.backends.contenttable import GIVE_UP, ContentTable, Packed, packed_texts, remove_unused, searchable_of
 from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.schema import FLAG
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
@@ -22,13 +23,6 @@ from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Place, searchable, tombstone_of
-
-GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
-"""Gives up the announced objects of the cold place; the programs that write them will notice."""
-
-FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
-"""Flags the file: it or its write-ahead log may contain erased bytes."""
-
 
 SMALL_BATCH = 16
 """Pages that are prepared before the write lock is taken, at most."""

@@ -11,13 +11,12 @@ from functools import partial
 
 import apsw
 
-from kilburn.backend import Backend, SegmentKind
+from kilburn.backend import Backend, Finding, SegmentKind
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import unpack
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, searchable_of, thawed
 from kilburn.backends.findings import (
-    Finding,
     IndexedWords,
     cold_findings,
     gather,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kilburn.backend import Digests, HistoryOwner, Moved, Vector, check_name, root_of
+from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_of
 from kilburn.backends.chilling import Chilling, required
 from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.durable import READ_ROWS, IndexView
-from kilburn.backends.findings import Finding, cold_findings
+from kilburn.backends.findings import cold_findings
 from kilburn.backends.postgres import halves, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
 from kilburn.backends.postgres.connection import connected
