@@ -163,13 +163,13 @@ class Digests(msgspec.Struct, frozen=True):
     """Digests of a session's messages, each over a message and all messages before it. They are opaque bytes to kernel and store.
 
     Args:
-        after: number of the session's first digests that stay as they are. added: the digests behind these.
+        offset: number of the session's first digests that stay as they are. added: the digests behind these.
         tails: for each of `added`, a digest over the last messages alone, or None; empty for none. It finds a history with
             another beginning.
         inherits: whether the first ones belong to the session that this one forks from, and this one has none of its own yet.
     """
 
-    after: int
+    offset: int
     added: tuple[bytes, ...]
     tails: tuple[bytes | None, ...] = ()
     inherits: bool = False
@@ -198,11 +198,11 @@ class Batch(msgspec.Struct, kw_only=True):
         checkpoint: the window of the segment after this batch, as the kernel encodes it, without texts of pages. It saves
             replaying the ledger from its beginning.
         inherited: pages of other segments that are forgotten: no event of this segment may quote them any more.
-        said: digests of the session's messages with the new pages. They are stored if the digests before them are complete up
+        digests: digests of the session's messages with the new pages. They are stored if the digests before them are complete up
             to the last page before the new ones.
         copied: whether the batch comes from another store (`kernel.copying`): pages without a digest are forgotten, cited pages
             may follow later, and erased pages may still be cited.
-        again: in a copy, events that replace those with their numbers.
+        replaced: in a copy, events that replace those with their numbers.
         wait: whether to wait for another writer; otherwise `StoreBusy` is raised at once.
     """
 
@@ -219,12 +219,12 @@ class Batch(msgspec.Struct, kw_only=True):
     erase: Sequence[int] = ()
     inherited: Sequence[Page] = ()
     checkpoint: bytes | None = None
-    said: Digests | None = None
+    digests: Digests | None = None
     copied: bool = False
-    again: Sequence[Event] = ()
+    replaced: Sequence[Event] = ()
     wait: bool = True
 
-    def check_continues(self, segment: int, head: int, used: float) -> None:
+    def check_continues(self, segment: int, head: int, last_used: float) -> None:
         """Check that this batch continues a segment with this head and time of last use.
 
         Raises:
@@ -233,7 +233,7 @@ class Batch(msgspec.Struct, kw_only=True):
         if head != self.head:
             message = f"segment {segment} is at event {head}, not {self.head}"
             raise StoreStale(message, advice="reopen the session, then do it again")
-        if self.used not in (None, used):
+        if self.used not in (None, last_used):
             message = f"segment {segment} has another event {head}: the store has lost its latest events"
             raise StoreStale(message, advice="reopen the session, then do it again")
         for at, event in enumerate(self.events, head + 1):
@@ -438,14 +438,14 @@ class HistoryIndex(Protocol):
     """
 
     def put(self, segment: int, digests: Digests, *, page: int) -> bool:
-        """Store a session's digests behind the first `digests.after` ones, which are stored already; all of them if that is 0.
+        """Store a session's digests behind the first `digests.offset` ones, which are stored already; all of them if that is 0.
 
         Args:
             page: the session's last original page, as far as the caller knows.
 
         Returns:
             Whether they are stored. Nothing is written if a page of the session was forgotten, if `page` is not its last page,
-            or if it does not have exactly `digests.after` digests.
+            or if it does not have exactly `digests.offset` digests.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.

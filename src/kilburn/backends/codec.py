@@ -117,7 +117,7 @@ def spliced(pieces: Sequence[Piece], text_of: Callable[[int], str]) -> str:
     return "".join([piece if isinstance(piece, str) else text_of(piece[0])[piece[1] : piece[2]] for piece in pieces])
 
 
-def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> str:
+def unpack(codec: int, packed: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> str:
     """Return the verified text of a stored content.
 
     Args:
@@ -126,7 +126,7 @@ def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callabl
     Raises:
         StoreCorrupt: it does not match this digest.
     """
-    data = inflate(codec, stored, size, digest, text_of)
+    data = inflate(codec, packed, size, digest, text_of)
     if hashlib.sha256(data).digest() != digest:
         raise _corrupt(digest, "its SHA-256 differs")
     try:
@@ -149,24 +149,24 @@ def digest_of_stored(codec: int, data: bytes, size: int, text_of: Callable[[int]
     return hashlib.sha256(inflate(codec, data, size, b"", text_of)).digest()
 
 
-def inflate(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
+def inflate(codec: int, packed: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
     """Return the decompressed bytes of a stored text, with its length checked but not its digest.
 
     Raises:
         StoreCorrupt: it cannot be decoded, or has another length.
     """
-    if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
+    if not isinstance(packed, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
         raise _corrupt(digest, "its row contradicts itself")
-    data = stored
+    data = packed
     if codec == ZSTD:
         unpacker = zstd.ZstdDecompressor()
         try:
             # One byte more than recorded detects an excessive length without inflating a bomb.
-            data = unpacker.decompress(stored, max_length=size + 1)
+            data = unpacker.decompress(packed, max_length=size + 1)
         except zstd.ZstdError as error:
             raise _corrupt(digest, "its compressed form is broken") from error
     elif codec == SPLICED and text_of is not None:
-        data = spliced(pieces_of(stored, digest), text_of).encode("utf-8", "replace")
+        data = spliced(pieces_of(packed, digest), text_of).encode("utf-8", "replace")
     elif codec != PLAIN:
         raise _corrupt(digest, f"its codec {codec} is unknown")
     if len(data) != size:

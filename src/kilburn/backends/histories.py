@@ -72,17 +72,17 @@ def put(db: apsw.Connection, tenant: int, segment: int, digests: Digests, page: 
         " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.segment = ?1)"
         " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.segment = ?1 AND message = ?4 AND is_last))"
     )
-    if row(db, fits, segment, tenant, page, digests.after) is None:
+    if row(db, fits, segment, tenant, page, digests.offset) is None:
         return False
     _put(db, tenant, segment, digests, None, page)
-    return len(digests.added) + digests.after > 0
+    return len(digests.added) + digests.offset > 0
 
 
 def add(db: apsw.Connection, tenant: int, segment: int, digests: Digests, first: int, last: int) -> None:
     """Store the digests of new pages in the transaction that adds them, if the digests before them are complete and no page was
     forgotten."""
     if (
-        not digests.after
+        not digests.offset
         and first > 1
         and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None
     ):
@@ -92,7 +92,7 @@ def add(db: apsw.Connection, tenant: int, segment: int, digests: Digests, first:
 
 def _put(db: apsw.Connection, tenant: int, segment: int, history: Digests, last_page: int | None, page: int) -> None:
     """Store digests behind the first ones, if these are complete up to page `last_page`; None for any page."""
-    count, digests = history.after, history.added
+    count, digests = history.offset, history.added
     if not count:
         db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
     elif not history.inherits:

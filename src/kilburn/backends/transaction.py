@@ -154,14 +154,14 @@ class Transaction:
         insert(self._db, mentions.INSERT, work.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
-        if batch.again:
+        if batch.replaced:
             self._replace_events(batch)
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None and work.checkpoint is not None:
             self._keep_checkpoint(batch, len(batch.checkpoint), *work.checkpoint)
-        if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
-            histories.add(self._db, self._tenant, segment, batch.said, min(new), max(new))
+        if batch.digests is not None and (new := [page.id for page in batch.pages if page.id > 0]):
+            histories.add(self._db, self._tenant, segment, batch.digests, min(new), max(new))
         if batch.erase or batch.inherited:
             self._erase(batch, msgspec.structs.replace(stored_row, head=stored_row.head + len(batch.events)))
         counters = (
@@ -238,7 +238,7 @@ class Transaction:
         """Replace events. In the store that this is a copy of, their data about a forgotten page was removed; the pages that they
         name are the same."""
         changes = self._db.total_changes()
-        event_rows = [sealed_event(self._segment, event) for event in batch.again]
+        event_rows = [sealed_event(self._segment, event) for event in batch.replaced]
         self._db.executemany(
             "UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ? AND act = ?",
             [(body, seal, segment, number, act) for segment, number, act, body, seal in event_rows],

@@ -483,7 +483,7 @@ def check_histories(backend: Backend) -> None:
     assert backend.histories.missing("talk", "", 9) == ["talk"]
     branch = start(backend, "talk/b1")
     digests = Digests(2, (b"q",), inherits=True)
-    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), said=digests))
+    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), digests=digests))
     assert backend.histories.owners(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
     inherited = [page for page, _ in backend.pages(fork)][:1]
     backend.commit(branch, Batch(head=1, inherited=inherited))
@@ -526,7 +526,7 @@ def check_replies(backend: Backend) -> None:
 
 
 def _with_said(batch: Batch, count: int, *added: bytes) -> Batch:
-    return msgspec.structs.replace(batch, said=Digests(count, added))
+    return msgspec.structs.replace(batch, digests=Digests(count, added))
 
 
 def check_inherited(backend: Backend) -> None:
@@ -881,10 +881,10 @@ def check_copied(backend: Backend) -> None:
     assert found(backend, "gone") == set()
     (event,) = backend.events(first)
     replaced = msgspec.structs.replace(event, why="as it is now")
-    backend.commit(first, Batch(head=1, again=[replaced], copied=True))
+    backend.commit(first, Batch(head=1, replaced=[replaced], copied=True))
     assert list(backend.events(first)) == [replaced]
     lost = msgspec.structs.replace(event, number=2)
-    raises(StoreError, lambda: backend.commit(first, Batch(head=1, again=[lost], copied=True)))
+    raises(StoreError, lambda: backend.commit(first, Batch(head=1, replaced=[lost], copied=True)))
     raises(StoreStale, lambda: backend.commit(two, Batch(head=1, erase=[1])))
     backend.commit(two, Batch(head=1, erase=[1], copied=True))
     assert backend.citing(two, [1]) == [(first, 2)]

@@ -397,11 +397,11 @@ class PostgresHistories(_Part):
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
             there = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.after, *own, digests.after)
+            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
             if there.fetchone() is None or answer.fetchone() is None:
                 return False
             writing.put_history(statements, *own, digests, page)
-            return len(digests.added) + digests.after > 0
+            return len(digests.added) + digests.offset > 0
 
         return self._db.write("writing", do)
 
