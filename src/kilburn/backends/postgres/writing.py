@@ -209,7 +209,7 @@ class Writing:
         known = send(_KNOWN, *self._own, sorted(moved)) if moved else None
         old = send(_PAGES, *self._own, sorted({*removed, *again})) if removed or again else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
-        said = self._ask_said(batch.said) if batch.said is not None else None
+        said = self._ask_said(batch.digests) if batch.digests is not None else None
 
         segments, epochs = locked(rows)
         stored = self._check_head(segments)
@@ -246,14 +246,14 @@ class Writing:
             self._set_states(sorted(moved))
         if batch.events:
             self._add_events()
-        if batch.again:
+        if batch.replaced:
             self._replace_events()
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
-        if batch.said is not None and self._new() and keeps_said:
-            put_history(self._statements, *self._own, batch.said, max(self._new()))
+        if batch.digests is not None and self._new() and keeps_said:
+            put_history(self._statements, *self._own, batch.digests, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
         passages = [entry for some in entries.values() for entry in some]
@@ -300,13 +300,13 @@ class Writing:
     def _ask_said(self, said: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
-        if not new or said.inherits or (not said.after and min(new) == 1):
+        if not new or said.inherits or (not said.offset and min(new) == 1):
             return None
-        if said.after:
+        if said.offset:
             kept = (
                 "SELECT 1 FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last AND last_page = %s"
             )
-            return self._statements.send(kept, *self._own, said.after, min(new) - 1)
+            return self._statements.send(kept, *self._own, said.offset, min(new) - 1)
         return self._statements.send(
             "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)",
             *self._own,
@@ -415,7 +415,7 @@ class Writing:
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
         of. What they name stays the same."""
-        made = [sealed_event(self._segment, event)[1:] for event in self._batch.again]
+        made = [sealed_event(self._segment, event)[1:] for event in self._batch.replaced]
         replaced = self._statements.rows(
             "UPDATE kilburn.event SET body = new.body, seal = new.seal"
             " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
@@ -546,7 +546,7 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
 
 def put_history(statements: Statements, tenant: int, segment: int, said: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), said.after, said.added
+    own, after, digests = (tenant, segment), said.offset, said.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
     elif said.inherits:
