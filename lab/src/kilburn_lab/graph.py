@@ -4,7 +4,7 @@ From Mem0's graph variant (arXiv 2504.19413). In two stages a model names the en
 relations between these, held to a JSON schema in which only the named entities may stand. Without a model, the claims of
 the plain extractor are the relations. An entity is a page with a name. An edge is a fact whose claim has the names, made
 from the pages of its entities; what it contradicts is settled as for any fact (`kilburn.memory.conflict`), so it is closed
-and not deleted. Edges are read with `kilburn.memory.edges`, and found by the one search like any fact.
+and not deleted. Edges are read with `kilburn_lab.edges`, and found by the one search like any fact.
 """
 
 from __future__ import annotations
