@@ -31,6 +31,8 @@ from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.wire.quotation import with_headings
 
+__all__ = ["Graph"]
+
 ALIAS = "is another name of"
 """The relation of an edge by which two entities are one; its subject is the name that was merged into the other."""
 
