@@ -1,9 +1,8 @@
-"""Doubt: what somebody says may make a fact untrue, and no rule and no model says so.
+"""Doubts: sentences that may make a fact untrue, where neither a rule nor a model decides.
 
-A sentence that has a sign of change ("moved", "not any more", "instead") and speaks of the matter of a fact in force *doubts*
-that fact. Nothing is retired. A page of the memory keeps the sentence; it cites the message and is made from the fact, so it is
-forgotten with either of them. A search that finds the fact brings the newest such page before it and marks the fact
-(`Found.doubted`).
+A sentence with a sign of change ("moved", "not any more", "instead") that speaks of the same matter as a fact in force *doubts*
+that fact. Nothing is retired. A page of the memory stores the sentence; it cites the message and has the fact as its source, so
+it is forgotten with either. A search that finds the fact returns the newest doubt before it and marks the fact (`Found.doubted`).
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from kilburn.search.dates import grounded
 from kilburn.search.english import is_english
 
 MAX_DOUBTED_FACTS = 5
-"""Facts that one sentence may doubt; one that would doubt more speaks of none in particular."""
+"""Facts that one sentence may doubt; a sentence that would doubt more is too general."""
 
 MAX_DOUBTS_PER_FACT = 3
-"""Doubts about the same facts that stay in force."""
+"""Doubts about the same facts that stay in force; older ones are retired."""
 
 MAX_SENTENCE_CHARS = 400
-"""Characters of a sentence."""
+"""Characters of a sentence; longer ones raise no doubt."""
 
 _MATTERS = (
     "live lives reside home house flat apartment address town city moved move relocated settled landlord keys van",
@@ -51,7 +50,7 @@ _MATTERS = (
     "name called",
     "prefer prefers favourite favorite like likes love loves",
 )
-"""Words that speak of one matter: what is said with one of them may change what was said with another."""
+"""Words of one matter in each string: a sentence with one of them may change a fact with another."""
 
 _ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
 _DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
@@ -70,8 +69,9 @@ def raise_doubts(
     """Return the doubts that a message raises, and the retirement of the oldest doubts about the same facts.
 
     Args:
-        moves: of the same plan so far: facts of earlier messages are doubted, too, and what it retires is not.
-        gone: facts that are not doubted: the message says them.
+        moves: moves of the same plan so far. Facts that they add for earlier messages can be doubted; facts that they retire
+            are not.
+        excluded: facts that are not doubted, because the message repeats them.
     """
     changes: list[Add | Retire] = []
     if utterance.role is not Role.USER or not is_english(utterance.text):
@@ -101,7 +101,7 @@ def raise_doubts(
                 why="may have changed",
             )
         )
-        # Older ones stay: a search shows the newest, and if that is forgotten, the one before it.
+        # Some older doubts stay: if the newest is forgotten, a search shows the one before it.
         if older := sorted(find_doubts(view, pages))[: 1 - MAX_DOUBTS_PER_FACT]:
             changes.append(Retire(tuple(older), until=utterance.page.time, why="newer doubts"))
         settled.update(pages)
@@ -114,7 +114,7 @@ _SINGLE_VALUED = re.compile(
     r"|favou?rite [\w ]{1,40}?) is)\b",
     re.IGNORECASE,
 )
-"""What has one object at a time, in a sentence that a person told to remember."""
+"""Relations with one object at a time, in a sentence that a person asked to remember."""
 
 
 def rival_test(text: str) -> Callable[[str], bool]:
@@ -217,9 +217,9 @@ def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
     stems = _stems(sentence)
     # "I lost my job", "we gave up the flat"
     owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
-    # What is new has a name, a number, or is the kind of word that the object is.
+    # New information has a name or a number.
     fresh = {stem(name) for name in proper_names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
-    # Of each matter that is spoken of, what is said of it.
+    # The words of the sentence, by matter.
     spoken = [(of, of & stems) for of in _matters() if not of.isdisjoint(stems)]
 
     def resembles(fact: str, claim: Claim | None) -> bool:

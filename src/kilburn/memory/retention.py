@@ -1,8 +1,7 @@
-"""How long a memory is kept, and how much of it: quotas, and the sweep of what has expired.
+"""Quotas of a memory, and the sweep of expired facts.
 
-A fact with an end (`until`) is not found any more when it has passed; the sweep forgets it when it has been over for as long
-as its retention. Nothing leaves silently: what a quota retires and what a sweep forgets is in the ledger and in a receipt.
-What is pinned is never swept and never retired by a quota.
+A fact with an end (`until`) is no longer found after it; the sweep forgets it after a further time, its retention. The ledger
+and a receipt record what a quota retires and a sweep forgets. Pinned facts are neither swept nor retired by a quota.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from kilburn.page import Page, Place
 from kilburn.search.dates import DAY
 
 HALF_LIFE = 30 * DAY
-"""Seconds in which a fact that nobody marked as important loses half of its worth."""
+"""Seconds in which a fact without importance loses half of its value."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user's memory may hold: what is in force or proposed counts, and what is retired does not.
+    """The size limit of a user's memory. Pages in force and proposed pages count, retired ones do not.
 
     Args:
-        facts: pages. tokens: of their texts. None for no limit.
-        evict: whether the least valuable facts are retired to make room; else the addition is refused.
+        facts: pages at most. tokens: tokens of their texts at most. None for no limit.
+        evict: whether the least valuable facts are retired to make room; otherwise the addition is refused.
     """
 
     facts: int | None = None
@@ -57,7 +56,7 @@ def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | R
     """Return the changes, with the retirements that make room for them.
 
     Raises:
-        QuotaExceeded: there is no room, or what is pinned leaves none.
+        QuotaExceeded: there is no room, or the pinned facts leave none.
     """
     adds = [change for change in changes if isinstance(change, Add)]
     limits = {} if quota is None else {"facts": quota.facts, "tokens": quota.tokens}
@@ -70,7 +69,7 @@ def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | R
         return [unit for unit, limit in bounds.items() if have[unit] + more[unit] > limit]
 
     if not over({"facts": memory.info.pages, "tokens": memory.info.tokens}):
-        return list(changes)  # even with all that was ever written
+        return list(changes)  # even if retired pages counted
     leaving = {page for change in changes if isinstance(change, Retire) for page in change.pages}
     rows = [(page, state) for page, state in memory.pages(proposed=True) if page.id not in leaving]
     have = {"facts": len(rows), "tokens": sum(page.tokens for page, _ in rows)}
@@ -88,12 +87,12 @@ def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | R
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep forgot.
+    """The result of a sweep.
 
     Args:
-        receipt: what went, from which places.
-        kept: name of a memory -> addresses of what is over and stays, because it is pinned, or something that is pinned was
-            made from it.
+        receipt: the forgotten pages and the places that were erased.
+        kept: name of a memory -> addresses of expired facts that stay, because they are pinned, or something pinned was made
+            from them.
     """
 
     receipt: Erasure
@@ -106,14 +105,14 @@ def sweep(
     """Forget the facts that are over for longer than their retention, and what was made from them.
 
     Args:
-        user: whose memory; None for all memories.
+        user: owner of the memory; None for all memories.
         retention: seconds after the end that a fact was written with (`until`).
-        history: the same after the end of what was superseded or retired; None keeps that for ever, for searches as of an
-            earlier time.
-        dry: only say what would go.
+        history: seconds after a fact was superseded or retired; None keeps these facts for ever, for searches as of an earlier
+            time.
+        dry: only return the receipt; nothing is forgotten.
 
     Raises:
-        SpecError: a negative length of time. ClockSkew: nobody knows what is over. StoreError: trying again goes on.
+        SpecError: a negative duration. ClockSkew: the clock cannot be trusted. StoreError: call again to continue.
     """
     if not min(retention, history or 0.0) >= 0:
         raise SpecError("a retention that is no length of time", advice="give seconds, 0 or more")

@@ -1,8 +1,8 @@
-"""What a person's message states about them, by patterns and without a model.
+"""Extracts what a message states about its writer, by patterns and without a model.
 
-Each statement is one sentence in the third person, with its parts and the times between which it is true. Precision comes
-before recall: what is in doubt is left out, and what is left out is still in the session, word for word, where a search
-finds it. Patterns are for English; other languages give nothing.
+Each statement is one sentence in the third person, with its parts and its times of validity. Precision comes before recall:
+doubtful statements are left out, but a search still finds the words in the session. The patterns are for English; other
+languages yield nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASSISTANT = "assistant"
 """The subject of standing instructions."""
 
 MAX_STATEMENTS = 50
-"""Statements of one message."""
+"""Statements of one message at most."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +29,11 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         text: a sentence in the third person, with absolute dates.
-        since, until: when it begins and ends to be true, in seconds since the epoch; None where it names no time.
-        over: whether it ends the claim: the claim is not true any more.
-        replaces: whether it replaces an earlier statement about the same thing: a meeting was moved.
-        instead: the wrong object in a "not X". If the claim has no relation, it takes that of the fact with this
-            object. If no object is named either, it takes that of the statement before.
+        since, until: validity in seconds since the epoch; None if the statement names no time.
+        over: whether the claim is no longer true.
+        replaces: whether it replaces an earlier statement on the same topic: a meeting was moved.
+        instead: the wrong object in a "not X". A claim without a relation corrects the fact with this object; without a wrong
+            object, it corrects the previous statement.
     """
 
     text: str
@@ -287,14 +287,14 @@ def statements(text: str, said_at: float) -> list[Statement]:
     """Return what a message states, in order, at most 50 statements, without repetitions.
 
     Args:
-        said: when it was said, in seconds since the epoch; "next Tuesday" is relative to it.
+        said_at: time of the message in seconds since the epoch; "next Tuesday" is relative to it.
     """
     by_claim: dict[tuple[str, str, str, bool], Statement] = {}
     for clause in clauses(text):
         for statement in _parse_clause(clause, said_at):
             claim = statement.claim
             key = (claim.subject, claim.relation, claim.object, statement.over)
-            by_claim.pop(key, None)  # what is said last counts
+            by_claim.pop(key, None)  # the last one counts
             by_claim[key] = statement
         if len(by_claim) >= MAX_STATEMENTS:
             break
