@@ -133,18 +133,10 @@ def _has_object(claim: Claim, thing: str) -> bool:
 
 def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
     """Return the pages in force that a statement ends: the same claim, the opposite, or the appointment that was moved."""
-    claim = statement.claim
+    claim, differs = statement.claim, statement.replaces
     if statement.instead and claim.relation and plain_name(statement.instead) != plain_name(claim.object):
-        wrong = msgspec.structs.replace(claim, object=statement.instead)
-        return tuple(
-            page.id
-            for page, _ in view.standing(wrong)
-            if page.id not in retired
-            and page.trust <= utterance.page.trust
-            and page.claim is not None
-            and same_claim(page.claim, wrong)
-        )
-    if not (statement.over or statement.replaces):
+        claim, differs = msgspec.structs.replace(claim, object=statement.instead), False
+    elif not (statement.over or statement.replaces):
         if claim.relation not in _OPPOSITE:
             return ()
         claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
@@ -154,5 +146,5 @@ def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, r
         if page.id not in retired
         and page.trust <= utterance.page.trust
         and page.claim is not None
-        and same_claim(page.claim, claim) is not statement.replaces
+        and same_claim(page.claim, claim) is not differs
     )

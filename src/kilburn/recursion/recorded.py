@@ -140,11 +140,10 @@ class RunRecord:
         self._lock = threading.Lock()
         question, began, earlier_seconds = self._read_ledger()
         self.first, self.digest, self.depth = int(question["asked"]), str(question["digest"]), int(question["depth"])
-        self.began, self.past = int(question.get("began", self.first)), bool(question.get("past"))
-        # The limit of calls was recorded beside the others once.
-        self.limits = msgspec.convert({"calls": question.get("most"), **question.get("limits", {})}, Limits)
-        self.cell_bounds = msgspec.convert(question.get("bounds", {}), Bounds)
-        self.functions: tuple[str, ...] = tuple(question.get("functions", ()))
+        self.began, self.past = int(question["began"]), bool(question["past"])
+        self.limits = msgspec.convert(question["limits"], Limits)
+        self.cell_bounds = msgspec.convert(question["bounds"], Bounds)
+        self.functions: tuple[str, ...] = tuple(question["functions"])
         self.question = session.text(self.first)
         if self.ended.get("page") and self.ended["page"] not in session.window.pages:
             self.ended = {}  # the answer was not written

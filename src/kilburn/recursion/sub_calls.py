@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -102,19 +103,16 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
         return result, why
 
 
+@dataclass(eq=False, slots=True)
 class _Entry:
-    """A question or a read with its result, before and after it is written."""
+    """A question or a read with its result, before and after it is written; `read` is the read before it."""
 
-    def __init__(self, prompt: str, result: SubCallResult, role: Role, cites: tuple[Key, ...], last_read: _Entry | None) -> None:
-        self.prompt, self.reply, self.why, self.role, self.cites, self.read = (
-            prompt,
-            result.reply,
-            result.why,
-            role,
-            cites,
-            last_read,
-        )
-        self.key = result.page
+    prompt: str
+    result: SubCallResult
+    role: Role
+    cites: tuple[Key, ...]
+    read: _Entry | None
+    key: Key | None
 
 
 class SubCalls:
@@ -291,10 +289,10 @@ class SubCalls:
                 sources = (read_key[1],) if read_key is not None and is_in_branch else ()
                 cites = entry.cites if read_key is None or is_in_branch else (*entry.cites, read_key)
                 messages.append(_message(Role.USER, entry.prompt, cites=cites, sources=sources))
-                if entry.reply is None:
-                    failures[page] = entry.why
+                if entry.result.reply is None:
+                    failures[page] = entry.result.why
                     continue
-                messages.append(_message(entry.role, entry.reply, sources=(page,)))
+                messages.append(_message(entry.role, entry.result.reply, sources=(page,)))
                 page += 1
                 replies.append((number, page))
                 keys[entry] = number, page
@@ -346,7 +344,7 @@ class SubCalls:
 
     def _keep(self, prompt: str, result: SubCallResult, role: Role, cites: tuple[Key, ...]) -> _Entry:
         with self._lock:
-            entry = _Entry(prompt, result, role, cites, None if result.page is not None else self._read)
+            entry = _Entry(prompt, result, role, cites, None if result.page is not None else self._read, result.page)
             if result.page is not None:
                 self.written += [result.page] if result.reply is not None else []
                 return entry
