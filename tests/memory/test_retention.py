@@ -14,7 +14,8 @@ from clocked import Clocked
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.store import Store
-from kilburn.memory.retention import Quota, make_room, sweep, worth
+from kilburn.memory.quota import Quota, make_room, worth
+from kilburn.memory.retention import sweep
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 from kilburn.search.dates import DAY

@@ -23,9 +23,8 @@ from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
 from kilburn.memory.extraction import CORRECTS, Failed, ask_for, conversation, find_sources, has_many, list_schema
 from kilburn.memory.plain import Plain
-from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, content_words
+from kilburn.memory.words import KIN, NEGATED, content_words
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place

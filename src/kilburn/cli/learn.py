@@ -14,7 +14,7 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.memory.account import describe
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.terminal import emit, line, say, tell
 
 

@@ -16,9 +16,8 @@ import msgspec
 from kilburn.claims import DOUBTS, SPEAKER, is_speaker
 from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
-from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import BRINGS, ENDS, NEGATED, content_words, is_sign, proper_names, stem
+from kilburn.memory.words import BRINGS, ENDS, KIN, NEGATED, content_words, is_sign, proper_names, stem
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, address_of

@@ -19,9 +19,8 @@ import msgspec
 from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import clauses, unasked
-from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, RECURRING, content_words, is_sign, match_words, proper_names, stated_end
+from kilburn.memory.words import KIN, NEGATED, RECURRING, content_words, is_sign, match_words, proper_names, stated_end
 from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add

@@ -45,7 +45,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.retention import Quota, make_room
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kilburn.memory.clauses import HOLE, Clause, clauses
+from kilburn.memory.words import KIN
 from kilburn.page import Claim
 from kilburn.search.dates import Dated, dates, grounded
 
@@ -46,12 +47,6 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     instead: str = ""
 
 
-KIN = (
-    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
-    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
-    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
-    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
-)
 _ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum father dad boss"
 _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"

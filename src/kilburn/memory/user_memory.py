@@ -28,7 +28,7 @@ from kilburn.memory.doubt import (
     rival_words,
 )
 from kilburn.memory.learning import Learned, LearningJob, make_answerer
-from kilburn.memory.retention import Quota, make_room
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust

@@ -31,6 +31,14 @@ _COMMON = frozenset(_WORDS_OF_NOTHING.split())
 _COUNTED = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBERS = _COUNTED.split()
 
+KIN = (
+    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
+    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
+    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
+    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
+)
+"""A relative, friend, colleague or pet of the speaker, as a pattern."""
+
 NEGATED = re.compile(
     r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
     re.IGNORECASE,
