@@ -18,7 +18,9 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.doubt import (
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
+from kilburn.memory.quota import Quota, make_room
+from kilburn.memory.resemblance import (
     MAX_DOUBTED_FACTS,
     doubt_link,
     doubted_facts,
@@ -27,8 +29,6 @@ from kilburn.memory.doubt import (
     rival_test,
     rival_words,
 )
-from kilburn.memory.learning import Learned, LearningJob, make_answerer
-from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust
