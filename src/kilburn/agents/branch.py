@@ -172,7 +172,7 @@ class Branching(Agent):
             yield from self._work(calls, loop)
             return
         for part in calls:
-            branch = self._of(part)
+            branch = self._open_branch(part)
             text = "[it was not done: the user went on]"
             if branch is None:
                 self.session.append(result_message(part, text))
@@ -201,7 +201,7 @@ class Branching(Agent):
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or resume it, and run it until it returns."""
         texts = decode_texts(agent.spec, part.text)
-        branch = self._of(part)
+        branch = self._open_branch(part)
         if branch is None and (earlier := self._done(part)) is not None:
             return earlier
         if branch is None:
@@ -239,7 +239,7 @@ class Branching(Agent):
             return result_message(part, f"{notice}\n{self.session.text(result)}", sources=(result,))
         return None
 
-    def _of(self, part: Part) -> Session | None:
+    def _open_branch(self, part: Part) -> Session | None:
         """Return the branch that was begun for a call, if there is one."""
         page = self.session.window.calls.get(part.call or "")
         name = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)

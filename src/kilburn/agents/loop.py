@@ -900,7 +900,7 @@ class Agent:
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
         # The error text of a call that was not carried out comes from the call itself: it is no untrusted read.
-        return result_message(part, text, failed, sources=() if is_started else self._page_of(part)), failed
+        return result_message(part, text, failed, sources=() if is_started else self._call_page(part)), failed
 
     def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
         """Return the values for a call of a tool that may be carried out.
@@ -926,7 +926,7 @@ class Agent:
         """What this agent may do now: its rights, under those of the agent that it works for."""
         return self.rights if self.caller is None else self.rights.under(self.caller.bounds)
 
-    def _page_of(self, part: Part) -> tuple[int, ...]:
+    def _call_page(self, part: Part) -> tuple[int, ...]:
         """Return the page of a call, if it was not forgotten meanwhile."""
         with self.session.lock:
             page = self.session.window.calls.get(part.call or "")
@@ -960,7 +960,7 @@ class Agent:
         }
         if consent:
             data["consent"] = str(consent)
-        self.session.record(Act.NOTE, self._page_of(part), policy="access", **data)
+        self.session.record(Act.NOTE, self._call_page(part), policy="access", **data)
         if consent is Consent.YES:
             self.session.flush()
             return

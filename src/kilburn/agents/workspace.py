@@ -34,9 +34,7 @@ HOME = ".kilburn"
 """The folder of the working folders of a folder without a repository."""
 
 SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "merge.directoryRenames=false", "advice.addEmbeddedRepo=false")
-AUTHOR = {
-    f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in (("NAME", "kilburn"), ("EMAIL", ""))
-}
+AUTHOR = {"GIT_AUTHOR_NAME": "kilburn", "GIT_AUTHOR_EMAIL": "", "GIT_COMMITTER_NAME": "kilburn", "GIT_COMMITTER_EMAIL": ""}
 LINK = "160000"
 """The mode of a nested repository; a tree has none of its files."""
 
@@ -213,23 +211,20 @@ class Repository:
         delete = tuple(change.path for change in changes if change.status == "D")
         write = tuple(change.path for change in changes if change.status != "D")
         added = {change.path for change in changes if change.status == "A"}
+        replaced = tuple(path for path in (*write, *delete) if path not in added)
         if blocked := [path for path in write if self._is_blocked(path, path in added, frozenset(delete))]:
             raise _conflict(blocked, "what Git ignores is in the way")
         staged = Path(tempfile.mkdtemp(dir=self.home, prefix="merge-"))
         try:
             self.check_out(new_tree, write, staged / "after", staged / "index")
-            self.check_out(
-                old_tree, [path for path in (*write, *delete) if path not in added], staged / "before", staged / "index"
-            )
+            self.check_out(old_tree, replaced, staged / "before", staged / "index")
             if self.of_parent() != self.git("rev-parse", f"{old_tree}^{{tree}}").decode().strip():
                 raise WorkspaceError("the folder changed during the merge", advice="merge again")
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         forward = MergePlan(str(staged / "after"), write, delete)
-        back = MergePlan(
-            str(staged / "before"), tuple(path for path in (*write, *delete) if path not in added), tuple(sorted(added))
-        )
+        back = MergePlan(str(staged / "before"), replaced, tuple(sorted(added)))
         self._write_down(forward)
         try:
             self._finish()

@@ -238,7 +238,7 @@ class RunRecord:
         for name, calls in self._branches:
             branch = self.session.branches.open(name)
             if calls:
-                entries += self._entries_of(branch)
+                entries += self._read_entries(branch)
             elif any("asked" in note_data(event) for event in branch.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
@@ -256,7 +256,7 @@ class RunRecord:
         for entry in self._entries:
             self._answers.setdefault(entry.prompt.digest, deque()).append(entry)
 
-    def _entries_of(self, branch: Session) -> list[Entry]:
+    def _read_entries(self, branch: Session) -> list[Entry]:
         why: dict[int, str] = {}
         for event in branch.events():
             self._count(event)
@@ -318,13 +318,13 @@ class RunRecord:
     @property
     def missing(self) -> tuple[Missing, ...]:
         """Sub-calls that gave nothing, those of runs below included."""
-        found: dict[str, Missing] = {}
+        failures: dict[str, Missing] = {}
         for _, branch, prompt, reply, why in self._entries:
-            found.pop(prompt.digest, None)
+            failures.pop(prompt.digest, None)
             if reply is None:
-                found[prompt.digest] = Missing(prompt=prompt_head(branch.text(prompt.id)), why=why)
+                failures[prompt.digest] = Missing(prompt=prompt_head(branch.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
-        return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
+        return (*failures.values(), *refused, *(missing for run in self._below for missing in run.missing))
 
 
 class Rerun:

@@ -105,13 +105,13 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A question or a read with its result, before and after it is written; `read` is the read before it."""
+    """A question or a read with its result, before and after it is written; `previous` is the read before it."""
 
     prompt: str
     result: SubCallResult
     role: Role
     cites: tuple[Key, ...]
-    read: _Entry | None
+    previous: _Entry | None
     key: Key | None
 
 
@@ -284,7 +284,7 @@ class SubCalls:
             keys: dict[_Entry, Key] = {}
             for entry in self._waiting:
                 page += 1
-                read_key = keys.get(entry.read, entry.read.key) if entry.read is not None else None
+                read_key = keys.get(entry.previous, entry.previous.key) if entry.previous is not None else None
                 is_in_branch = read_key is not None and read_key[0] == number
                 sources = (read_key[1],) if read_key is not None and is_in_branch else ()
                 cites = entry.cites if read_key is None or is_in_branch else (*entry.cites, read_key)
@@ -304,7 +304,7 @@ class SubCalls:
             session.flush()
             for entry in self._waiting:
                 # Later entries need its key; its own sources are in its page.
-                entry.key, entry.read = keys.get(entry), None
+                entry.key, entry.previous = keys.get(entry), None
             self._waiting.clear()
             self._written_at = self.account.clock()
             self.written += replies

@@ -215,14 +215,14 @@ class _Interpreter:
         self._restore()
         if name not in self.variables:
             return {"type": "value", "why": f"there is no variable {name!r}"}
-        found = ""
+        text = ""
 
         def encode() -> None:
-            nonlocal found
-            found = self._json(self.variables[name])
+            nonlocal text
+            text = self._json(self.variables[name])
 
         error = self._attempt(encode)
-        return {"type": "value", "why": error[1].strip().rpartition("\n")[2]} if error else {"type": "value", "value": found}
+        return {"type": "value", "why": error[1].strip().rpartition("\n")[2]} if error else {"type": "value", "value": text}
 
     def _attempt(self, work: typing.Callable[[], None]) -> tuple[str, str] | None:
         """Do what runs code of the cell; returns the outcome and the error, or None."""
