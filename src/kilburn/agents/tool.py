@@ -85,10 +85,10 @@ class Tool:
         except (TypeError, NameError) as error:
             raise SpecError(f"{self.name} cannot be a tool: {error}", advice="give each parameter a JSON-able type") from error
         if isinstance(paths, str) or (unknown := set(paths) - set(self._arguments.__struct_fields__)):
-            name_of_path = paths if isinstance(paths, str) else min(unknown)
-            raise SpecError(f"paths={name_of_path!r} of {self.name}", advice="give a tuple of the names of its parameters")
-        schema_of_arguments = components.pop(self._arguments.__name__, schema[0])
-        parameters = {key: value for key, value in schema_of_arguments.items() if key != "title"} | (
+            path_name = paths if isinstance(paths, str) else min(unknown)
+            raise SpecError(f"paths={path_name!r} of {self.name}", advice="give a tuple of the names of its parameters")
+        argument_schema = components.pop(self._arguments.__name__, schema[0])
+        parameters = {key: value for key, value in argument_schema.items() if key != "title"} | (
             {"$defs": components} if components else {}
         )
         description = inspect.cleandoc(function.__doc__ or "") or self.name

@@ -163,8 +163,8 @@ class UserMemory:
         is_rival, resembles = rival_test(text), resemblance_test(text) if words else None
         rivals = []
         for fact in facts:
-            text_of_fact = texts[fact.digest]
-            if is_rival(text_of_fact) or (resembles is not None and resembles(text_of_fact, fact.claim)):
+            fact_text = texts[fact.digest]
+            if is_rival(fact_text) or (resembles is not None and resembles(fact_text, fact.claim)):
                 rivals.append(fact.id)
         return rivals if len(rivals) <= MAX_DOUBTED_FACTS else []
 

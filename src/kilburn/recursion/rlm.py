@@ -631,9 +631,9 @@ def resume(
     run = RunRecord(session, goes_on=True, new_limits=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
-    options_of_run = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
+    run_options = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
     with _alone(session):
-        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(options_of_run | options))
+        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(run_options | options))
         return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
 
 

@@ -158,15 +158,15 @@ class Callbacks:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the type of each argument as it is bound; anything, where the function does not say."""
     hints = typing.get_type_hints(function)
-    hints_of_arguments = {}
+    argument_hints = {}
     for parameter in inspect.signature(function).parameters.values():
         hint: Any = hints.get(parameter.name, Any)
         if parameter.kind is parameter.VAR_POSITIONAL:
             hint = tuple[hint, ...]
         elif parameter.kind is parameter.VAR_KEYWORD:
             hint = dict[str, hint]
-        hints_of_arguments[parameter.name] = hint
-    return hints_of_arguments
+        argument_hints[parameter.name] = hint
+    return argument_hints
 
 
 def _check_names(values: Mapping[str, Any]) -> None:

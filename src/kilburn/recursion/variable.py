@@ -53,8 +53,8 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         if not self.index:
             return f"`context` is a str: {size}."
         names = [name for name, _, _ in self.index]
-        names_shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
-        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {names_shown}"
+        listed = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
+        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {listed}"
 
     @property
     def setup(self) -> tuple[dict[str, Any], dict[str, bytes], str]:

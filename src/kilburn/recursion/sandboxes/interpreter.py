@@ -315,16 +315,16 @@ def pieces(
 
     max_bytes -= len(json.dumps(with_part([]), ensure_ascii=False).encode())
     parts: list[list[typing.Any]] = [[]]
-    size_so_far = 0
+    total = 0
     for at, item in enumerate(items):
         size = len(json.dumps(item, ensure_ascii=False).encode()) + 2
         if size > max_bytes:
             raise ValueError(f"item {at} of {batched} takes {size:,} bytes as JSON, more than {max_bytes:,}: cut it")
-        if size_so_far + size > max_bytes:
+        if total + size > max_bytes:
             parts.append([])
-            size_so_far = 0
+            total = 0
         parts[-1].append(item)
-        size_so_far += size
+        total += size
     return [with_part(part) for part in parts]
 
 
