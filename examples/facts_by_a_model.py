@@ -47,8 +47,8 @@ def main() -> None:
 
         facts = memory.collection
         now = [page.id for page, _ in facts.pages()]
-        print("what is known:", *map(facts.text, now))
-        print("what was known:", *[facts.text(page.id) for page, _ in facts.pages(history=True) if page.id not in now])
+        print("what is known:", *map(facts.contents.text, now))
+        print("what was known:", *[facts.contents.text(page.id) for page, _ in facts.pages(history=True) if page.id not in now])
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ LEFT = {
     ),
     **dict.fromkeys(
         (
-            "kilburn demo --plot window.html",
+            "kilburn demo",
             "kilburn lab answers --data runs.jsonl.gz --model qwen --sample 12 --questions 3 --tools --out replies.jsonl "
             "--resume",
             "kilburn lab drift --policy summarize --policy recursive --arm plain --model smollm2",

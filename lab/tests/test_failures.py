@@ -158,8 +158,8 @@ def test_what_is_past_its_end_has_decayed(store: Store, clock: FakeClock) -> Non
 def test_what_only_an_older_embedder_knows_has_decayed(store: Store, clock: FakeClock) -> None:
     memory = store.memory().collection
     lives(store, "Porto")
-    entries = [entry for entry, _ in memory.backend.unembedded("new", 10)]
-    memory.backend.keep_vectors("old", [(entry, np.zeros(4, dtype="float32").tobytes()) for entry in entries])
+    entries = [entry for entry, _ in memory.backend.vectors.unembedded("new", 10)]
+    memory.backend.vectors.add("old", [(entry, np.zeros(4, dtype="float32").tobytes()) for entry in entries])
     assert [failure.why for failure in decayed(memory, clock.now, embedder="new")] == ["without a vector of this embedder"]
     assert decayed(memory, clock.now, embedder="old") == []
 

@@ -61,7 +61,7 @@ def edges(store: Store, name: str, **options: Any) -> list[tuple[str, str, str]]
 
 def facts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.collection.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
 
 
 PORTO = (named(("Ana", "person"), ("Porto", "place")), related(("Ana", "lives in", "Porto")))
@@ -71,7 +71,7 @@ BRAGA = (named(("Ana", "person"), ("Braga", "place")), related(("Ana", "lives in
 def test_two_stages_give_entities_and_edges_made_from_them(store: Store) -> None:
     learned = told(store, "Ana lives in Porto.", *PORTO)
     memory = store.memory()
-    rows = {memory.collection.text(page.id): page for page, _ in memory.pages()}
+    rows = {memory.collection.contents.text(page.id): page for page, _ in memory.pages()}
     edge = rows["Ana lives in Porto"]
     assert [rows[name].kind for name in ("Ana", "Porto")] == [Kind.ENTITY, Kind.ENTITY]
     assert set(edge.sources) == {rows["Ana"].id, rows["Porto"].id}
@@ -308,7 +308,9 @@ def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Store) ->
     store.memory().learn("s", policy=Graph(), model=Scripted(replies))
     assert facts(store)
     session.forget("p3")
-    assert not any("Zanzibar" in store.memory().collection.text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -> None:
@@ -318,7 +320,9 @@ def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -
          related(("Ana", "works at", "Acme")), session="two")  # fmt: skip
     assert any("Zanzibar" in fact and "Porto" not in fact for fact in facts(store))
     store.session("one").forget("p1")
-    assert not any("Zanzibar" in store.memory().collection.text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Store) -> None:

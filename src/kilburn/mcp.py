@@ -239,7 +239,7 @@ class _Door:
     def update(self, asked: Update) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
         memory = self._memory(None)
-        numbers = memory.resolve(asked.address)
+        numbers = memory.contents.resolve(asked.address)
         if len(numbers) != 1:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice="update one at a time")
         page, state = memory.read(numbers[0])
@@ -263,7 +263,7 @@ class _Door:
             gone = [Retire((old.id,), refers=0, why=add.why)] if old is not None else []
             new = msgspec.structs.replace(add, cites=cites)
             made = memory.apply(new, *gone, policy="mcp", cause="mcp", tainted=not holds)
-        page, state = memory.read(memory.resolve(made[0])[0])
+        page, state = memory.read(memory.contents.resolve(made[0])[0])
         row = describe(memory, page, state)
         if state.at is Place.PROPOSED:
             whose = f" --user {shlex.quote(self.user)}" if self.user else ""
@@ -280,7 +280,7 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.backend.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self.store.backend.contents.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
@@ -315,7 +315,7 @@ class _Door:
     def show(self, asked: Show) -> dict[str, Any]:
         memory = self._memory(asked.session)
         hidden = {info.name for info in self.store.backend.segments()} - self._seen().keys()
-        numbers = memory.resolve(asked.address)
+        numbers = memory.contents.resolve(asked.address)
         if len(numbers) > SHOWN:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
@@ -377,7 +377,7 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            texts = self.store.backend.texts({page.digest, page.extra} - {""})
+            texts = self.store.backend.contents.texts({page.digest, page.extra} - {""})
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
                 text = readable(page, text, texts.get(page.extra, ""))

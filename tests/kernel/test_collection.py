@@ -42,7 +42,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.testing import FakeClock, MemoryBackend
+from kilburn.testing import FakeClock
 from kilburn.testing.laws import check_collection, check_laws
 
 TOLD = {"role": "user", "content": "I am Ana, and I live in Porto."}
@@ -72,7 +72,7 @@ def number(session: kilburn.Session) -> int:
 
 
 def texts(memory: Collection, **asked: Any) -> list[str]:
-    return [memory.text(page.id) for page, _ in memory.pages(**asked)]
+    return [memory.contents.text(page.id) for page, _ in memory.pages(**asked)]
 
 
 def test_what_is_added_is_read_back_at_once(store: kilburn.Store) -> None:
@@ -88,7 +88,7 @@ def test_what_is_added_is_read_back_at_once(store: kilburn.Store) -> None:
         Place.OUT,
         Claim(subject="Ana", relation="has", object="a dog"),
     )
-    assert (memory.name, memory.user, memory.collection.kind) == ("@memory/ana", "ana", SegmentKind.MEMORY)
+    assert (memory.name, memory.user, memory.collection.info.kind) == ("@memory/ana", "ana", SegmentKind.MEMORY)
     check_collection(memory.collection)
 
 
@@ -97,7 +97,7 @@ def test_many_adds_are_one_event(store: kilburn.Store) -> None:
     assert (
         memory.collection.apply(*(Add(text=f"fact {n}", importance=0.5 if n == 3 else 0.0) for n in range(1000)))[-1] == "p1000"
     )
-    assert [(event.act, len(event.pages)) for event in memory.collection.events()] == [(Act.ADMIT, 1000), (Act.RATE, 1)]
+    assert [(event.act, len(event.pages)) for event in memory.collection.ledger.events()] == [(Act.ADMIT, 1000), (Act.RATE, 1)]
     assert memory.collection.read(4)[1].importance == 0.5
     assert [page.id for page, _ in memory.pages()] == list(range(1, 1001))
     assert [page.id for page, _ in memory.collection.pages(after=990, limit=5)] == [991, 992, 993, 994, 995]
@@ -248,11 +248,11 @@ def test_what_follows_an_untrusted_text_waits(store: kilburn.Store, session: kil
     assert made == ["p2", "f1"]
     assert texts(memory.collection) == ["Ana lives in Porto."]
     assert texts(memory.collection, proposed=True) == ["Ana lives in Porto.", "Ana", "Ana lives in Rome."]
-    assert [hit.page for hit in store.backend.search("Rome", segments=[memory.collection.number])] == []
+    assert [hit.page for hit in store.backend.words.search("Rome", segments=[memory.collection.number])] == []
     check_collection(memory.collection)
     assert memory.accept("f1") == ["f1", "p2"]
     assert texts(memory.collection) == ["Ana", "Ana lives in Rome."]
-    assert [hit.page for hit in store.backend.search("Rome", segments=[memory.collection.number])] == [-1]
+    assert [hit.page for hit in store.backend.words.search("Rome", segments=[memory.collection.number])] == [-1]
     with pytest.raises(KernelError, match="not proposed"):
         memory.accept("f1")
     check_collection(memory.collection)
@@ -264,7 +264,7 @@ def test_taint_reaches_deletions_and_what_is_made_from_it(store: kilburn.Store, 
     assert memory.apply(Add(text="x", cites=((number(session), 1),)), Retire((1,)), policy="facts", tainted=True) == ["f1"]
     assert memory.apply(Add(text="y", sources=(-1,)), policy="facts") == ["f2"]
     assert texts(memory) == ["Ana lives in Porto."]
-    assert [event.data for event in memory.events() if event.act is Act.NOTE] == [
+    assert [event.data for event in memory.ledger.events() if event.act is Act.NOTE] == [
         {"outcome": "proposed", "move": "retire", "by": 0}
     ]
     memory.apply(Retire((-1,)))  # a person rejects it
@@ -380,7 +380,7 @@ def test_forgetting_a_message_reaches_all_that_was_made_from_it(store: kilburn.S
     hers.collection.apply(Add(text="Ana lives in Portugal.", sources=(-1,)))
     ours.collection.apply(Add(text="Somebody lives in Portugal.", cites=((hers.collection.number, -2),)))
     ours.collection.add("Tea is hot.")
-    assert {(name, page.address) for name, page in session.closure("p1")} == {
+    assert {(name, page.address) for name, page in session.contents.closure("p1")} == {
         ("s", "p1"),
         ("@memory/ana", "p1"),
         ("@memory/ana", "f1"),
@@ -418,7 +418,7 @@ def test_a_drop_is_forgetting(store: kilburn.Store, session: kilburn.Session) ->
         memory.apply(Drop((1,)), Add(text="three"))
     memory.apply(Drop((1,), why="asked"))
     assert texts(memory, history=True) == []
-    assert [event.act for event in memory.events()][-1] is Act.DROP
+    assert [event.act for event in memory.ledger.events()][-1] is Act.DROP
     check_collection(memory)
 
 
@@ -426,20 +426,20 @@ def test_addresses(store: kilburn.Store) -> None:
     memory = store.memory().collection
     for address in ("p1", "f1", "x", "", "p0", "p2-p1", '") or true or ("', "p1; DROP TABLE page"):
         with pytest.raises(UnknownAddress):
-            memory.resolve(address)
+            memory.contents.resolve(address)
     memory.add("one")
     for page in (0, 2, -1, 1 << 70):
         with pytest.raises(UnknownAddress):
             memory.read(page)
-    assert memory.resolve("p1") == [1]
+    assert memory.contents.resolve("p1") == [1]
     with pytest.raises(UnknownAddress):
-        memory.resolve("p1-p2")
+        memory.contents.resolve("p1-p2")
 
 
 def test_names(store: kilburn.Store) -> None:
     assert store.memory("ana").collection is store.memory("ana").collection
     assert store.document("notes", user="ana").name == "@document/notes"
-    assert store.document("notes").user == "ana"
+    assert store.document("notes").info.user == "ana"
     with pytest.raises(SpecError, match="belong"):
         store.document("notes", user="bob")
     for name in ("@memory", "@memory/ana", "@memory/new", "@document/x"):
@@ -481,14 +481,14 @@ def test_observations_wait_for_a_commit(store: kilburn.Store) -> None:
     memory.collection.add("one")
     for _ in range(10):
         memory.recall("p1")
-    memory.collection.record(Act.NOTE, outcome="nothing new", why="said before", checked=3)
-    assert memory.collection.head == 1
-    assert [event.act for event in memory.collection.events()] == [Act.ADMIT, *[Act.FAULT] * 10, Act.NOTE]
+    memory.collection.ledger.record(Act.NOTE, outcome="nothing new", why="said before", checked=3)
+    assert memory.collection.ledger.head == 1
+    assert [event.act for event in memory.collection.ledger.events()] == [Act.ADMIT, *[Act.FAULT] * 10, Act.NOTE]
     memory.collection.add("two")
-    assert memory.collection.head == 13
-    assert [event.number for event in memory.collection.events()] == list(range(1, 14))
+    assert memory.collection.ledger.head == 13
+    assert [event.number for event in memory.collection.ledger.events()] == list(range(1, 14))
     with pytest.raises(KernelError):
-        memory.collection.record(Act.RETIRE, [1])
+        memory.collection.ledger.record(Act.RETIRE, [1])
     check_collection(memory.collection)
 
 
@@ -503,7 +503,7 @@ def test_reopened_it_is_the_same(tmp_path: Path) -> None:
     with kilburn.open(path) as store:
         memory = store.memory("ana")
         assert list(memory.pages(history=True)) == kept
-        assert [event.act for event in memory.collection.events()][-1] is Act.FAULT
+        assert [event.act for event in memory.collection.ledger.events()][-1] is Act.FAULT
         assert memory.collection.apply(Add(text="three"), Add(text="four", sources=(-1,))) == ["p2", "f2"]
         check_collection(memory.collection)
     with kilburn.open(path, readonly=True) as store:
@@ -520,12 +520,12 @@ def test_two_writers_take_turns(tmp_path: Path) -> None:
     with kilburn.open(path) as one, kilburn.open(path) as other:
         first, second = one.memory(), other.memory()
         first.collection.add("one")
-        seen = second.collection.head
+        seen = second.collection.ledger.head
         first.collection.add("two")
         assert second.collection.add("three") == "p3"
         with pytest.raises(StoreStale):
             second.collection.apply(Add(text="four"), seen=seen)
-        assert second.collection.apply(Add(text="four"), seen=second.collection.head) == ["p4"]
+        assert second.collection.apply(Add(text="four"), seen=second.collection.ledger.head) == ["p4"]
         first.collection.apply(Retire((1,)))
         with pytest.raises(KernelError, match="retired already"):
             second.collection.apply(Retire((1,)))
@@ -577,9 +577,9 @@ def test_what_a_session_quotes_of_a_fact_goes_with_it(store: kilburn.Store, sess
     other = store.session("later")
     quote = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="Lua"),), cites=((memory.number, -1),))
     assert other.append(quote, {"role": "user", "content": "And who is that?"}) == "p1-p2"
-    assert store.backend.search("Lua", segments=[number(other)]) == []
+    assert store.backend.words.search("Lua", segments=[number(other)]) == []
     assert session.forget("p1") == ["p1", "@memory/ana f1", "later p1"]
-    assert other.messages() == [{"role": "user", "content": "And who is that?"}]
+    assert other.contents.messages() == [{"role": "user", "content": "And who is that?"}]
     with pytest.raises(Forgotten, match=f"f1 of segment {memory.number}"):
         other.append(quote)
     for cites in (((memory.number, 9),), ((99, 1),), ((1 << 70, 1),), ((number(other), 2),)):
@@ -593,14 +593,14 @@ def test_a_quotation_is_trusted_no_more_than_what_it_quotes(store: kilburn.Store
     memory.apply(Add(text="from the web", cites=((number(session), 4),)))
     other = store.session("later")
     other.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="x"),), cites=((memory.number, -1),)))
-    assert other.pages()[0][0].trust is Trust.TOOL
+    assert other.contents.pages()[0][0].trust is Trust.TOOL
 
 
 def test_messages_of_the_past_have_their_time(store: kilburn.Store) -> None:
     session = store.session("old")
     session.append(TOLD, time=1_000_000_000)
     session.append({"role": "assistant", "content": "Hello."})
-    first, second = (page.time for page, _ in session.pages())
+    first, second = (page.time for page, _ in session.contents.pages())
     assert (first, second > 1_700_000_000.0) == (1_000_000_000.0, True)
     for time in (math.nan, math.inf, "yesterday"):
         with pytest.raises(SpecError, match="time="):
@@ -720,8 +720,8 @@ def test_a_large_collection_opens_at_once(tmp_path: Path) -> None:
 
     with Store(counting := Counting(path, readonly=True), Budget(8000)) as store:
         memory = store.memory().collection
-        assert memory.resolve("f2997") == [-2997]
-        assert memory.resolve("p3") == [3]
+        assert memory.contents.resolve("f2997") == [-2997]
+        assert memory.contents.resolve("p3") == [3]
         assert counting.asked < 100
 
 
@@ -765,7 +765,7 @@ def test_observations_that_cannot_be_written_are_counted(tmp_path: Path) -> None
             memory.recall("p1")
         disk.full = False
         memory.collection.add("two")
-        told = [event for event in memory.collection.events() if event.act in (Act.FAULT, Act.NOTE)]
+        told = [event for event in memory.collection.ledger.events() if event.act in (Act.FAULT, Act.NOTE)]
         assert len(told) < 260
         assert sum(event.data.get("lost", 1) for event in told) == 600
         check_collection(memory.collection)
@@ -798,7 +798,7 @@ def test_what_is_listed_is_what_a_search_finds(
 ) -> None:
     """One rule says what is true when (law 9), also where the clock of the one who reads is not the writer's."""
     clock = FakeClock(written, tick=0)
-    with Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=clock) as store:
         memory = store.memory("ana")
         for number, (since, until) in enumerate(facts):
             if since is None or until is None or since <= until:
@@ -814,7 +814,7 @@ def test_what_is_listed_is_what_a_search_finds(
 @given(st.lists(st.integers(-200, 200), min_size=1, max_size=12))
 def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: list[int]) -> None:
     clocks = [FakeClock(), FakeClock(1_700_000_000.5)]
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     stores = [Store(backend, Budget(1000), "fifo", tokenizer="chars/4", clock=clock) for clock in clocks]
     cities = [stores[0].memory("ana").collection.add("Ana lives in city 0")]
     for number, step in enumerate(steps, 1):
@@ -822,9 +822,9 @@ def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: 
         clocks[number % 2].now += step + number / 1000
         memory = stores[number % 2].memory("ana")
         memory.recall(cities[-1])
-        old = Retire((memory.collection.resolve(cities[-1])[0],), refers=0)
+        old = Retire((memory.collection.contents.resolve(cities[-1])[0],), refers=0)
         cities += memory.collection.apply(Add(text=f"Ana lives in city {number}"), old)
-    events = list(stores[0].memory("ana").collection.events())
+    events = list(stores[0].memory("ana").collection.ledger.events())
     times = [event.time for event in events]
     assert times == sorted(times)
     rows = dict(enumerate(memory.pages(history=True)))
@@ -833,13 +833,13 @@ def test_times_never_run_backwards_whatever_the_clocks_of_two_writers_do(steps: 
     for at in (*begun, *(time - 1e-3 for time in begun[1:]), *(time + 110 for time in begun)):
         assert len(list(memory.pages(at))) == (1 if at >= begun[0] else 0)
     for number, at in enumerate(begun):
-        assert [memory.collection.text(page.id) for page, _ in memory.pages(at)] == [f"Ana lives in city {number}"]
-    assert [memory.collection.text(page.id) for page, _ in memory.pages()] == [f"Ana lives in city {len(steps)}"]
+        assert [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)] == [f"Ana lives in city {number}"]
+    assert [memory.collection.contents.text(page.id) for page, _ in memory.pages()] == [f"Ana lives in city {len(steps)}"]
 
 
 def test_an_event_of_a_clock_that_is_behind_says_what_the_clock_showed() -> None:
     clock = FakeClock(tick=0.0)
-    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(1000), "fifo", tokenizer="chars/4", clock=clock) as store:
         session, memory = store.session("s"), store.memory("ana")
         session.append(TOLD)
         memory.collection.add("one")
@@ -848,7 +848,7 @@ def test_an_event_of_a_clock_that_is_behind_says_what_the_clock_showed() -> None
         session.append(TOLD)
         memory.collection.add("two")
         for segment in (session, memory.collection):
-            event = list(segment.events())[-1]
+            event = list(segment.ledger.events())[-1]
             assert latest < event.time < latest + 1
             assert event.data["clock"] == clock.now
         assert session.window.pages[2].time == latest

@@ -91,7 +91,7 @@ class Memories(RuleBasedStateMachine):
     @rule(writer=WRITERS, trusted=st.booleans())
     def say(self, writer: int, trusted: bool) -> None:
         text, session = self._text(), self.writers[writer].session("s")
-        session.refresh()
+        session.ledger.refresh()
         message: dict[str, Any] = {"role": "user" if trusted else "assistant", "content": text}
         address = session.append(message)
         trust = Trust.USER if trusted else Trust.AGENT
@@ -100,7 +100,7 @@ class Memories(RuleBasedStateMachine):
     @rule(writer=WRITERS)
     def read_the_web(self, writer: int) -> None:
         text, session = self._text(), self.writers[writer].session("s")
-        session.refresh()
+        session.ledger.refresh()
         call = {"id": text, "type": "function", "function": {"name": "web", "arguments": "{}"}}
         address = session.append(
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -258,7 +258,7 @@ class Memories(RuleBasedStateMachine):
     def nothing_forgotten_is_found(self) -> None:
         backend = self.writers[0].backend
         for (name, page), fact in self.model.items():
-            hits = {(hit.segment, hit.page) for hit in backend.search(fact.text)}
+            hits = {(hit.segment, hit.page) for hit in backend.words.search(fact.text)}
             if fact.place in (Place.DROPPED, Place.PROPOSED):
                 assert (self._number(name), page) not in hits
             elif name != "s":
@@ -268,7 +268,7 @@ class Memories(RuleBasedStateMachine):
     def the_session_keeps_its_laws(self) -> None:
         if getattr(self, "writers", None):
             session = self.writers[0].session("s")
-            session.refresh()
+            session.ledger.refresh()
             check_laws(session)
 
 

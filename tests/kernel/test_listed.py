@@ -35,7 +35,7 @@ def db(tmp_path: Path) -> Path:
         trip.append(user("to the sea"))
         branch = trip.fork("look for trains")
         branch.append(user("at noon"))
-        branch.exit("one at noon")
+        branch.branches.exit("one at noon")
         store.session("kept").append(user("hello"))
     shutil.copy(path, tmp_path / "old.db")
     with opened(path) as store:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.kernel.store import Store
@@ -13,12 +14,12 @@ from kilburn.memory.doubt import MAX_DOUBTS_PER_FACT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
 from kilburn.page import Place
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=FakeClock()) as opened:
+    with Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4", clock=FakeClock()) as opened:
         yield opened
 
 
@@ -88,7 +89,7 @@ def test_forgetting_the_message_removes_the_doubt(store: Store) -> None:
     assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo")
     store.forget(session="s1")
     assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
-    assert [memory.collection.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
+    assert [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
 
 
 def test_forgetting_the_fact_removes_the_doubt(store: Store) -> None:
@@ -214,7 +215,7 @@ def test_a_fact_that_is_updated_goes_on_to_doubt_what_it_doubted(store: Store) -
 
 def test_a_clock_that_lags_behind_hides_no_doubt() -> None:
     clock = FakeClock()
-    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4", clock=clock) as store:
         told(store, "I drive a Volvo.", "I sold the Volvo.")
         clock.now -= 100_000
         assert [doubted for _, doubted in marks(store, "What do I drive?")] == [False, True]

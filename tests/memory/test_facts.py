@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.event import Act
@@ -17,13 +18,13 @@ from kilburn.memory.learning import Learned
 from kilburn.memory.words import agreement
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
-from kilburn.testing import FakeClock, MemoryBackend, Scripted
+from kilburn.testing import FakeClock, Scripted
 
 NOVEMBER_22 = 1795346400.0  # a Sunday, 2026
 
 
 def opened() -> Store:
-    return Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
+    return Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def run(store: Store, *replies: Any, policy: str = "facts(summary=False)") -> tu
 
 def texts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.collection.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 def asked(model: Scripted, place: int) -> str:
@@ -268,7 +269,7 @@ def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any, pol
     assert learned.failed == ("p1-p2",)
     assert learned.stored == ()
     assert texts(store) == []
-    (note,) = [event for event in store.memory().collection.events() if event.act is Act.NOTE]
+    (note,) = [event for event in store.memory().collection.ledger.events() if event.act is Act.NOTE]
     assert note.data["outcome"] != "done"
     assert store.memory().learn("a", policy, Scripted([GOOD])).stored == ("f1",)
 

@@ -24,14 +24,14 @@ from kilburn.memory.account import progress
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 POLICIES = ("facts(summary=False)", "additive")
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
         yield made
 
 
@@ -42,7 +42,7 @@ def said(store: Store, *texts: str, session: str = "a") -> None:
 
 def known(store: Store) -> list[str]:
     memory = store.memory()
-    return [memory.collection.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
 
 
 def fact(text: str, subject: str = "user", relation: str = "", thing: str = "", message: Any = 1) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def test_meaning_is_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        store.vectors = Near(store.backend.entries([(session.number, 2)])[session.number, 2][0])
+        store.vectors = Near(store.backend.words.entries([(session.number, 2)])[session.number, 2][0])
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
         assert not store.search("automobile", abstain=True).abstained
@@ -210,7 +210,7 @@ def test_retired_pages_of_sessions_are_not_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "hello"), {"role": "assistant", "content": "walrus"}, said("Ana", "go on"))
-        session.apply(Retire((2,), why="wrong"))
+        session.edits.apply(Retire((2,), why="wrong"))
         assert session.window.at(2) is Place.RETIRED
         assert not store.search("walrus")
         assert not session.search("walrus")

@@ -43,7 +43,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 def facts(store: Store, user: str = "ana", at: float | None = None) -> list[str]:
     memory = store.memory(user)
-    return [memory.collection.text(page.id) for page, _ in memory.pages(at)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)]
 
 
 def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Store, clock: Clock) -> None:
@@ -95,8 +95,8 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Store, 
     store.memory("ana").remember("newest", quota=quota)
     assert facts(store) == ["important", "pinned", "new", "newest"]
     memory = store.memory("ana")
-    assert memory.collection.text(3) == "old"
-    event = next(event for event in memory.collection.events() if 3 in event.pages and event.act == "retire")
+    assert memory.collection.contents.text(3) == "old"
+    event = next(event for event in memory.collection.ledger.events() if 3 in event.pages and event.act == "retire")
     assert event.why == "over the quota: the least valuable"
     memory.undo("p3")
     assert "old" in facts(store)
@@ -138,15 +138,15 @@ def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store:
     clock.now += 1
     dry = sweep(store, dry=True)
     assert dry.receipt.pages == {"@memory/ana": ("f1", "p1")}
-    assert memory.text(1) == "over soon"
+    assert memory.contents.text(1) == "over soon"
     swept = sweep(store)
     assert swept.receipt.pages == dry.receipt.pages
     assert swept.receipt.places == {"facts": 2, "index entries": 2}
     assert swept.kept == {"@memory/ana": ("p3",)}
     with pytest.raises(Forgotten):
-        memory.text(1)
-    assert memory.text(3) == "over and pinned"
-    assert any(event.act == "drop" and event.why == "over for longer than its retention" for event in memory.events())
+        memory.contents.text(1)
+    assert memory.contents.text(3) == "over and pinned"
+    assert any(event.act == "drop" and event.why == "over for longer than its retention" for event in memory.ledger.events())
     assert sweep(store).receipt.pages == {}
     assert sweep(store, "bob", retention=11 * DAY).receipt.pages == {"@memory/bob": ("p1",)}
 
@@ -205,7 +205,7 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Store, text: str) ->
     store.memory(text).remember(text)
     assert facts(store, text) == [text]
     assert facts(store, "bob") == ["Bob's secret"]
-    assert store.memory(text).user == text
+    assert store.memory(text).info.user == text
     assert sweep(store, text, retention=0, history=0).receipt.pages == {}
 
 

@@ -200,7 +200,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
         learned = store.memory().learn("s", witness, secrets=how)  # type: ignore[arg-type]
         assert TOKEN not in repr(witness.shown)
-        facts = [store.memory().collection.text(page.id) for page, _ in store.memory().pages()]
+        facts = [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()]
         assert TOKEN not in repr(facts)
         if how == "redact":
             assert facts == ["I live in Porto", "my token is [secret: github-pat]", "I like tea"]
@@ -237,7 +237,10 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
         )
         with pytest.raises(QuotaExceeded):
             store.memory().learn("s", Repeater(), quota=Quota(facts=2, evict=True))
-        assert [store.memory().collection.text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
+        assert [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()] == [
+            "Ana's own fact",
+            "read it",
+        ]
 
 
 class Repeater:

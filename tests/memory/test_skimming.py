@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import Contents, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collecting import is_true
@@ -30,16 +30,24 @@ NOW = 1_600_000_000.0
 WORDS = [f"{one}{two}{three}k" for one in "bdfgk" for two in "aeiou" for three in "mprst"]
 
 
+class CountedContents:
+    """Counts how often texts are read."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.whole, self.reads = contents, 0
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        self.reads += 1
+        return self.whole.texts(digests)
+
+
 class Counting(Sqlite):
-    """Counts the pages that are read and verified, and how often texts are read."""
+    """Counts the pages that are read and verified."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.pages = self.text_reads = 0
-
-    def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        self.text_reads += 1
-        return super().texts(digests)
+        self.pages = 0
+        self.contents = CountedContents(self.contents)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         wanted = list(keys)
@@ -56,7 +64,7 @@ def by_reading_all(store: Store, query: str, tokens: int, at: float | None) -> l
     """The texts and scores of all facts that a search may find, best first, each of them read and verified."""
     depth = max(FEWEST, min(MOST, tokens // 10))
     seen: dict[tuple[int, int], Any] = {}
-    for hit in store.backend.search(query, limit=depth):
+    for hit in store.backend.words.search(query, limit=depth):
         seen.setdefault((hit.segment, hit.page), hit)
     candidates = []
     for key, hit in seen.items():
@@ -66,7 +74,7 @@ def by_reading_all(store: Store, query: str, tokens: int, at: float | None) -> l
             candidates.append(Candidate(segment=key[0], kind=kind, page=page, state=state, span=hit.span, words=hit.score))
     ranked = resolve("search.rankings", "blend").rank(Query(text=query, now=NOW if at is None else at), candidates)
     pages = [(candidates[one.index].page, one.score) for one in ranked]
-    return [(store.backend.texts([page.digest])[page.digest], score) for page, score in pages]
+    return [(store.backend.contents.texts([page.digest])[page.digest], score) for page, score in pages]
 
 
 @settings(max_examples=15, deadline=None)
@@ -186,5 +194,5 @@ def test_the_last_tokens_of_a_budget_take_few_reads_of_texts() -> None:
     hits = store.search("lamp", 3990, None)
     # 40 texts, then 160, then the rest.
     assert 3900 < sum(hit.tokens for hit in hits) < 3990
-    assert backend.text_reads <= 4
+    assert backend.contents.reads <= 4
     store.close()

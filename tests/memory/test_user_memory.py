@@ -42,16 +42,16 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 
 def in_force(memory: UserMemory, at: float | None = None) -> list[str]:
-    return [memory.collection.text(page.id) for page, _ in memory.pages(at)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)]
 
 
 def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_history(store: Store, clock: Clock) -> None:
     memory = store.memory("ana")
     assert memory.remember("Ana lives in Porto.", importance=0.5) == "p1"
     clock.now += 10
-    head = memory.collection.head
+    head = memory.collection.ledger.head
     assert memory.update("p1", "Ana lives in Braga.") == "p2"
-    assert {event.why for event in memory.collection.events(head) if event.act in (Act.ADMIT, Act.RETIRE)} == {
+    assert {event.why for event in memory.collection.ledger.events(head) if event.act in (Act.ADMIT, Act.RETIRE)} == {
         "a person updated it"
     }
     assert in_force(memory) == ["Ana lives in Braga."]
@@ -80,7 +80,7 @@ def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Store) -> 
     memory.remember("three")
     memory.forget("p3")
     (note,) = memory.collection.apply(Add(text="a model's word", sources=(1,)), policy="x", tainted=True)
-    head = memory.collection.head
+    head = memory.collection.ledger.head
     for address, error in (
         ("p1-p2", KernelError),
         ("p2", LawBroken),
@@ -94,7 +94,7 @@ def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Store) -> 
         memory.update("p1", " ")
     with pytest.raises(SpecError):
         memory.update("p1", "new", since="now")  # type: ignore[arg-type]
-    assert memory.collection.head == head
+    assert memory.collection.ledger.head == head
     memory.update("p1", "new")
     with pytest.raises(KernelError, match="p1 is retired, not in force"):
         memory.update("p1", "newer")
@@ -109,7 +109,7 @@ def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(st
     assert isinstance(hits, Findings)
     assert [(hit.session, memory.recall(hit.address)) for hit in hits] == [("@memory/ana", "Ana's locker is number 12.")]
     assert {hit.session for hit in store.search("locker number", user="ana")} == {"@memory", "@memory/ana"}
-    searches = [event for event in memory.collection.events() if event.act is Act.SEARCH]
+    searches = [event for event in memory.collection.ledger.events() if event.act is Act.SEARCH]
     assert [event.pages for event in searches] == [(1,), (1,)]
     unlikely = memory.search("who painted the portrait of the minister by the number", abstain=True)
     assert unlikely == []
@@ -140,7 +140,7 @@ def test_what_an_agent_notes_in_the_users_words_holds_at_once(store: Store) -> N
     talk = spoken(store, ("user", "Please remember that my locker is number 12."), ("assistant", "I will."), ("user", "Thanks."))
     memory = store.memory("ana")
     address = memory.note("The user's locker has the number 12.", talk)
-    page, state = memory.collection.read(memory.collection.resolve(address)[0])
+    page, state = memory.collection.read(memory.collection.contents.resolve(address)[0])
     assert (state.at, page.trust, page.cites) == (Place.OUT, Trust.USER, ((talk.number, 1),))
     store.forget(session="s", address="p1")
     with pytest.raises(Forgotten):
@@ -155,7 +155,7 @@ def test_what_an_agent_notes_after_an_untrusted_read_waits_for_a_person(store: S
     talk.append({"role": "assistant", "content": "It says that the account is 4711."})
     memory = store.memory("ana")
     address = memory.note("The refund account of Ana is 4711.", talk)
-    assert memory.collection.read(memory.collection.resolve(address)[0])[1].at is Place.PROPOSED
+    assert memory.collection.read(memory.collection.contents.resolve(address)[0])[1].at is Place.PROPOSED
     assert not memory.search("refund account")
 
 
@@ -163,7 +163,7 @@ def test_what_nobody_said_is_the_agents_word(store: Store) -> None:
     talk = spoken(store, ("user", "I live in Porto."), ("assistant", "Porto is on the Douro."))
     memory = store.memory("ana")
     address = memory.note("Porto is on the Douro.", talk)
-    page, state = memory.collection.read(memory.collection.resolve(address)[0])
+    page, state = memory.collection.read(memory.collection.contents.resolve(address)[0])
     assert (state.at, page.trust) == (Place.OUT, Trust.AGENT)
     with pytest.raises(KernelError, match="nothing was said"):
         memory.note("The user lives in Porto.", store.session("empty", user="ana"))

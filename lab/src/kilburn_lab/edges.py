@@ -67,7 +67,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Return the facts and entities of a memory whose claim has this name."""
     key = key_of(name)
-    passages = memory.backend.search(key, segments=[memory.number], limit=MAX_PASSAGES)
+    passages = memory.backend.words.search(key, segments=[memory.number], limit=MAX_PASSAGES)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
         (page, state)
@@ -163,7 +163,7 @@ def _ends(memory: Collection, recorded_until: float) -> dict[int, float | None]:
     """Return when each page ceased to be true, by what was written up to a time; None for a page that was restored. A page that
     was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
-    for event in memory.events():
+    for event in memory.ledger.events():
         if event.time > recorded_until:
             break
         if event.data.get("at") == Place.PROPOSED:
@@ -175,7 +175,7 @@ def _ends(memory: Collection, recorded_until: float) -> dict[int, float | None]:
 
 
 def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
-    texts = memory.backend.texts({page.digest for page, _ in rows}) if rows else {}
+    texts = memory.backend.contents.texts({page.digest for page, _ in rows}) if rows else {}
     rivals = contested((memory.number, page.claim) for page, _ in rows)
     return [
         Edge(
@@ -222,7 +222,7 @@ def unmerge(memory: Collection, address: str) -> None:
     Raises:
         UnknownAddress, Forgotten. KernelError: it is no such edge.
     """
-    (number,) = memory.resolve(address)[:1]
+    (number,) = memory.contents.resolve(address)[:1]
     page, _ = memory.read(number)
     if page.claim is None or page.claim.relation != ALIAS:
         raise KernelError(f"{address} merges nothing", advice="give the address of an edge that `merge` returned")

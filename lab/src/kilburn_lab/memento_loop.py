@@ -305,7 +305,7 @@ class MementoLoop:
             outcome.blocks.append(closed)
             yield closed
         if found.blocks:
-            outcome.shown.append((draft.held, self.session.use))
+            outcome.shown.append((draft.held, self.session.prompts.use))
 
 
 def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:

@@ -162,7 +162,7 @@ class Branching(Agent):
         window = self.session.window
         waiting = [window.pages[number] for number in window.waiting()]
         calls = [
-            Part(kind=Kind.CALL, text=self.session.text(page.id), call=page.call, name=page.name)
+            Part(kind=Kind.CALL, text=self.session.contents.text(page.id), call=page.call, name=page.name)
             for page in waiting
             if page.name in self.agents
         ]
@@ -213,13 +213,13 @@ class Branching(Agent):
                 self._begun.append(part.call or "")
             branch = self.session.fork(branch_prompt(texts["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
             limits = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
-            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
+            branch.ledger.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
         outcome, text = _read_outcome(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
             _record_outcome(branch, outcome, text)
         message = branch.branches.returning(text)
-        branch.release()
+        branch.store.release(branch.name)
         return message
 
     def _done(self, part: Part) -> Message | None:
@@ -236,7 +236,7 @@ class Branching(Agent):
             if any(page.answers and result in page.sources for page in window.resident()):
                 return None  # it was recalled, and the recalled text is in the window
             notice = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
-            return result_message(part, f"{notice}\n{self.session.text(result)}", sources=(result,))
+            return result_message(part, f"{notice}\n{self.session.contents.text(result)}", sources=(result,))
         return None
 
     def _open_branch(self, part: Part) -> Session | None:
@@ -264,7 +264,7 @@ class Branching(Agent):
 
     def _inside(self, agent: SubAgent, branch: Session, path: Path | None = None) -> Branching:
         if agent.policy:
-            branch.decide_by(resolve("policies", agent.policy), agent.policy)
+            branch.edits.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
         options |= {"rights": agent.rights, "confirm": self.confirmation}
         agents, tools = [*self.agents.values()], agent.tools
@@ -327,7 +327,7 @@ class Branching(Agent):
         assert fork is not None
         own_pages = [page for number, page in pages.items() if number > fork.known]
         steps = sorted({page.message for page in own_pages if page.role is Role.ASSISTANT})[-STEPS_TAKEN_BACK:]
-        self.session.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
+        self.session.edits.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
         self.session.append(text_message(Role.USER, text, trust=Trust.AGENT))
         reply = run_to_end(self._reply(), self._show)
@@ -348,7 +348,7 @@ def branch_prompt(prompt: str) -> str:
 
 def _record_outcome(branch: Session, outcome: BranchOutcome, text: str) -> None:
     """Write down how a branch ended and its result, before its parent has it."""
-    branch.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
+    branch.ledger.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
     branch.append({"role": "assistant", "content": text})
 
 
@@ -361,14 +361,14 @@ def _close(branch: Session, text: str) -> None:
             if fork.call in branch.window.waiting():
                 _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
         _record_outcome(branch, BranchOutcome.ABANDONED, text)
-    branch.exit(text if outcome is None else result)
+    branch.branches.exit(text if outcome is None else result)
 
 
 def _read_outcome(branch: Session) -> tuple[BranchOutcome | None, str]:
     """Return how a branch ended and its result, if its parent does not have it yet because of a crash."""
-    noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
+    noted = [event.data["branch"] for event in branch.ledger.events() if event.act is Act.NOTE and "branch" in event.data]
     if not noted:
         return None, ""
     last = branch.window.last
     forgotten = branch.window.at(last) is Place.DROPPED
-    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.text(last)
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.contents.text(last)

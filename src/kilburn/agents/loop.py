@@ -194,9 +194,9 @@ def set_up(session: Session, system: str, beside: int) -> None:
     """
     if system and not session.window.last:
         session.append({"role": "system", "content": system})
-    budget, overhead = session.budget, beside + int(getattr(session.counter, "overhead", 0))
+    budget, overhead = session.prompts.budget, beside + int(getattr(session.counter, "overhead", 0))
     if overhead != budget.overhead:
-        session.resize(Budget(budget.window, budget.reserve, overhead))
+        session.edits.resize(Budget(budget.window, budget.reserve, overhead))
 
 
 def shrink(session: Session, tokens: int, error: Overlong) -> None:
@@ -209,10 +209,10 @@ def shrink(session: Session, tokens: int, error: Overlong) -> None:
     Raises:
         Overlong: `error` itself, if the pins leave nothing to remove.
     """
-    budget = session.budget
+    budget = session.prompts.budget
     room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, MIN_WINDOW_TOKENS))
     try:
-        session.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
+        session.edits.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
     except PinsExceedWindow:
         raise error from None
 
@@ -498,7 +498,7 @@ class Agent:
         if isinstance(notes, CoreMemory):
             self.core = notes
         else:
-            self.core = CoreMemory(session.store.notes(session.user), *notes)
+            self.core = CoreMemory(session.store.notes(session.info.user), *notes)
         if self.core.names and recall <= 0:
             raise SpecError(f"notes={notes!r} without room for them"[:200], advice="give recall=TOKENS, such as 500")
         self.session, self.clock, self.above = session, clock, above
@@ -539,13 +539,13 @@ class Agent:
     @property
     def _room(self) -> int:
         """Tokens that are reserved for what is brought beside a prompt."""
-        window = self.session.budget.window
+        window = self.session.prompts.budget.window
         return self._known_room + (brought.room_for(window) if self.searches else 0)
 
     @property
     def _known_room(self) -> int:
         """Of these, those for notes and what is known."""
-        return max(0, min(self.recall, self.session.budget.window // 4))
+        return max(0, min(self.recall, self.session.prompts.budget.window // 4))
 
     def _learn(self) -> None:
         """Learn from what was said, in a thread. What an earlier thread has not done yet is done after the next run."""
@@ -553,7 +553,7 @@ class Agent:
             self.learn.wake()
             return
         last = self.learning
-        if self.learn is None or self.session.readonly or (last is not None and not last.done):
+        if self.learn is None or self.session.backend.readonly or (last is not None and not last.done):
             return
         # A model that keeps failing is left alone for a while.
         self._runs += 1
@@ -702,10 +702,10 @@ class Agent:
             if reply is None:
                 prompt, passages = self._prompt()
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.session.budget.overhead - self._unused(passages)
+        counted = prompt.tokens + self.session.prompts.budget.overhead - self._unused(passages)
         usage, count = reply.usage, self.session.counter.count
         counted_usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        if isinstance(usage, Tokens) and self.session.observe(usage, counted):
+        if isinstance(usage, Tokens) and self.session.prompts.observe(usage, counted):
             usage = plausible_usage(usage, counted_usage, self.limits.reply)
         else:
             usage = counted_usage
@@ -727,7 +727,7 @@ class Agent:
         prompt = to_send(self.session.render(self.model.form))
         missed = None
         if self.searches and not self.session.window.whole:
-            missed = brought.bring(self.session, brought.room_for(self.session.budget.window))
+            missed = brought.bring(self.session, brought.room_for(self.session.prompts.budget.window))
         parts = [part for part in (self._known(), missed) if part is not None]
         if not parts:
             return prompt, None
@@ -753,7 +753,7 @@ class Agent:
                 session.store,
                 brought.asked(session),
                 room,
-                session.user,
+                session.info.user,
                 without=session.name,
                 notes=self.core.shown(),
             )
@@ -960,9 +960,9 @@ class Agent:
         }
         if consent:
             data["consent"] = str(consent)
-        self.session.record(Act.NOTE, self._call_page(part), policy="access", **data)
+        self.session.ledger.record(Act.NOTE, self._call_page(part), policy="access", **data)
         if consent is Consent.YES:
-            self.session.flush()
+            self.session.ledger.flush()
             return
         answer = f"; {REFUSALS[consent]}" if consent else ""
         raise AccessDenied(decision.why + answer, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))

@@ -391,7 +391,7 @@ class _Office:
         again = self._awake(JobKind.EMBED)
         resting = {job.segment for job in kept(self._backend) if job.kind == JobKind.EMBED} - {job.segment for job in again}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
-        asked = self._backend if isinstance(self._backend, Nearby) else None
+        asked = self._backend.vectors if isinstance(self._backend.vectors, Nearby) else None
         untended = asked is not None and not self._prepared
         if not vectors.behind(self._left) and not untended:
             settle(self._backend, again)

@@ -297,7 +297,7 @@ class Store:
                 planner.reopen()
             except StoreStale:
                 # Another program went on with it while it was read.
-                made.refresh()
+                made.ledger.refresh()
         return made
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
@@ -423,7 +423,7 @@ class Store:
             if info is not None and not info.damaged:
                 with self._lock:
                     memory = self._collect(info)
-                memory.record(Act.SEARCH, found, cause="fault")
+                memory.ledger.record(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,
@@ -520,7 +520,7 @@ class Store:
             return made_from(self.backend, found), []
         if address is None:
             return {}, [*self._below(found), found]
-        return self.segment(found.number).forgettable(address), []
+        return self.segment(found.number).contents.forgettable(address), []
 
     def _below(self, info: SegmentInfo) -> list[SegmentInfo]:
         """The branches of a session, and those that are damaged, too."""

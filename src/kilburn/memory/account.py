@@ -18,9 +18,9 @@ from kilburn.page import Page, address_of, span_of
 def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
     """Return all about a page of a collection."""
     return {
-        "user": memory.user,
+        "user": memory.info.user,
         "address": page.address,
-        "text": memory.text(page.id),
+        "text": memory.contents.text(page.id),
         "kind": str(page.kind),
         "since": since_of(page),
         "until": until_of(page, state),
@@ -45,7 +45,7 @@ def progress(store: Store, memory: Collection) -> list[dict[str, Any]]:
         if event.act is Act.NOTE and event.data.get("learned") in names:
             waiting = [span_of(first, last) for first, last in event.data.get("waiting", ())]
             rows[event.data["learned"], event.policy] = {
-                "user": memory.user,
+                "user": memory.info.user,
                 "session": names[event.data["learned"]],
                 "policy": event.policy,
                 "upto": address_of(event.data.get("upto", 0)) if event.data.get("upto") else None,

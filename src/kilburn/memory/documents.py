@@ -143,9 +143,9 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
 
 def _changed(document: Collection, text: str, name: str) -> Ingested:
     """Bring a document up to date with a text in one transaction: keep the chunks that did not change."""
-    head = document.head
+    head = document.ledger.head
     old_pages = in_order(document)
-    texts = document.backend.texts({page.digest for page in old_pages})
+    texts = document.backend.contents.texts({page.digest for page in old_pages})
     old = [texts[page.digest] for page in old_pages]
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:
@@ -202,7 +202,7 @@ def in_order(document: Collection) -> list[Page]:
     pages = {page.id: page for page, _ in document.pages()}
     order: list[int] = []
     added: tuple[int, ...] = ()
-    for event in document.events():
+    for event in document.ledger.events():
         if event.act is Act.ADMIT:
             added = event.pages
         elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
@@ -214,14 +214,14 @@ def in_order(document: Collection) -> list[Page]:
 def document_text(document: Collection) -> str:
     """Return the text of a document as it was handed over last, but for chunks that were forgotten."""
     pages = in_order(document)
-    texts = document.backend.texts({page.digest for page in pages})
+    texts = document.backend.contents.texts({page.digest for page in pages})
     return "".join(texts[page.digest] for page in pages)
 
 
 def documents(store: Store, user: str | None = None) -> Iterator[Collection]:
     """Yield the documents of a tenant, or of one of its users, oldest first."""
     for collection in store.collections():
-        if collection.kind is SegmentKind.DOCUMENT and user in (None, collection.user):
+        if collection.info.kind is SegmentKind.DOCUMENT and user in (None, collection.info.user):
             yield collection
 
 

@@ -162,7 +162,7 @@ class Guidelines:
         if not request.strip():
             return list(notes.values())
         collection = self.notes.collection
-        hits = collection.backend.search(request, segments=[collection.number], limit=max(1, 8 * limit))
+        hits = collection.backend.words.search(request, segments=[collection.number], limit=max(1, 8 * limit))
         nearest = dict.fromkeys(hit.page for hit in hits if hit.page in notes)
         return [notes[page] for page in nearest][: max(0, limit)]
 
@@ -223,7 +223,7 @@ class Guidelines:
         """
         collection = self.notes.collection
         touched = {session.number}
-        for number, pages in session.forgettable(address).items():
+        for number, pages in session.contents.forgettable(address).items():
             keys = [key for key in collection.backend.citing(number, pages) if key[0] == collection.number]
             touched |= {of for page, _ in collection.backend.read(keys).values() for of, _ in page.cites}
         names = {info.number: info.name for info in self.store.sessions()}
@@ -240,7 +240,7 @@ class Guidelines:
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
         collection = self.notes.collection
-        head, report = collection.head, Distilled()
+        head, report = collection.ledger.head, Distilled()
         upto = 0 if anew else self._past.upto(session.number)
         new, last = [], upto
         for episode in episodes(session, upto):
@@ -283,11 +283,13 @@ class Guidelines:
         than the feedback."""
         collection = self.notes.collection
         in_force = {page.name: page for page, state in rows if state.at is Place.OUT}
-        texts = collection.backend.texts(page.digest for page, _ in rows)
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows)
         by_text = {texts.get(page.digest, "").casefold(): page for page in in_force.values()}
-        by_person = {page for event in collection.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
+        by_person = {page for event in collection.ledger.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
         refused = {
-            collection.text(page.id).casefold() for page, state in rows if state.at is Place.RETIRED and page.id in by_person
+            collection.contents.text(page.id).casefold()
+            for page, state in rows
+            if state.at is Place.RETIRED and page.id in by_person
         }
         adds: list[Add] = []
         retired: list[Retire] = []

@@ -262,7 +262,7 @@ class _Bookmarks:
         """Return how far a policy has learned from a session; from nothing, if the ledger does not say."""
         key, block = (session.number, policy), FIRST_SCAN_EVENTS
         with self._lock:
-            head = memory.head
+            head = memory.ledger.head
             if not self._high:
                 self._low = self._high = head
             self._known |= _read_progress(memory, self._high, head)[0]
@@ -321,7 +321,7 @@ class LearningJob:
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
         if cursor := getattr(self.policy, "cursor", ""):
             self.name = f"{self.name} {cursor}"
-        whose = self.session.user if user is None else user
+        whose = self.session.info.user if user is None else user
         self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
         keeper = store.notes(whose) if self.writes is SegmentKind.NOTES else store.memory(whose)
         self.memory = keeper.collection
@@ -368,7 +368,7 @@ class LearningJob:
         """Return how many messages of the user the policy has not read yet, and whether one that it has not read was evicted."""
         progress, session = self._progress(), self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             new = [page for page in session.window.pages.originals() if _is_pending(page.id, progress) and page.kind is Kind.TEXT]
             texts = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
             evicted = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in texts)
@@ -393,7 +393,7 @@ class LearningJob:
         for place, exchange in enumerate(exchanges):
             if self.stopped():
                 return
-            head, spent = self.memory.head, self.spent
+            head, spent = self.memory.ledger.head, self.spent
             try:
                 view = self._view(exchange)
                 course = (yield from self._plan(view)) if view.new else _Course()
@@ -459,9 +459,9 @@ class LearningJob:
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
         """Return whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
-        self.session.refresh()
+        self.session.ledger.refresh()
         pages = (utterance.page.id for utterance in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
+        return self.memory.ledger.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
 
     def _commit(
         self,
@@ -479,7 +479,7 @@ class LearningJob:
         note = cast(Data, {**figures, **data})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
-        rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
+        rows = [self.memory.read(self.memory.contents.resolve(address)[0]) for address in added]
         waits = {place for place, (_, state) in enumerate(rows) if state.at is Place.PROPOSED}
         for place, address in enumerate(added):
             (self.proposed if place in waits else self.stored).append(address)
@@ -494,10 +494,10 @@ class LearningJob:
         """Return the exchanges to learn from, in order, and the last page of the session."""
         session = self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             pages = session.window.pages.originals()
             excluded = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_utterances(session.owner, pages, excluded, lowest_read(session)))
+            heard = list(_utterances(session.contents.owner, pages, excluded, lowest_read(session)))
             is_new = [_is_pending(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
         groups: list[list[int]] = []
         for at, (utterance, wants) in enumerate(zip(heard, is_new, strict=True)):
@@ -520,11 +520,11 @@ class LearningJob:
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
         """Return utterances with their texts. Secrets are replaced by marks; a text with a secret that is to be refused is left
         out."""
-        self.session.fetch(utterance.page for utterance in heard)
+        self.session.contents.fetch(utterance.page for utterance in heard)
         screened = []
         for utterance in heard:
             try:
-                text, _ = screen(self.session.text(utterance.page.id), self.secrets)
+                text, _ = screen(self.session.contents.text(utterance.page.id), self.secrets)
                 screened.append(dataclasses.replace(utterance, text=text))
             except SecretFound as error:
                 log.info("%s of session %s is not learned from: %s", utterance.address, self.session.name, error.what)
@@ -537,12 +537,12 @@ class LearningJob:
         return MemoryView(
             new=self._with_texts(exchange.new),
             earlier=self._with_texts(exchange.earlier),
-            summary=memory.text(summary) if summary else "",
+            summary=memory.contents.text(summary) if summary else "",
             now=self.clock(),
             session=self.session.name,
-            user=memory.user,
+            user=memory.info.user,
             page=lambda page: memory.read(page)[0],
-            text=memory.text,
+            text=memory.contents.text,
             about=self._about,
             summary_page=summary,
             made_from=self._made_from,
@@ -552,7 +552,7 @@ class LearningJob:
     def _note(self, name: str) -> Page | None:
         """Return the page in force of a note."""
         with self.memory.lock:
-            self.memory.refresh()
+            self.memory.ledger.refresh()
             page = (self.memory.named() or {}).get(name)
         return None if page is None else self.memory.read(page)[0]
 
@@ -576,7 +576,7 @@ class LearningJob:
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Return the pages of the memory that match a query and are in force, best first."""
-        return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
+        return self._in_force(self.memory.backend.words.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
         """Return the pages in force whose vectors are nearest to a query, best first; none if there are no vectors."""
@@ -629,7 +629,7 @@ class LearningJob:
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]
-            self.memory.record(
+            self.memory.ledger.record(
                 Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
             )
         return answer
@@ -646,7 +646,7 @@ class LearningJob:
         # Up to half of the hits come from meaning: a paraphrase shares no word with the query.
         by_words = max(limit - len(alike), limit - limit // 2)
         rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:limit]
-        texts = memory.backend.texts(page.digest for page, _ in rows)
+        texts = memory.backend.contents.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
             for at, (page, _) in enumerate(rows)

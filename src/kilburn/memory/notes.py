@@ -65,7 +65,7 @@ class NoteVersion:
         Raises:
             Forgotten, StoreCorrupt.
         """
-        return self._collection.text(self.page)
+        return self._collection.contents.text(self.page)
 
 
 @checked
@@ -95,7 +95,7 @@ class Notes:
     @property
     def head(self) -> int:
         """Number of the last event in their ledger now; 0 where there are none."""
-        return self.collection.head if self._exist() else 0
+        return self.collection.ledger.head if self._exist() else 0
 
     def _exist(self) -> bool:
         backend = self._store.backend
@@ -151,7 +151,7 @@ class Notes:
         Raises:
             StoreCorrupt: one of them was forgotten, or is damaged.
         """
-        return self._store.backend.texts({note.digest for note in versions}) if versions else {}
+        return self._store.backend.contents.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
         """Return a note as it is now.
@@ -344,7 +344,7 @@ class Notes:
         if not self._exist():
             return {}
         with self.collection.lock:
-            self.collection.refresh()
+            self.collection.ledger.refresh()
             return dict(self.collection.named() or {})
 
     def _unknown(self, name: str) -> UnknownAddress:
@@ -361,7 +361,7 @@ class Notes:
         raise NoteConflict(reason, advice=f"read it: it is {current.address} now; then edit that", note=current)
 
     def _version(self, name: str, address: str) -> Page:
-        numbers = self.collection.resolve(address)
+        numbers = self.collection.contents.resolve(address)
         page = self.collection.read(numbers[0])[0]
         if len(numbers) > 1 or page.name != name:
             called = f", but of {page.name!r}" if len(numbers) == 1 and page.name else ""

@@ -55,7 +55,7 @@ def sweep(
     roots: dict[int, list[int]] = {}
     pinned: dict[str, tuple[str, ...]] = {}
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             rows = {page.id: (page, state) for page, state in memory.pages(history=True, proposed=True)}
             over = [number for number, row in rows.items() if _is_over(*row, now, retention, history)]
             holding = _holding_pins(memory, over, {number for number, (_, state) in rows.items() if state.pinned})

@@ -58,7 +58,7 @@ class UserMemory:
 
     def __init__(self, store: Store, collection: Collection) -> None:
         self._store, self.collection = store, collection
-        self.name, self.user = collection.name, collection.user
+        self.name, self.user = collection.name, collection.info.user
 
     def __repr__(self) -> str:
         """Name and size of the memory; no text of a fact."""
@@ -93,7 +93,7 @@ class UserMemory:
         add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
 
         def write() -> str:
-            head = None if quota is None else self.collection.head
+            head = None if quota is None else self.collection.ledger.head
             olds = self._rivals(clean)
             adds = [add, *([doubt_link(olds)] if olds else [])]
             return self.collection.apply(*make_room(quota, self.collection, adds, self.collection.clock()), seen=head)[0]
@@ -116,17 +116,19 @@ class UserMemory:
         """
         clean, _ = screen(text, secrets)
         with session.lock:
-            session.refresh()
-            pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
+            session.ledger.refresh()
+            window = session.window
+            pages = [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
             messages = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
             source_message = next(
-                (page for page in reversed(messages[-MAX_RECENT_MESSAGES:]) if is_said(clean, session.text(page.id))), None
+                (page for page in reversed(messages[-MAX_RECENT_MESSAGES:]) if is_said(clean, session.contents.text(page.id))),
+                None,
             )
             source = source_message or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
             if source is None:
                 raise KernelError("nothing was said yet", advice="a fact that an agent notes cites what was said")
             tainted = source_message is None and lowest_read(session)[source.id] < Trust.AGENT
-            cite = (session.owner(source.id), source.id)
+            cite = (session.contents.owner(source.id), source.id)
 
         def write() -> str:
             olds = self._rivals(clean) if not tainted else []
@@ -147,7 +149,7 @@ class UserMemory:
         backend, number = self.collection.backend, self.collection.number
         queries = [*([pair] if pair is not None else []), *((word, "") for word in words)]
         limit = MAX_FACTS_PER_WORD if words else MAX_RIVALS
-        matches = [[hit.page for hit in hits] for hits in backend.newest(number, queries, limit)]
+        matches = [[hit.page for hit in hits] for hits in backend.words.newest(number, queries, limit)]
         near = matches.pop(0)[:MAX_RIVALS] if pair is not None else []
         # Only the newest facts with a common word are read, so the cost does not grow with the memory.
         weights: dict[int, float] = {}
@@ -159,7 +161,7 @@ class UserMemory:
         # `skim` does not verify: the doubted facts are read again when the doubt is written.
         rows = [page for page, state in (backend.skim(keys).values() if keys else ()) if state.at is Place.OUT]
         facts = [page for page in rows if page.kind is Kind.FACT]
-        texts = backend.texts({page.digest for page in facts}) if facts else {}
+        texts = backend.contents.texts({page.digest for page in facts}) if facts else {}
         is_rival, resembles = rival_test(text), resemblance_test(text) if words else None
         rivals = []
         for fact in facts:
@@ -184,7 +186,7 @@ class UserMemory:
         clean, _ = screen(text, secrets)
 
         def write() -> str:
-            head, pages = self.collection.head, self.collection.resolve(address)
+            head, pages = self.collection.ledger.head, self.collection.contents.resolve(address)
             if len(pages) != 1:
                 raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
             _, state = self.collection.read(pages[0])
@@ -259,7 +261,7 @@ class UserMemory:
         store, time = self._store, self.collection.clock() if at is None else at
         search = Searcher(self.collection.backend, store.ranking, store.vectors, [self.collection.info])
         hits = search.findings(query, tokens, time, self.collection.counter, limit=limit, at=at, abstain=abstain)
-        self.collection.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
+        self.collection.ledger.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 
     async def asearch(

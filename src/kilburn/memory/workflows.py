@@ -197,7 +197,7 @@ class Workflows:
     def list(self) -> Sequence[Record]:
         """Return those in force, by name."""
         tally, notes = self._tally(), self.notes.list(FOLDER)
-        texts = self.notes.collection.backend.texts(note.digest for note in notes)
+        texts = self.notes.collection.backend.contents.texts(note.digest for note in notes)
         records = []
         for note in notes:
             won, lost = tally.get(note.page, (0, 0))
@@ -290,7 +290,7 @@ class Workflows:
     def _write(self, episode: Episode, verdict: bool | None, workflow: Workflow | None, report: Induced, *, anew: bool) -> None:
         """Write the outcome of an episode, with how far the session was learned from, in one transaction."""
         collection = self.notes.collection
-        head = collection.head
+        head = collection.ledger.head
         if not anew and self._past.upto(episode.number) >= episode.last:
             return  # another writer was faster
         rows = versions(collection, FOLDER)
@@ -307,7 +307,7 @@ class Workflows:
                 if lost + 1 - won >= MAX_LOSS_LEAD and not state.pinned:
                     moves.append(Retire((page.id,), why=f"lost {lost + 1} of {won + lost + 1}"))
                     retired.append(row.name or "")
-        texts = collection.backend.texts(page.digest for page, _ in rows) if workflow is not None else {}
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows) if workflow is not None else {}
         signatures = {Workflow.parse(text).signature for text in texts.values()}
         is_new = workflow is not None and workflow.signature not in signatures
         name = ""
@@ -335,7 +335,7 @@ class Workflows:
         something else may be to blame."""
         if (self.notes.collection.number, page.id) not in episode.cited:
             return False
-        steps = Workflow.parse(self.notes.collection.text(page.id)).steps
+        steps = Workflow.parse(self.notes.collection.contents.text(page.id)).steps
         plain = [(call.tool, _plain(call.arguments)) for call in episode.calls]
         matches = [[tool == called and _fits(form, arguments) for called, arguments in plain] for tool, form in steps]
         if not matches or not any(matches[0]):

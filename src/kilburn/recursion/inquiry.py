@@ -108,7 +108,7 @@ class Inquiry:
 
     def rejoin(self, run: RunRecord) -> None:
         """Resume a recorded run: from here on it belongs to this program."""
-        with self.session.batch() as kernel:
+        with self.session.edits.batch() as kernel:
             # This fails if the session was changed since it was read.
             kernel.record(Act.NOTE, policy="user", why="resumed", resumed=run.first, seconds=run.spent.seconds)
         self.resident = run.resident
@@ -119,8 +119,8 @@ class Inquiry:
         """Pin the question and the description of the text where there is room."""
         session, pages = self.session, (first, first + 1)
         self.last = (first + 1,)
-        self._seen = session.head
-        if sum(map(session.window.cost, pages)) <= session.capacity // 4:
+        self._seen = session.ledger.head
+        if sum(map(session.window.cost, pages)) <= session.prompts.capacity // 4:
             for page in pages:
                 session.pin(f"p{page}")
         self._pinned = [f"p{page}" for page in pages if page in session.window.pins]
@@ -180,7 +180,7 @@ class Inquiry:
         # Sources that the recorded cell did not have become sources of the next one.
         cites = set(page.cites)
         self._cited += [key for key in message.cites if key not in cites]
-        if self.session.text(recorded) != message.parts[0].text:
+        if self.session.contents.text(recorded) != message.parts[0].text:
             self.rerun.differing.append(page.address)
         return recorded
 
@@ -191,7 +191,7 @@ class Inquiry:
 
     def write(self) -> None:
         """Write what was only recorded so far."""
-        self.session.flush()
+        self.session.ledger.flush()
 
     def fork(self, prompt: str, *, system: str = "", calls: bool) -> Session:
         """Fork a branch for the sub-calls, or for a run below."""

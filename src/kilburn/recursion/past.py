@@ -44,7 +44,7 @@ class Past:
     def sessions(self) -> list[dict[str, Any]]:
         """Return the sessions, oldest first: name, pages, tokens."""
         if isinstance(self._past, Session):
-            figures = [(self._past.name, self._past.figures)]
+            figures = [(self._past.name, self._past.ledger.figures)]
         else:
             infos = [info for info in self._past.sessions() if not info.damaged and self._is_past(info.name, 1)]
             figures = [(info.name, figures_of(self._past.backend, info)[0]) for info in infos]
@@ -75,7 +75,7 @@ class Past:
             last = int(recorded.reply or 0)
         end = opened.window.last if last is None else last
         chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
-        opened.fetch(chosen)
+        opened.contents.fetch(chosen)
         self._sub_calls.note(call, str(end), self._keys((opened, page.id) for page in chosen), recorded)
         return [
             {
@@ -83,7 +83,7 @@ class Past:
                 "role": str(page.role),
                 "kind": str(page.kind),
                 "tokens": page.tokens,
-                "text": opened.text(page.id),
+                "text": opened.contents.text(page.id),
             }
             for page in chosen
         ]
@@ -95,7 +95,7 @@ class Past:
         for session, page in pages:
             if session.name not in is_citable:
                 is_citable[session.name] = shares_store(self._reader, session)
-            key = (session.owner(page), page)
+            key = (session.contents.owner(page), page)
             if is_citable[session.name]:
                 keys[key] = None
         return tuple(keys)
@@ -123,7 +123,7 @@ class Past:
 
 
 def _originals(session: Session) -> list[Page]:
-    return [page for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
+    return [page for page, state in session.contents.pages() if page.id > 0 and state.at is not Place.DROPPED]
 
 
 def shares_store(session: Session, second: Session) -> bool:

@@ -86,7 +86,7 @@ class Entry(NamedTuple):
 
 def note(session: Session, why: str, pages: Iterable[int] = (), /, **data: Unpack[Data]) -> None:
     """Record a note about a run in the ledger of its session; it is written with the next commit."""
-    session.record(Act.NOTE, [*pages], policy="user", why=why, **data)
+    session.ledger.record(Act.NOTE, [*pages], policy="user", why=why, **data)
 
 
 def note_data(event: Event) -> Data:
@@ -144,7 +144,7 @@ class RunRecord:
         self.limits = msgspec.convert(question["limits"], Limits)
         self.cell_bounds = msgspec.convert(question["bounds"], Bounds)
         self.functions: tuple[str, ...] = tuple(question["functions"])
-        self.question = session.text(self.first)
+        self.question = session.contents.text(self.first)
         if self.ended.get("page") and self.ended["page"] not in session.window.pages:
             self.ended = {}  # the answer was not written
         self.more = bool(goes_on and self._has_more(new_limits or {}))
@@ -161,7 +161,7 @@ class RunRecord:
         the seconds of the earlier parts."""
         question: Data = {}
         began = earlier_seconds = 0.0
-        for event in self.session.events():
+        for event in self.session.ledger.events():
             data = note_data(event)
             if "asked" in data:
                 question, began, earlier_seconds = data, event.time, 0.0
@@ -221,7 +221,7 @@ class RunRecord:
                 reason = f"the session {self.session.name!r} went on with something else"
                 raise SpecError(reason, advice="ask again in a new session")
             previous = page
-        part = self.session.part
+        part = self.session.contents.part
         self.replies = [Message(role=Role.ASSISTANT, parts=tuple(part(page)[0] for page in parts)) for parts in replies.values()]
         self.ends = [parts[-1].id for parts in replies.values()]
         self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
@@ -239,7 +239,7 @@ class RunRecord:
             branch = self.session.branches.open(name)
             if calls:
                 entries += self._read_entries(branch)
-            elif any("asked" in note_data(event) for event in branch.events()):
+            elif any("asked" in note_data(event) for event in branch.ledger.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
@@ -258,7 +258,7 @@ class RunRecord:
 
     def _read_entries(self, branch: Session) -> list[Entry]:
         why: dict[int, str] = {}
-        for event in branch.events():
+        for event in branch.ledger.events():
             self._count(event)
             if event.act is Act.NOTE and event.pages:
                 why[event.pages[0]] = event.why
@@ -273,7 +273,7 @@ class RunRecord:
         return entries
 
     def _originals(self, session: Session, first: int) -> list[Page]:
-        pages = [(page, state) for page, state in session.pages() if page.id > first]
+        pages = [(page, state) for page, state in session.contents.pages() if page.id > first]
         for page, state in pages:
             if state.at is Place.DROPPED and not (self.goes_on and self.ended):
                 raise Forgotten(f"{page.address} of {session.name!r} was forgotten", advice="ask again in a new session")
@@ -301,7 +301,9 @@ class RunRecord:
         if entry is None:
             return None if self.goes_on else SubCallResult(None, "it is not in the recorded run")
         page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
-        return SubCallResult(entry.branch.text(entry.reply.id), "", page) if entry.reply else SubCallResult(None, entry.why, page)
+        if entry.reply is None:
+            return SubCallResult(None, entry.why, page)
+        return SubCallResult(entry.branch.contents.text(entry.reply.id), "", page)
 
     def run(self, question: str, digest: str) -> RunRecord | None:
         """Return the recorded run below this one that asked this question; None if there is none and the run goes on.
@@ -322,7 +324,7 @@ class RunRecord:
         for _, branch, prompt, reply, why in self._entries:
             failures.pop(prompt.digest, None)
             if reply is None:
-                failures[prompt.digest] = Missing(prompt=prompt_head(branch.text(prompt.id)), why=why)
+                failures[prompt.digest] = Missing(prompt=prompt_head(branch.contents.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
         return (*failures.values(), *refused, *(missing for run in self._below for missing in run.missing))
 

@@ -153,7 +153,7 @@ class RecursiveModel(Agent):
             on_iteration_complete=on_iteration_complete,
         )
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
-        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.capacity)))
+        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.prompts.capacity)))
         self.asked = limits or Limits(steps=30)
         self.free = free or threading.BoundedSemaphore(parallel)
         self.outer, self._options, self._asking = above, options, threading.Lock()
@@ -248,7 +248,7 @@ class RecursiveModel(Agent):
     def _tell(self, messages: Sequence[Any], text: Variable | None, past: bool) -> None:
         """Append the question, and the description of the text for the model."""
         system = self._system(self.depth, past)
-        systems = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
+        systems = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
         if text is not None:
             description = f"{text.told()}\nIt begins:\n{quote('context', text.head)}"
         else:
@@ -395,7 +395,7 @@ class RecursiveModel(Agent):
         message = text_message(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
         page = run.admit(message, run.page)
         run.last = (page,)
-        run.show(Returned("", self.session.text(page), failed))
+        run.show(Returned("", self.session.contents.text(page), failed))
         return True
 
     def _work(self, calls: Sequence[Part], loop: Any) -> Iterator[RunEvent]:
@@ -411,7 +411,7 @@ class RecursiveModel(Agent):
                 page = run.admit(message, code)
             if part.name == REPL.name:
                 run.last = (page,)
-            yield Returned(part.call or "", self.session.text(page), failed)
+            yield Returned(part.call or "", self.session.contents.text(page), failed)
 
     def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
         if part.name != REPL.name:
@@ -662,7 +662,7 @@ def _recorded_result(run: RunRecord) -> RecursiveResult:
     """Return the result of a run that has ended, from its pages."""
     ending, content = run.ended, None
     if ending["page"]:
-        text = run.session.text(ending["page"])
+        text = run.session.contents.text(ending["page"])
         content = msgspec.json.decode(text) if ending["json"] else text
     return RecursiveResult(
         outcome=AnswerOutcome(ending["answered"]),

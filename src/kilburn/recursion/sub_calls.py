@@ -276,8 +276,8 @@ class SubCalls:
             self._check()
             if self._session is None:
                 self._session = self._branch()
-                self._session.decide_by(resolve("policies", "fifo"), "fifo")
-                self._session.resize(Budget(WIDE_WINDOW))
+                self._session.edits.decide_by(resolve("policies", "fifo"), "fifo")
+                self._session.edits.resize(Budget(WIDE_WINDOW))
             session = self._session
             number, page, messages, failures = session.number, session.window.last, list[Message](), dict[int, str]()
             replies: list[Key] = []
@@ -301,7 +301,7 @@ class SubCalls:
             session.append(*messages)
             for failed, why in failures.items():
                 note(session, why, [failed])
-            session.flush()
+            session.ledger.flush()
             for entry in self._waiting:
                 # Later entries need its key; its own sources are in its page.
                 entry.key, entry.previous = keys.get(entry), None
