@@ -621,29 +621,29 @@ class Agent:
         Events of branches are among them, as `InBranch`: in order for each branch, interleaved for parallel branches. Branches
         do not wait for the caller to take an event.
         """
-        outer_span, self._span = self._span, self._begun_span()
-        try:
+        with self._traced():
             yield from self._events(text, loop)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Run in a span, which gets the figures of the run or its error."""
+        model = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._function_name, tracing.MODEL: self.model.name}
+        span = tracing.begin(f"invoke_agent {self._function_name}", model, about={tracing.CONVERSATION: self.session.name})
+        outer_span, self._span = self._span, span
+        try:
+            yield
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._span.fail(type(error).__name__)
+            span.fail(type(error).__name__)
             raise
         finally:
-            self._end_span()
+            if span.wanted:
+                spent = self.account.outcome
+                figures = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
+                span.set({f"kilburn.{name}": value for name, value in figures.items()})
+            span.end()
             self._span = outer_span
-
-    def _begun_span(self) -> tracing.Span:
-        attributes = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._function_name, tracing.MODEL: self.model.name}
-        about = {tracing.CONVERSATION: self.session.name}
-        return tracing.begin(f"invoke_agent {self._function_name}", attributes, about=about)
-
-    def _end_span(self) -> None:
-        if self._span.wanted:
-            spent = self.account.outcome
-            figures = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
-            self._span.set({f"kilburn.{name}": value for name, value in figures.items()})
-        self._span.end()
 
     def _events(self, text: str | dict[str, Any] | Message | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
         self.account, self.returned = Account(self.limits, self.clock, self.above), None

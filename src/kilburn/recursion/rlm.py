@@ -201,15 +201,8 @@ class RecursiveModel(Agent):
     def _ask(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
     ) -> RecursiveResult:
-        self._span = self._begun_span()
-        try:
-            with self._span.current():
-                return self._answered(messages, source, past, kind, watch)
-        except BaseException as error:
-            self._span.fail(type(error).__name__)
-            raise
-        finally:
-            self._end_span()
+        with self._traced(), self._span.current():
+            return self._answered(messages, source, past, kind, watch)
 
     def _answered(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
