@@ -306,7 +306,7 @@ class Branching(Agent):
         if result.finish not in LIMITS:
             return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
-        if result.steps and not (above is not None and above.ended(below=True)):
+        if result.steps and not (above is not None and above.reached_limit(below=True)):
             return self._forced(result.finish)
         return BranchOutcome.NOTHING, f"[no result: the limit of {result.finish} was reached]"
 
@@ -317,7 +317,7 @@ class Branching(Agent):
             Cancelled: that run was cancelled while the model is still speaking; its reply is not admitted.
         """
         if isinstance(event, Said):
-            self.account.go_on()
+            self.account.check_cancelled()
         if self.caller is not None:
             self.caller.show(in_branch(self.session.name, event))
 

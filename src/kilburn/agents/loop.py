@@ -268,7 +268,7 @@ class Account:
                 account.outcome.add(1, usage.total, account.limits.prices.cost(usage))
                 account = account.above
 
-    def take_up(self, spent: RunResult) -> None:
+    def add_spent(self, spent: RunResult) -> None:
         """Count what an earlier part of the run spent; the runs above count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
@@ -293,7 +293,7 @@ class Account:
             share=share,
         )
 
-    def ended(self, *, below: bool = False) -> str:
+    def reached_limit(self, *, below: bool = False) -> str:
         """Return the name of the limit of this run, or of one above it, that has been reached, or "".
 
         Args:
@@ -302,10 +302,10 @@ class Account:
         Raises:
             Cancelled: a run above it was cancelled.
         """
-        self.go_on()
-        return self.reached(below=below) or (self.above.ended(below=True) if self.above is not None else "")
+        self.check_cancelled()
+        return self.reached(below=below) or (self.above.reached_limit(below=True) if self.above is not None else "")
 
-    def go_on(self) -> None:
+    def check_cancelled(self) -> None:
         """Raise if a run above this one was cancelled.
 
         Raises:
@@ -317,10 +317,10 @@ class Account:
                 raise Cancelled("the run that began this branch was given up", advice="run the agent again to go on with it")
             above = above.above
 
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Return the seconds that are left for one call of the model; None for no limit."""
         own_seconds = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
-        above = self.above.left() if self.above is not None else None
+        above = self.above.remaining_seconds() if self.above is not None else None
         return min((seconds for seconds in (own_seconds, above) if seconds is not None), default=None)
 
 
@@ -657,7 +657,7 @@ class Agent:
         if self.above is None:
             self.confirmation.begin()
         while self.returned is None:
-            spent = self.account.ended()
+            spent = self.account.reached_limit()
             if spent:
                 outcome.finish = spent
                 break
@@ -777,7 +777,7 @@ class Agent:
             system=prompt.system,
             tools=self.specs,
             max_tokens=self.limits.reply,
-            timeout=self.account.left(),
+            timeout=self.account.remaining_seconds(),
         )
 
     def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:

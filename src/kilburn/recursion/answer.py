@@ -88,7 +88,7 @@ class AnswerVariable:
         self._sandbox, self._kind = sandbox, kind
         self.ready, self.content = False, None
 
-    def held(self) -> Any:
+    def current(self) -> Any:
         """Return the content, ready or not; None if there is none."""
         try:
             value = self._sandbox.get("answer")
@@ -96,7 +96,7 @@ class AnswerVariable:
             return None  # the sandbox has ended, or code replaced the variable
         return value.get("content") if isinstance(value, dict) else None
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Check the variable after a cell. Return what is wrong with it, in words for the model, or "". A wrong value is
         reset."""
         try:

@@ -106,14 +106,14 @@ class Inquiry:
         session.append(text_message(Role.USER, description, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
-    def rejoin(self, run: RunRecord) -> None:
+    def resume(self, run: RunRecord) -> None:
         """Resume a recorded run: from here on it belongs to this program."""
         with self.session.edits.batch() as kernel:
             # This fails if the session was changed since it was read.
             kernel.record(Act.NOTE, policy="user", why="resumed", resumed=run.first, seconds=run.spent.seconds)
         self.resident = run.resident
         self._hold(run.first)
-        self._take_up()
+        self._count_recorded()
 
     def _hold(self, first: int) -> None:
         """Pin the question and the description of the text where there is room."""
@@ -125,24 +125,24 @@ class Inquiry:
                 session.pin(f"p{page}")
         self._pinned = [f"p{page}" for page in pages if page in session.window.pins]
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         """Unpin what the run kept in the window, because the question is answered."""
         for pinned in self._pinned:
             self.session.unpin(pinned)
 
-    def again(self) -> Reply | None:
+    def next_recorded(self) -> Reply | None:
         """Return the root's next reply in the record; None where the record ends."""
         if not self.rerun.left:
             return None
         message, self.page = self.rerun.left.popleft()
-        self._take_up()
+        self._count_recorded()
         return Reply(message=message)
 
-    def _take_up(self) -> None:
+    def _count_recorded(self) -> None:
         """Count what the recorded part spent once its replies are used up, so that limits hold for both parts together."""
         record = self.rerun.record
         if record is not None and not self.rerun.left:
-            self.whole.take_up(record.spent)
+            self.whole.add_spent(record.spent)
             self.own.outcome.steps += len(record.replies)
 
     # The session

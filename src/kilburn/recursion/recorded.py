@@ -354,7 +354,7 @@ class Rerun:
         """Return whether the run was cut off in the cell of this page."""
         return self.record is not None and self.record.is_open(code)
 
-    def news(self) -> Iterable[str]:
+    def notices(self) -> Iterable[str]:
         """Yield notices for the model, each once, before its first reply that is not in the record."""
         if self.differing and not self._said["differing"]:
             self._said["differing"] = True

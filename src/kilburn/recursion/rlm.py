@@ -232,7 +232,7 @@ class RecursiveModel(Agent):
             run.answer = AnswerVariable(run.sandbox, kind)
             run.before = MEMORY if past is not None else ""
             if run.rerun.record is not None:
-                run.rejoin(run.rerun.record)
+                run.resume(run.rerun.record)
             else:
                 self._tell(messages, text, past is not None)
             outcome, content, limit = self._work_out()
@@ -243,7 +243,7 @@ class RecursiveModel(Agent):
         system = self._system(self.depth, past)
         systems = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
         if text is not None:
-            description = f"{text.told()}\nIt begins:\n{quote('context', text.head)}"
+            description = f"{text.describe()}\nIt begins:\n{quote('context', text.head)}"
         else:
             description = "There is no variable `context`: ask `memory`."
         self.inquiry.begin(
@@ -266,7 +266,7 @@ class RecursiveModel(Agent):
         missing = (*run.sub_calls.missing, *run.missing)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
             outcome = AnswerOutcome.PARTIAL
-        run.let_go()
+        run.unpin()
         run.check()
         is_new = content is not None and outcome is not AnswerOutcome.SAID
         page = session.window.last + 1 if is_new else run.page if content is not None else 0
@@ -302,7 +302,7 @@ class RecursiveModel(Agent):
         run, replies = self.inquiry, 0
         prose: str | None = None
         while not run.answer.ready:
-            if limit := run.whole.ended():
+            if limit := run.whole.reached_limit():
                 return self._unready(limit)
             if run.own.reached():
                 return self._forced()
@@ -322,7 +322,7 @@ class RecursiveModel(Agent):
         run, prose = self.inquiry, ""
         self.account = Account(UNLIMITED, self.clock, run.whole)
         for _ in range(MAX_FORCED_REPLIES if self.asked.steps else 0):
-            if run.whole.ended():
+            if run.whole.reached_limit():
                 break
             run.say('[The limit of steps is reached. Set answer["content"] and answer["ready"] = True now, in one cell.]')
             text = self._step()
@@ -334,16 +334,16 @@ class RecursiveModel(Agent):
         return (AnswerOutcome.SAID, prose, "steps") if prose and ended[1] is None else ended
 
     def _unready(self, limit: str) -> Ended:
-        content = self.inquiry.answer.held()
+        content = self.inquiry.answer.current()
         return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
 
     def _step(self) -> str | None:
         """Take the next reply, from the record or from the model, and run its calls. Return its text if it calls nothing."""
         run = self.inquiry
-        reply, began = run.again(), None
+        reply, began = run.next_recorded(), None
         if reply is None:
-            for news in run.rerun.news():
-                run.say(news)
+            for notice in run.rerun.notices():
+                run.say(notice)
             run.check()
             self._iterations += 1
             began = self.clock()
@@ -434,14 +434,14 @@ class RecursiveModel(Agent):
         try:
             if run.before:
                 sandbox.run(run.before)  # code may have replaced it
-            cell = sandbox.run(code, total=self.account.left())
+            cell = sandbox.run(code, total=self.account.remaining_seconds())
         finally:
             # Answers that were paid for are kept even if the cell is interrupted.
             cites = run.take_cited()
             if run.rerun.output(page) is None:
                 sub_calls.note_refused(self.session, page)
         answered, failed = sub_calls.done - counts[0], sub_calls.failed - counts[1]
-        lines, wrong = [*cell_lines(cell)], run.answer.look()
+        lines, wrong = [*cell_lines(cell)], run.answer.check()
         if sandbox.started > started:
             lines.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
         if answered or failed:

@@ -166,9 +166,9 @@ class SubCalls:
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """What the code can call of it, by name."""
-        return {"llm_query": self.one, "llm_query_batched": self.many}
+        return {"llm_query": self.query, "llm_query_batched": self.query_batched}
 
-    def one(self, prompt: str) -> str:
+    def query(self, prompt: str) -> str:
         """Return the model's reply to a prompt.
 
         Raises:
@@ -179,7 +179,7 @@ class SubCalls:
             raise ToolError(f"this sub-call gave nothing: {why}")
         return reply
 
-    def many(self, prompts: list[str]) -> list[str | None]:
+    def query_batched(self, prompts: list[str]) -> list[str | None]:
         """Return the replies to several prompts, asked in parallel; None for each failed one."""
         with ThreadPoolExecutor(self.workers) as pool:
             asks = [carried(self._ask) for _ in prompts]
@@ -377,7 +377,9 @@ class SubCalls:
                 return None, type(error).__name__
 
     def _complete(self, model: Model, prompt: str) -> str:
-        request = request_of(model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.left())
+        request = request_of(
+            model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.remaining_seconds()
+        )
         reply = complete(model, request)
         count = self._count
         counted = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))

@@ -47,7 +47,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     head: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the description of the text for the model: its type and size, and the names of its parts."""
         size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
         if not self.index:
