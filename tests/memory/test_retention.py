@@ -205,7 +205,7 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Store, text: str) ->
     store.memory(text).remember(text)
     assert facts(store, text) == [text]
     assert facts(store, "bob") == ["Bob's secret"]
-    assert store.memory(text).info.user == text
+    assert store.memory(text).user == text
     assert sweep(store, text, retention=0, history=0).receipt.pages == {}
 
 
