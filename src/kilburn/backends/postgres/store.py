@@ -7,6 +7,7 @@ anything that a connection remembers.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
@@ -50,6 +51,8 @@ from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly
 from kilburn.event import Act, Event
 from kilburn.page import Page, Span
 from kilburn.retrieval import EXACT
+
+log = logging.getLogger("kilburn")
 
 T = TypeVar("T")
 
@@ -133,6 +136,8 @@ class Postgres:
         self.path = self._db.shown
         # Where pgvector is, if the server searches by meaning.
         self._halves = ""
+        # Why erased bytes could not be removed from the server's files.
+        self._hindrance: StoreError | None = None
         self._opened = OpenPlace()
         self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
         try:
@@ -866,7 +871,7 @@ class Postgres:
 
     def unreached(self) -> tuple[str, ...]:
         """Where the server and the cold place, by their own account, may still hold what is erased."""
-        places = self._db.read("reading", lambda statements: held(statements, self._number))
+        places = self._db.read("reading", lambda statements: held(statements, self._number, self._hindrance))
         return places + self._chilling.unreached()
 
     def cold(self) -> dict[str, int]:
@@ -961,14 +966,29 @@ class Postgres:
             self._staying -= some
 
     def _wipe(self) -> None:
-        """Remove erased bytes from the server's files, if there are any."""
-        if self._db.joined is None and not getattr(self._erasing, "inside", False):
-            self._db.erased = not wipe(self._db, self._patience)
+        """Remove erased bytes from the server's files, if there are any. What hinders it is logged; it is tried again with the next
+        erasure, and when the store is opened or closed."""
+        if self._db.joined is not None or getattr(self._erasing, "inside", False):
+            return
+        try:
+            wipe(self._db, self._patience)
+        except StoreError as error:
+            log.warning("%s: erased bytes may still lie in the files of the server: %s", self.path, error)
+            # The next write is not tried for a right that is missing.
+            self._hindrance, self._db.erased = error, not isinstance(error, StoreReadOnly)
+        else:
+            self._hindrance, self._db.erased = None, False
 
-    def wipe(self) -> bool:
-        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
+    def wipe(self) -> None:
+        """Remove erased bytes from the server's files, however large the tables are.
+
+        Raises:
+            StoreReadOnly: the user of the URL may not; the advice says what has to be granted. StoreBusy: others use the tables,
+            or older rows. StoreError: the server did not do it.
+        """
         self._check_writes()
-        return wipe(self._db, self._patience, largest=1 << 62)
+        wipe(self._db, self._patience, largest=1 << 62)
+        self._hindrance, self._db.erased = None, False
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
