@@ -230,8 +230,8 @@ def _new_log(connection: Connection) -> None:
         return
 
 
-# At the first checkpoint after a file of the log is full, the server removes it, or keeps it for use again and writes over it when
-# the log comes there. Between two checkpoints, and in files for use again, there is `max_wal_size` each.
+# At the first checkpoint after a file of the log is full, the server removes it, or keeps it for use again, and writes over it
+# when the log comes there. Between two checkpoints, and in files for use again, there is `max_wal_size` each.
 _HELD = """
 SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s AND xid >= (SELECT before FROM kilburn.wiped)),
     NOT (has_function_privilege(session_user, 'pg_switch_wal()', 'EXECUTE')

@@ -966,8 +966,8 @@ class Postgres:
             self._staying -= some
 
     def _wipe(self) -> None:
-        """Remove erased bytes from the server's files, if there are any. What hinders it is logged; it is tried again with the next
-        erasure, and when the store is opened or closed."""
+        """Remove erased bytes from the server's files, if there are any. What hinders it is logged. It is tried again with the
+        next erasure, and when the store is opened or closed."""
         if self._db.joined is not None or getattr(self._erasing, "inside", False):
             return
         try:
