@@ -135,6 +135,8 @@ TRIES = 8
 # A server that is gone without a word is noticed after some ten seconds, not after hours.
 ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
+_SINGLE = ""
+"""A statement that comes alone is a transaction by itself, with what was set right before it."""
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Whether it may write is for the database's owner to say.
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -321,8 +323,10 @@ class _Pool:
                 taken = self._free.pop() if self._free else None
             if taken is None:
                 break
-            if not taken.told:
-                return taken
+            with suppress(psycopg.Error):
+                taken.statements.settle()
+                if not taken.told:
+                    return taken
             # The server has ended it meanwhile.
             taken.close()
         lost = self._lost
@@ -355,7 +359,8 @@ class _Pool:
             return made
 
     def _give(self, taken: Connection) -> None:
-        if not taken.closed and taken.info.transaction_status is not TransactionStatus.IDLE:
+        is_open = taken.info.transaction_status is not TransactionStatus.IDLE and not taken.statements.is_unsettled
+        if not taken.closed and is_open:
             try:
                 taken.rollback()
             except psycopg.Error as error:
@@ -498,6 +503,12 @@ class Database:
                 return do(statements)
         return self._transact(doing, do, _READ, long=long)
 
+    def rows(self, doing: str, sql: str, *values: object) -> list[Row]:
+        """The rows of one query. It needs no snapshot but its own."""
+        if self.joined is not None:
+            return self.read(doing, lambda statements: statements.rows(sql, *values))
+        return self._transact(doing, lambda statements: statements.send(sql, *values), _SINGLE).fetchall()
+
     def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
 
@@ -532,7 +543,8 @@ class Database:
         values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
         if long:
             connection.silence = LONG
-        statements.send(begin)
+        if begin:
+            statements.send(begin)
         if not (steps or long) and connection.info.server_version >= BOUNDS:
             statements.send(_BOUNDED, *values, silent)
         else:
@@ -556,7 +568,10 @@ class Database:
                     self._begin(connection, begin, long=long)
                     made = do(statements)
                     sent = begin is _WRITE
-                    statements.send("COMMIT")
+                    if begin is _READ:
+                        statements.end_reading()
+                    elif begin:
+                        statements.send("COMMIT")
                 return made
             except StoreError as error:
                 cause = error.__cause__

@@ -395,7 +395,7 @@ class Postgres:
 
     def _ask(self, sql: str, *values: object) -> list[Row]:
         """The rows of one question."""
-        return self._db.read("reading", lambda statements: statements.rows(sql, *values))
+        return self._db.rows("reading", sql, *values)
 
     def forgotten(self, segment: int) -> list[int]:
         """The ids of the pages of a segment that are forgotten, in order."""
