@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.backend import Backend, SegmentInfo, SegmentKind, check_name
+from kilburn.backend import Backend, SegmentInfo, SegmentKind, at_once, check_name
 from kilburn.budget import Budget, Counter
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
@@ -378,8 +378,9 @@ class Store:
             SpecError: no such place. StoreError.
         """
         now = self.clock() if at is None else at
-        search = self._searching(where, user, set(without))
-        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
+        with at_once(self.backend, ahead=True) if self.vectors is None else nullcontext():
+            search = self._searching(where, user, set(without))
+            hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
 

@@ -481,6 +481,11 @@ class Database:
         """The connection of this thread's transaction, if it is in one of several steps."""
         return cast("Connection | None", getattr(self._joined, "connection", None))
 
+    @property
+    def _is_snapshot(self) -> bool:
+        """Whether the transaction that this thread is in only reads."""
+        return getattr(self._joined, "is_snapshot", False)
+
     @contextmanager
     def connection(self, doing: str) -> Iterator[Connection]:
         """A connection of the pool."""
@@ -498,10 +503,13 @@ class Database:
             long: it takes its time, in many statements.
         """
         joined = self.joined
-        if joined is not None:
-            with translate_errors(self.shown, doing), joined.statements as statements:
+        if joined is None:
+            return self._transact(doing, do, _READ, long=long)
+        with translate_errors(self.shown, doing):
+            if self._is_snapshot:
+                return do(joined.statements)
+            with joined.statements as statements:
                 return do(statements)
-        return self._transact(doing, do, _READ, long=long)
 
     def rows(self, doing: str, sql: str, *values: object) -> list[Row]:
         """The rows of one query. It needs no snapshot but its own."""
@@ -509,15 +517,25 @@ class Database:
             return self.read(doing, lambda statements: statements.rows(sql, *values))
         return self._transact(doing, lambda statements: statements.send(sql, *values), _SINGLE).fetchall()
 
-    def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
+    def write(
+        self,
+        doing: str,
+        do: Callable[[Statements], T],
+        settled: Callable[[Statements], T | None] | None = None,
+        *,
+        single: bool = False,
+    ) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
 
         Args:
             settled: finds out, if the reply to the commit was lost, what was done; None if nothing was.
+            single: whether `do` waits for no answer: then all of it is one message, and needs no `BEGIN`.
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _WRITE, settled)
+            return self._transact(doing, do, _SINGLE if single else _WRITE, settled, writes=True)
+        if self._is_snapshot:
+            raise StoreReadOnly(f"{doing} {self.shown}: a snapshot is only read", advice="write after it")
         with translate_errors(self.shown, doing):
             try:
                 with joined.statements as statements:
@@ -558,6 +576,7 @@ class Database:
         settled: Callable[[Statements], T | None] | None = None,
         *,
         long: bool = False,
+        writes: bool = False,
     ) -> T:
         lost = False
         for attempt in range(TRIES):
@@ -567,7 +586,7 @@ class Database:
                     connected = True
                     self._begin(connection, begin, long=long)
                     made = do(statements)
-                    sent = begin is _WRITE
+                    sent = writes
                     if begin is _READ:
                         statements.end_reading()
                     elif begin:
@@ -599,18 +618,30 @@ class Database:
         """
         try:
             if settled is not None:
-                return self._transact(doing, settled, _WRITE)
+                return self._transact(doing, settled, _WRITE, writes=True)
         except StoreError as second:
             log.info("%s", second)
         what = f"{error.what}; whether it was written is not known"
         raise StoreUnavailable(what, advice="try again: what was written is not written twice") from error.__cause__
 
     @contextmanager
-    def together(self, *, snapshot: bool = False) -> Iterator[None]:
-        """One transaction for all that this thread does meanwhile.
+    def snapshot(self) -> Iterator[None]:
+        """Let all that this thread reads meanwhile be as it was at the first read; it goes out with that."""
+        if self.joined is not None:
+            yield
+            return
+        with self.connection("reading") as connection, connection.statements as statements:
+            self._begin(connection, _READ, steps=True)
+            self._joined.connection, self._joined.is_snapshot = connection, True
+            try:
+                yield
+            finally:
+                self._joined.connection, self._joined.is_snapshot = None, False
+            statements.end_reading()
 
-        Args:
-            snapshot: whether it only reads, and all of it as it was at the first read.
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """One transaction for all that this thread does meanwhile.
 
         Raises:
             StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
@@ -621,14 +652,12 @@ class Database:
             return
         sent = False
         try:
-            with self.connection("reading" if snapshot else "writing") as connection:
+            with self.connection("writing") as connection:
                 with connection.statements:
-                    self._begin(connection, _READ if snapshot else _WRITE, steps=True)
+                    self._begin(connection, _WRITE, steps=True)
                 self._joined.connection = connection
                 try:
                     yield
-                    if snapshot:
-                        return  # the pool ends it
                     sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":
@@ -650,7 +679,7 @@ class Database:
             statements.send("SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'kilburn', '')")
             return statements.row(sql, *values) if sql else None
 
-        return self._transact("syncing", wait, _WRITE)
+        return self._transact("syncing", wait, _WRITE, writes=True)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class PostgresTurnstile:
             return statements.send(_TAKE, *given)
 
         # What it answers is read when all was sent: it is one round trip.
-        answer = self._db.write("counting", do)
+        answer = self._db.write("counting", do, single=True)
         rulings = {request: Ruling(refused, wait) for request, refused, wait in answer.fetchall()}
         return [rulings.get(request, Ruling()) for request in range(len(asked))]
 

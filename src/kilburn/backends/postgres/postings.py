@@ -17,7 +17,7 @@ from hashlib import blake2b
 import apsw
 
 from kilburn.backends.passages import passages
-from kilburn.backends.postgres.statements import Statements
+from kilburn.backends.postgres.statements import Sender, Statements
 from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
@@ -112,7 +112,7 @@ def entries_of(segment: int, used: int, page: int, text: str) -> list[Entry]:
     ]
 
 
-def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
+def add(statements: Sender, tenant: int, entries: Sequence[Entry]) -> None:
     """Put passages and their words into the index."""
     numbers, pages, starts, stops, words = zip(*entries, strict=True)
     statements.send(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psycopg
 from psycopg import errors
@@ -122,6 +122,33 @@ class ServerAnswer:
         """The first row, or None. Raises what `fetchall` raises."""
         rows = self.fetchall()
         return rows[0] if rows else None
+
+
+class Sender(Protocol):
+    """Takes statements whose answers nobody reads."""
+
+    def send(self, sql: str, *values: object) -> object:
+        """Send one, now or later."""
+        ...
+
+
+class Merged:
+    """Takes statements that each change other rows, and sends them as one. None of them sees what another one writes."""
+
+    def __init__(self) -> None:
+        self._statements: list[str] = []
+        self._values: list[object] = []
+
+    def send(self, sql: str, *values: object) -> None:
+        """Take one, which does not begin with `WITH`."""
+        self._statements.append(sql)
+        self._values += values
+
+    def end(self, statements: Statements) -> None:
+        """Send them."""
+        *parts, last = self._statements
+        named = ", ".join(f"part{number} AS ({part})" for number, part in enumerate(parts))
+        statements.send(f"WITH {named} {last}" if parts else last, *self._values)
 
 
 class Statements:

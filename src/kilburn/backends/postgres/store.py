@@ -59,17 +59,36 @@ T = TypeVar("T")
 CHUNK = 1000
 """Events, or vectors, that are read at a time: no transaction stays open while a caller thinks."""
 
+AHEAD = 4000
+"""Bytes of a text that is read with what was found in it, at most."""
+
 FEW_EVENTS = 16
 """Events that are read first: what a session was made of stands among them."""
 
 _PAGE = "page.segment, page.id, record, page.seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal"
 _OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND segment = %s ORDER BY id"
 # Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
+# With the texts of the pages, where these are short: each page and its text once, for the first of its passages.
+_HITS = (
+    "SELECT hit.id, hit.page, start, stop, page.segment, record, page.seal, place, pinned, importance, valid_until, state_seal,"
+    " size, codec, data, digest FROM (SELECT own.*,"
+    " row_number() OVER (PARTITION BY own.id >> 32, own.page ORDER BY place) AS turn"
+    " FROM unnest(%s::bigint[]) WITH ORDINALITY AS wanted(id, place) CROSS JOIN LATERAL (SELECT id, page, start, stop"
+    " FROM kilburn.passage WHERE tenant = %s AND passage.id = wanted.id OFFSET 0) AS own) AS hit"
+    " LEFT JOIN LATERAL (SELECT segment, record, seal, convert_to(place, 'UTF8') AS place, pinned, importance, valid_until,"
+    " state_seal, content FROM kilburn.page WHERE tenant = %s AND segment = hit.id >> 32 AND page.id = hit.page OFFSET 0) AS page"
+    " ON turn = 1 LEFT JOIN LATERAL (SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s"
+    " AND digest = page.content AND size <= %s OFFSET 0) AS text ON true"
+)
 _WANTED = (
     "unnest(%s::bigint[], %s::bigint[]) AS wanted(segment, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
     " AND page.segment = wanted.segment AND page.id = wanted.id OFFSET 0) AS page"
 )
 _OF_KEYS = f"SELECT {_PAGE} FROM {_WANTED}"
+_WITH_TEXTS = (
+    f"SELECT {_PAGE}, size, codec, data, digest FROM {_WANTED} LEFT JOIN LATERAL (SELECT size, codec, data, digest"
+    " FROM kilburn.content WHERE content.tenant = page.tenant AND digest = page.content AND size <= %s OFFSET 0) AS text ON true"
+)
 # By their names (OFFSET 0), and not through all of the tenant's because these are in order.
 _UNDER = (
     f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
@@ -81,6 +100,7 @@ _SOME = (
     f" (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id OFFSET 0) AS own"
 )
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
+_NUMBERS = range(-(1 << 63), 1 << 63)
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 # Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
 _WAITING = (
@@ -93,6 +113,28 @@ _WAITING = (
     " ORDER BY passage.id DESC LIMIT %s) AS waits"
     " WHERE segment.tenant = %s AND passages > coalesce(passages_done, 0){among} ORDER BY segment.id DESC, waits.id DESC LIMIT %s"
 )
+
+
+class _Reads:
+    """What was read in a snapshot.
+
+    Args:
+        ahead: whether pages and short texts are read with the passages that are found in them.
+    """
+
+    def __init__(self, *, ahead: bool = False) -> None:
+        self.ahead = ahead
+        self.segments: dict[int, SegmentRow] = {}
+        self.is_whole = False
+        """Whether these are all segments of the tenant."""
+        self.pages: dict[tuple[int, int], Row] = {}
+        self.texts: dict[bytes, Row] = {}
+
+    def take(self, segment: int, page: int, row: Sequence[object]) -> None:
+        """Take a page, and its text if that was read: the rest of its row, then size, codec, data and digest."""
+        self.pages[segment, page] = (segment, page, *row[:-4])
+        if row[-1] is not None:
+            self.texts[row[-1]] = tuple(row[-4:])
 
 
 class Postgres:
@@ -126,7 +168,7 @@ class Postgres:
         _, connections = split_connections(url)
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
-        self._erasing = threading.local()
+        self._erasing, self._local = threading.local(), threading.local()
         # What is said to be leaving, and is not any more.
         self._staying = set[citations.Citation]()
         self.anchor = Anchor()
@@ -172,7 +214,8 @@ class Postgres:
         """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user."""
         if user:
             check_name(user, "user")
-        found = self._db.read("reading", partial(self._named, name=name))
+        rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        found = SEALS.segment_of(rows[0]) if rows else None
         if found is None and create:
             self._check_writes()
             found = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
@@ -219,13 +262,24 @@ class Postgres:
             self.anchor.note(info.number, batch)
         return info
 
+    @property
+    def _reads(self) -> _Reads | None:
+        """What this thread has read in its snapshot, if it is in one."""
+        return getattr(self._local, "reads", None)
+
     def _segments(self, statements: Statements) -> list[SegmentRow]:
-        return [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+        reads = self._reads or _Reads()
+        if not reads.is_whole:
+            rows = [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+            reads.segments, reads.is_whole = {row.number: row for row in rows}, True
+        return list(reads.segments.values())
 
     def _numbered(self, statements: Statements, numbers: Iterable[int]) -> dict[int, SegmentRow]:
-        wanted = [number for number in set(numbers) if -(1 << 63) <= number < 1 << 63]
-        rows = statements.rows(_SOME, wanted, self._number) if wanted else []
-        return {row[0]: SEALS.segment_of(row) for row in rows}
+        reads, wanted = self._reads or _Reads(), set(numbers)
+        missing = [] if reads.is_whole else [number for number in wanted - reads.segments.keys() if number in _NUMBERS]
+        rows = statements.rows(_SOME, missing, self._number) if missing else []
+        reads.segments.update((row[0], SEALS.segment_of(row)) for row in rows)
+        return {number: reads.segments[number] for number in wanted if number in reads.segments}
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
         """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
@@ -322,19 +376,19 @@ class Postgres:
         Raises:
             StoreCorrupt: a segment is damaged.
         """
-        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
-        if not wanted:
-            return {}
+        wanted = [key for key in dict.fromkeys(keys) if all(part in _NUMBERS for part in key)]
+        pages = (self._reads or _Reads()).pages
+        missing = [key for key in wanted if key not in pages]
 
-        def do(statements: Statements) -> dict[tuple[int, int], Row]:
-            segments = statements.send(_SOME, sorted({segment for segment, _ in wanted}), self._number)
-            rows = statements.send(_OF_KEYS, [one for one, _ in wanted], [page for _, page in wanted], self._number)
-            for row in segments.fetchall():
-                SEALS.segment_of(row).whole()
-            return {(row[0], row[1]): row for row in rows.fetchall()}
+        def do(statements: Statements) -> None:
+            answer = statements.send(_OF_KEYS, [one for one, _ in missing], [page for _, page in missing], self._number)
+            for segment in self._numbered(statements, (segment for segment, _ in wanted)).values():
+                segment.whole()
+            pages.update(((row[0], row[1]), row) for row in answer.fetchall())
 
-        found = self._db.read("reading", do)
-        return {key: found[key] for key in wanted if key in found}
+        if missing:
+            self._db.read("reading", do)
+        return {key: pages[key] for key in wanted if key in pages}
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out."""
@@ -474,8 +528,10 @@ class Postgres:
         if not wanted:
             return {}
         select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
-        rows = self._ask(select, self._number, list(wanted.values()))
-        found = {row[-1]: self._text(row) for row in rows}
+        read = self._reads.texts if self._reads is not None else {}
+        missing = [key for key in wanted.values() if key not in read]
+        rows = self._ask(select, self._number, missing) if missing else []
+        found = {row[-1]: self._text(row) for row in (*rows, *(read[key] for key in wanted.values() if key in read))}
         for digest, key in wanted.items():
             if key not in found:
                 raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
@@ -494,13 +550,25 @@ class Postgres:
                 extents = Extents(_made(one for one in known.values() if not one.damaged))
                 apart = len(extents.segments) > 1
             hits = index.search(query, extents, limit, apart=apart)
-            spans = index.spans([number for number, _ in hits])
+            spans = self._spans(statements, index, [number for number, _ in hits])
             whole = {number for number, one in known.items() if not one.damaged}
             return [
                 _passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole
             ]
 
         return self._db.read("searching", do)
+
+    def _spans(self, statements: Statements, index: Postings, entries: list[int]) -> dict[int, tuple[int, Span]]:
+        """Page and span of entries. In a snapshot their pages and short texts are read with them, as these are asked for next."""
+        reads = self._reads
+        if reads is None or not reads.ahead:
+            return index.spans(entries)
+        spans = {}
+        for entry, page, start, stop, segment, *row in statements.rows(_HITS, entries, *[self._number] * 3, AHEAD):
+            spans[entry] = page, (start, stop)
+            if segment is not None:
+                reads.take(segment, page, row)
+        return spans
 
     def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
         """See `Backend`."""
@@ -529,10 +597,21 @@ class Postgres:
             " WHERE passage.page = page.id ORDER BY passage.id DESC"
         )
 
+        reads = self._reads
+
         def do(statements: Statements) -> list[Row]:
             whole = self._whole(statements, (segment for segment, _ in wanted))
-            some = [key for key in wanted if key[0] in whole]
-            return statements.rows(select, [one for one, _ in some], [page for _, page in some], self._number)
+            columns = (
+                [segment for segment, _ in wanted if segment in whole],
+                [page for segment, page in wanted if segment in whole],
+            )
+            if reads is None or not reads.ahead:
+                return statements.rows(select, *columns, self._number)
+            ahead = statements.send(_WITH_TEXTS, *columns, self._number, AHEAD)
+            rows = statements.rows(select, *columns, self._number)
+            for segment, page, *row in ahead.fetchall():
+                reads.take(segment, page, row)
+            return rows
 
         found: dict[tuple[int, int], list[Passage]] = {}
         for segment, page, number, start, stop in self._db.read("reading", do):
@@ -906,7 +985,20 @@ class Postgres:
 
     def snapshot(self) -> AbstractContextManager[None]:
         """See `Backend`."""
-        return self._db.together(snapshot=True)
+        return self._db.snapshot()
+
+    @contextmanager
+    def at_once(self, *, ahead: bool = False) -> Iterator[None]:
+        """See `kilburn.backend.at_once`."""
+        if self._db.joined is not None:
+            yield
+            return
+        with self._db.snapshot():
+            self._local.reads = _Reads(ahead=ahead)
+            try:
+                yield
+            finally:
+                self._local.reads = None
 
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:

@@ -17,7 +17,7 @@ from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
-from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
+from kilburn.backends.postgres.statements import Merged, Row, Sender, ServerAnswer, Statements
 from kilburn.backends.records import Memo, Quotations, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -139,7 +139,7 @@ def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]
     return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
 
 
-def set_counters(statements: Statements, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
+def set_counters(statements: Sender, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
     statements.send(_END, *counters, seal_of("counters", segment, *counters), epoch, writer, tenant, segment)
 
@@ -149,7 +149,7 @@ def has_mark(writer: bytes, mark: bytes) -> bool:
     return mark in (writer[at : at + MARK] for at in range(0, len(writer), MARK))
 
 
-def change_citations(statements: Statements, sql: str, tenant: int, some: Iterable[citations.Citation]) -> None:
+def change_citations(statements: Sender, sql: str, tenant: int, some: Iterable[citations.Citation]) -> None:
     """Put citations into the index or take them out of it."""
     if ordered := sorted(some):
         statements.send(sql, tenant, *(list(column) for column in zip(*ordered, strict=True)))
@@ -186,6 +186,12 @@ class Writing:
         self._cold = PostgresColdRows(statements, tenant, opened)
         self._own = tenant, segment
         self._memo: Memo = {}
+        # What only adds rows, or changes those that are there, goes out as one statement.
+        removes = (
+            batch.unindex or batch.erase or batch.inherited or batch.again or (batch.said is not None and not batch.said.after)
+        )
+        self._merged = None if removes else Merged()
+        self._changes: Sender = self._merged or statements
         self.last: tuple[int, bytes] | None = None
         """The number and the seal of the batch's last event, by which it is known again."""
 
@@ -253,12 +259,12 @@ class Writing:
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
         if batch.said is not None and self._new() and keeps_said:
-            put_history(self._statements, *self._own, batch.said, max(self._new()))
+            put_history(self._changes, *self._own, batch.said, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([before[page] for page in batch.erase], stored)
         passages = [entry for some in entries.values() for entry in some]
         set_counters(
-            self._statements,
+            self._changes,
             *self._own,
             (
                 float(max([stored.used, *(event.time for event in batch.events)])),
@@ -271,6 +277,8 @@ class Writing:
             epochs[segment] + 1,
             self._mark,
         )
+        if self._merged is not None:
+            self._merged.end(self._statements)
 
     def _check_head(self, segments: dict[int, SegmentRow]) -> SegmentRow:
         batch, stored = self._batch, segments.get(self._segment)
@@ -374,7 +382,7 @@ class Writing:
             content, extra = (wanted[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
             pages.append((page.id, content, extra, call, *state, own[-1][0], own[0][0], *record))
-        self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
+        self._changes.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
         record = record_of_page(page, self._memo)
@@ -383,7 +391,7 @@ class Writing:
     def _add_entries(self, entries: dict[int, list[postings.Entry]], added: set[int]) -> None:
         every = [entry for some in entries.values() for entry in some]
         if every:
-            postings.add(self._statements, self._tenant, every)
+            postings.add(self._changes, self._tenant, every)
         old = [(page, some[-1][0], some[0][0]) for page, some in entries.items() if some and page not in added]
         if old:
             self._statements.send(_SET_RANGES, *(list(column) for column in zip(*old, strict=True)), *self._own)
@@ -398,19 +406,19 @@ class Writing:
 
     def _set_states(self, pages: Sequence[int]) -> None:
         states = [(page, *stand_of(self._segment, page, self._batch.states[page])) for page in pages]
-        self._statements.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
+        self._changes.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
 
     def _add_events(self) -> None:
         batch = self._batch
         events = [sealed_event(self._segment, event, self._memo)[1:] for event in batch.events]
         self.last = batch.events[-1].number, events[-1][-1]
-        self._statements.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
+        self._changes.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
         quoting = {page.id: page for page in batch.pages if page.sources}
         named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
         if named:
-            self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+            self._changes.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
         if noted := histories.replies_of(batch.events):
-            self._statements.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
+            self._changes.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
 
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
@@ -428,7 +436,7 @@ class Writing:
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
         found = {one for page in citing for one in citations.citations_of(self._segment, kind, page)}
-        change_citations(self._statements, _ADD_CITATIONS, self._tenant, found)
+        change_citations(self._changes, _ADD_CITATIONS, self._tenant, found)
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""
@@ -544,7 +552,7 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
     return [SEALS.whole_event(segment, *row) for row in found]
 
 
-def put_history(statements: Statements, tenant: int, segment: int, said: Digests, page: int) -> None:
+def put_history(statements: Sender, tenant: int, segment: int, said: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
     own, after, digests = (tenant, segment), said.after, said.added
     if not after:
