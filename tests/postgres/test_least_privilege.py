@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -14,42 +14,15 @@ from backends.server_files import files_with, files_with_bytes
 from cli.terminal import kilburn as command
 from kilburn.backend import Batch
 from kilburn.backends.postgres.erasing import WORDS
+from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreReadOnly
 from kilburn.testing.stores import batch_of, start
-from test_docs import ROOT, blocks_of
 
 CANARY = "heliotrope4711"
-MAINTAINS = 170000
 
-(OWNERS,) = [
-    block.text for block in blocks_of(ROOT / "docs" / "howto" / "run-on-postgres.md") if "OWNER TO gateway" in block.text
-]
-"""The statement of the documentation that gives all tables to a user."""
-
-
-@pytest.fixture
-def operator(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """A superuser's connection to the database."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def gateway(url: str, operator: psycopg.Connection[tuple[object, ...]]) -> Iterator[str]:
-    """The URL of a user who has the role `kilburn_rows` and nothing else, in a database that was restored from PostgreSQL 15."""
-    with Postgres(url):
-        pass
-    operator.execute("CREATE ROLE gateway LOGIN IN ROLE kilburn_rows")
-    if operator.info.server_version >= MAINTAINS:
-        operator.execute("REVOKE MAINTAIN ON ALL TABLES IN SCHEMA kilburn FROM kilburn_rows")
-    try:
-        yield url.replace("//postgres@", "//gateway@")
-    finally:
-        operator.execute("REASSIGN OWNED BY gateway TO postgres")
-        operator.execute("DROP OWNED BY gateway")
-        operator.execute("DROP ROLE gateway")
+Operator = psycopg.Connection[tuple[object, ...]]
 
 
 def table_files(server: OwnServer, data: bytes | str) -> list[str]:
@@ -58,11 +31,11 @@ def table_files(server: OwnServer, data: bytes | str) -> list[str]:
     return [file for file in files if "pg_wal" not in file]
 
 
-def open_erasures(operator: psycopg.Connection[tuple[object, ...]]) -> object:
+def open_erasures(operator: Operator) -> object:
     return operator.execute("SELECT count(*) FROM kilburn.erasure").fetchall()[0][0]
 
 
-def grant(operator: psycopg.Connection[tuple[object, ...]], message: str) -> None:
+def grant(operator: Operator, give_tables: LiteralString, message: str) -> None:
     """Do what an error or a receipt tells the administrator to run."""
     if operator.info.server_version >= MAINTAINS:
         statements = re.findall(r"GRANT MAINTAIN ON .*? TO \w+", message)
@@ -70,11 +43,15 @@ def grant(operator: psycopg.Connection[tuple[object, ...]], message: str) -> Non
         operator.execute(statements[0])
     else:
         assert "ALTER TABLE ... OWNER TO gateway" in message
-        operator.execute(OWNERS)
+        operator.execute(give_tables)
 
 
 def test_a_forgetting_that_the_server_skips_stays_open_until_it_is_granted(
-    server: OwnServer, gateway: str, operator: psycopg.Connection[tuple[object, ...]], caplog: pytest.LogCaptureFixture
+    server: OwnServer,
+    gateway: str,
+    operator: Operator,
+    caplog: pytest.LogCaptureFixture,
+    give_tables: LiteralString,
 ) -> None:
     with kilburn.open(gateway, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
@@ -101,7 +78,7 @@ def test_a_forgetting_that_the_server_skips_stays_open_until_it_is_granted(
     assert advice in done.err
     assert open_erasures(operator) == 1
 
-    grant(operator, place)
+    grant(operator, give_tables, place)
     with Postgres(gateway) as backend:
         assert open_erasures(operator) == 0
         assert not [place for place in backend.unreached() if "files of the server" in place]
@@ -110,7 +87,7 @@ def test_a_forgetting_that_the_server_skips_stays_open_until_it_is_granted(
 
 
 def test_an_operators_wipe_is_enough_for_a_user_without_the_right(
-    server: OwnServer, url: str, gateway: str, operator: psycopg.Connection[tuple[object, ...]]
+    server: OwnServer, url: str, gateway: str, operator: Operator
 ) -> None:
     with Postgres(gateway, tenant="t") as backend:
         backend.commit(start(backend), batch_of(0, {1: f"so {CANARY}"}))
@@ -129,7 +106,7 @@ def test_an_operators_wipe_is_enough_for_a_user_without_the_right(
 
 @pytest.mark.slow
 def test_no_right_to_a_single_table_is_enough_to_keep_it_open(
-    server: OwnServer, gateway: str, operator: psycopg.Connection[tuple[object, ...]]
+    server: OwnServer, gateway: str, operator: Operator, give_tables: LiteralString
 ) -> None:
     tables = {name: sql.Identifier("kilburn", name) for name in WORDS}
     for name in WORDS:
@@ -144,14 +121,14 @@ def test_no_right_to_a_single_table_is_enough_to_keep_it_open(
                 backend.wipe()
             assert any(f"kilburn.{name} anew" in place for place in backend.unreached())
     assert open_erasures(operator) == 1
-    operator.execute(OWNERS)
+    operator.execute(give_tables)
     Postgres(gateway).close()
     assert open_erasures(operator) == 0
     assert table_files(server, CANARY) == []
 
 
 @pytest.mark.slow
-def test_an_owner_of_the_database_may(server: OwnServer, gateway: str, operator: psycopg.Connection[tuple[object, ...]]) -> None:
+def test_an_owner_of_the_database_may(server: OwnServer, gateway: str, operator: Operator) -> None:
     operator.execute(sql.SQL("ALTER DATABASE {} OWNER TO gateway").format(sql.Identifier(operator.info.dbname)))
     with Postgres(gateway) as backend:
         backend.commit(start(backend), batch_of(0, {1: f"so {CANARY}"}))
@@ -163,7 +140,12 @@ def test_an_owner_of_the_database_may(server: OwnServer, gateway: str, operator:
 @pytest.mark.slow
 @pytest.mark.parametrize("recycle", ["on", "off"])
 def test_the_write_ahead_log_holds_it_for_as_long_as_the_receipt_says(
-    server: OwnServer, url: str, gateway: str, operator: psycopg.Connection[tuple[object, ...]], recycle: str
+    server: OwnServer,
+    url: str,
+    gateway: str,
+    operator: Operator,
+    recycle: str,
+    give_tables: LiteralString,
 ) -> None:
     def size(text: str) -> int:
         ((number,),) = operator.execute("SELECT pg_size_bytes(%s)", (text,)).fetchall()
@@ -175,7 +157,7 @@ def test_the_write_ahead_log_holds_it_for_as_long_as_the_receipt_says(
     operator.execute(sql.SQL("ALTER SYSTEM SET wal_recycle = {}").format(recycle))
     operator.execute("SELECT pg_reload_conf()")
     try:
-        operator.execute(OWNERS)
+        operator.execute(give_tables)
         with Postgres(gateway) as backend:
             backend.commit(start(backend), batch_of(0, {1: f"so {CANARY}"}))
             backend.commit(backend.segments()[0].number, Batch(head=1, erase=[1]))
