@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from kilburn.errors import (
@@ -506,10 +506,19 @@ class Database:
         if joined is None:
             return self._transact(doing, do, _READ, long=long)
         with translate_errors(self.shown, doing):
-            if self._is_snapshot:
-                return do(joined.statements)
-            with joined.statements as statements:
-                return do(statements)
+            if not self._is_snapshot:
+                with joined.statements as statements:
+                    return do(statements)
+            try:
+                made = do(joined.statements)
+            except psycopg.OperationalError:
+                if not joined.closed or self._joined.is_read:
+                    raise
+                # The connection was lost before anybody used it. Others may hang as this one did.
+                self._begin_snapshot(self._joined.ending)
+                made = do(self._joined.connection.statements)
+            self._joined.is_read = True
+            return made
 
     def rows(self, doing: str, sql: str, *values: object) -> list[Row]:
         """The rows of one query. It needs no snapshot but its own."""
@@ -630,14 +639,26 @@ class Database:
         if self.joined is not None:
             yield
             return
-        with self.connection("reading") as connection, connection.statements as statements:
-            self._begin(connection, _READ, steps=True)
-            self._joined.connection, self._joined.is_snapshot = connection, True
+        joined = self._joined
+        with ExitStack() as ending:
+            joined.is_snapshot, joined.is_read, joined.ending = True, False, ending
             try:
+                self._begin_snapshot(ending)
                 yield
+                joined.connection.statements.end_reading()
             finally:
-                self._joined.connection, self._joined.is_snapshot = None, False
-            statements.end_reading()
+                joined.connection, joined.is_snapshot, joined.ending = None, False, None
+
+    def _begin_snapshot(self, ending: ExitStack) -> None:
+        """Begin a snapshot on a connection that `ending` gives back, instead of one that was lost."""
+        if self.joined is not None and self._pool is not None:
+            with suppress(StoreError, psycopg.Error):
+                ending.close()
+            self._pool.renew()
+        connection = ending.enter_context(self.connection("reading"))
+        ending.enter_context(connection.statements)
+        self._begin(connection, _READ, steps=True)
+        self._joined.connection = connection
 
     @contextmanager
     def together(self) -> Iterator[None]:
