@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import groupby
 from typing import Any
 
 import pytest
 
 import kilburn
+from kilburn.backends.postgres.keys import StoredKeys
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import StoreUnavailable
 from kilburn.kernel.store import Store
+from waiting import until
 from ways import Link, Way, way_to
 
 PROMPT: dict[str, Any] = {"window": 4000, "policy": "fifo", "tokenizer": "chars/4", "embedder": None}
@@ -136,3 +139,26 @@ def test_a_connection_that_breaks_at_any_step_of_a_search(way: Way) -> None:
         assert not reached
         assert outcomes[0] == outcomes[-1] == "found"
         assert "unavailable" in outcomes
+
+
+def test_a_change_of_keys_is_told_and_not_asked_for(way: Way, url: str) -> None:
+    talk, ended, known = Talk(way), threading.Event(), list[list[str]]()
+    with closing(StoredKeys(way.url)) as stored, closing(StoredKeys(url)) as other:
+
+        def watch() -> None:
+            for _ in stored.changes(ended, look=3600.0):
+                known.append([name for _, name, _ in stored.since(0)])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            until(lambda: known == [[]])
+            talk.clear()
+            for number in range(1, 4):
+                with other.changing() as bodies:
+                    bodies[f"key {number}"] = b"{}"
+                until(lambda number=number: len(known[-1]) == number)  # type: ignore[misc]
+            assert talk.statements == 2 * 3
+        finally:
+            ended.set()
+            watcher.join()
