@@ -23,7 +23,7 @@ from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import closure
-from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from, unreached
+from kilburn.forgetting.erasure import Erasure, erase, made_by, made_from, make_receipt, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.kernel import Kernel
@@ -495,7 +495,7 @@ class Store:
             left=tuple((info.name, info.damaged) for info in whole if info.damaged),
         )
         keys = closure(self, everything)
-        receipt = erasure_of(self, keys, receipt)
+        receipt = make_receipt(self, keys, receipt)
         if not dry:
             if self.backend.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")
