@@ -110,8 +110,8 @@ def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> None
         for table in near:
             # VACUUM would put off a few dead rows.
             vacuum.run(table, "INDEX_CLEANUP ON")
-    done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
-    database.write("erasing", lambda statements: statements.send(done, database.tenant, number))
+    delete = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
+    database.write("erasing", lambda statements: statements.send(delete, database.tenant, number))
 
 
 class _Vacuum:
@@ -144,23 +144,23 @@ class _Vacuum:
         denied = [name for (name,) in self._connection.execute(_DENIED, (names,)).fetchall()]
         if denied:
             ((user,),) = self._connection.execute("SELECT quote_ident(current_user)").fetchall()
-            some, grant = ", ".join(denied), f"for each of these tables ALTER TABLE ... OWNER TO {user}"
+            names_list, grant = ", ".join(denied), f"for each of these tables ALTER TABLE ... OWNER TO {user}"
             if self._connection.info.server_version >= MAINTAINS:
-                grant = f"GRANT MAINTAIN ON {some} TO {user}"
+                grant = f"GRANT MAINTAIN ON {names_list} TO {user}"
             raise StoreReadOnly(
-                f"the user {user} may not write {some} anew",
+                f"the user {user} may not write {names_list} anew",
                 advice="`kilburn postgres wipe` with the URL of their owner, or of the database's, does it now; for the future an"
                 f" administrator has to run {grant}",
             )
 
-    def wait(self, what: str) -> None:
+    def wait(self, problem: str) -> None:
         """Wait a moment for others.
 
         Raises:
             StoreBusy: it took too long.
         """
         if time.monotonic() >= self._deadline:
-            raise StoreBusy(what, advice="it is tried again later; `kilburn postgres wipe` waits for a minute")
+            raise StoreBusy(problem, advice="it is tried again later; `kilburn postgres wipe` waits for a minute")
         time.sleep(PAUSE)
 
     def run(self, table: sql.Identifier, option: str = "") -> None:
@@ -169,12 +169,12 @@ class _Vacuum:
         Raises:
             StoreBusy: others use it. StoreError: the server has skipped it.
         """
-        options = [sql.SQL(each) for each in (option, "SKIP_LOCKED" * self._is_pooled) if each]
+        options = [sql.SQL(name_part) for name_part in (option, "SKIP_LOCKED" * self._is_pooled) if name_part]
         vacuum = sql.SQL("VACUUM ({options}) {table}") if options else sql.SQL("VACUUM {table}")
         statement = vacuum.format(options=sql.SQL(", ").join(options), table=table)
         name = table.as_string(self._connection)
         while True:
-            before = self._connection.execute(_FILE, (name,)).fetchall()
+            old_file = self._connection.execute(_FILE, (name,)).fetchall()
             self._notices.clear()
             try:
                 self._connection.execute(statement)
@@ -183,7 +183,7 @@ class _Vacuum:
                 warnings = {error.sqlstate: None}
             if errors.LockNotAvailable.sqlstate in warnings:
                 self.wait("others use the tables")
-            elif (self._connection.execute(_FILE, (name,)).fetchall() == before) if option == "FULL" else warnings:
+            elif (self._connection.execute(_FILE, (name,)).fetchall() == old_file) if option == "FULL" else warnings:
                 reason = "; ".join(map(str, warnings.values())) or "it has the same file as before"
                 raise StoreError(f"the server has not vacuumed {name}: {reason}", advice="see the server's log")
             else:
@@ -272,4 +272,4 @@ def held(statements: Statements, tenant: int, hindrance: StoreError | None = Non
         (slots, f"older write-ahead log that is kept for {slots} replication slots"),
         (logged, "the server's log, which has statements with their parameters"),
     )
-    return tuple(what for there, what in places if there)
+    return tuple(place for is_held, place in places if is_held)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kilburn.backend import (
     Batch,
@@ -130,7 +130,7 @@ class _Reads:
         self.pages: dict[tuple[int, int], Row] = {}
         self.texts: dict[bytes, Row] = {}
 
-    def take(self, segment: int, page: int, row: Sequence[object]) -> None:
+    def take(self, segment: int, page: int, row: Sequence[Any]) -> None:
         """Take a page, and its text if that was read: the rest of its row, then size, codec, data and digest."""
         self.pages[segment, page] = (segment, page, *row[:-4])
         if row[-1] is not None:
@@ -215,15 +215,15 @@ class Postgres:
         if user:
             check_name(user, "user")
         rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        found = SEALS.segment_of(rows[0]) if rows else None
-        if found is None and create:
+        segment = SEALS.segment_of(rows[0]) if rows else None
+        if segment is None and create:
             self._check_writes()
-            found = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
-        return found.whole().info if found is not None else None
+            segment = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
+        return segment.whole().info if segment is not None else None
 
     def _named(self, statements: Statements, name: str) -> SegmentRow | None:
-        found = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        return SEALS.segment_of(found) if found is not None else None
+        row = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        return SEALS.segment_of(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
         writing.create(statements, self._number, check_storable(name), time, kind, user)
@@ -243,18 +243,18 @@ class Postgres:
             number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            made = Writing(statements, self._number, number, batch, self._opened, mark)
-            made.write()
-            last = made.last
-            found = self._named(statements, name)
-            assert found is not None
-            return found
+            writing_step = Writing(statements, self._number, number, batch, self._opened, mark)
+            writing_step.write()
+            last = writing_step.last
+            segment = self._named(statements, name)
+            assert segment is not None
+            return segment
 
         def settled(statements: Statements) -> SegmentRow | None:
             # Who creates a session holds this row until the transaction that may have done it has ended.
             statements.send("SELECT FROM kilburn.counter WHERE tenant = %s FOR UPDATE", self._number)
-            found = self._named(statements, name)
-            return found if found is not None and self._is_mine(statements, found.number, mark) else None
+            segment = self._named(statements, name)
+            return segment if segment is not None and self._is_mine(statements, segment.number, mark) else None
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
@@ -275,16 +275,16 @@ class Postgres:
         return list(reads.segments.values())
 
     def _numbered(self, statements: Statements, numbers: Iterable[int]) -> dict[int, SegmentRow]:
-        reads, wanted = self._reads or _Reads(), set(numbers)
-        missing = [] if reads.is_whole else [number for number in wanted - reads.segments.keys() if number in _NUMBERS]
+        reads, wanted_numbers = self._reads or _Reads(), set(numbers)
+        missing = [] if reads.is_whole else [number for number in wanted_numbers - reads.segments.keys() if number in _NUMBERS]
         rows = statements.rows(_SOME, missing, self._number) if missing else []
         reads.segments.update((row[0], SEALS.segment_of(row)) for row in rows)
-        return {number: reads.segments[number] for number in wanted if number in reads.segments}
+        return {number: reads.segments[number] for number in wanted_numbers if number in reads.segments}
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
         """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
         if not under:
-            return [one.info for one in self._db.read("reading", self._segments)]
+            return [segment.info for segment in self._db.read("reading", self._segments)]
         # In the order of bytes, "0" comes right behind "/".
         low, high = f"{under}/".encode(), f"{under}0".encode()
         rows = self._db.read("reading", lambda statements: statements.rows(_UNDER, self._number, low, high))
@@ -293,10 +293,10 @@ class Postgres:
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
         every = self.segments()
-        wanted = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
-        infos = {info.number: info for info in wanted if not info.damaged}
-        damaged = tuple(info for info in wanted if info.damaged)
-        return Scope(infos=infos, damaged=damaged, everything=len(wanted) == len(every))
+        selected = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
+        infos = {info.number: info for info in selected if not info.damaged}
+        damaged = tuple(info for info in selected if info.damaged)
+        return Scope(infos=infos, damaged=damaged, everything=len(selected) == len(every))
 
     def commit(self, segment: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
@@ -332,8 +332,8 @@ class Postgres:
         """Whether a write with this mark was done. Others may have gone on with the segment since."""
         # The row is free when the transaction that may have done it has ended.
         select = "SELECT writer FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-        found = statements.row(select, self._number, segment)
-        return found is not None and writing.has_mark(found[0], mark)
+        row = statements.row(select, self._number, segment)
+        return row is not None and writing.has_mark(row[0], mark)
 
     def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
         """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""
@@ -349,22 +349,22 @@ class Postgres:
 
     def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
         """A segment that is whole; None where there is none of that number."""
-        found = self._numbered(statements, [segment]).get(segment)
-        return found.whole() if found is not None else None
+        row = self._numbered(statements, [segment]).get(segment)
+        return row.whole() if row is not None else None
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
             of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
-            found = of.fetchone()
-            if found is None:
+            segment_row = of.fetchone()
+            if segment_row is None:
                 return []
             return SEALS.pages_of(
-                SEALS.segment_of(found).whole(),
+                SEALS.segment_of(segment_row).whole(),
                 (
-                    (number, SEALS.page_of(one, number, record, seal), SEALS.state_of(one, number, *state))
-                    for one, number, record, seal, *state in rows.fetchall()
+                    (number, SEALS.page_of(segment_number, number, record, seal), SEALS.state_of(segment_number, number, *state))
+                    for segment_number, number, record, seal, *state in rows.fetchall()
                 ),
             )
 
@@ -376,30 +376,30 @@ class Postgres:
         Raises:
             StoreCorrupt: a segment is damaged.
         """
-        wanted = [key for key in dict.fromkeys(keys) if all(part in _NUMBERS for part in key)]
+        unique_keys = [key for key in dict.fromkeys(keys) if all(part in _NUMBERS for part in key)]
         pages = (self._reads or _Reads()).pages
-        missing = [key for key in wanted if key not in pages]
+        missing = [key for key in unique_keys if key not in pages]
 
         def do(statements: Statements) -> None:
-            answer = statements.send(_OF_KEYS, [one for one, _ in missing], [page for _, page in missing], self._number)
-            for segment in self._numbered(statements, (segment for segment, _ in wanted)).values():
+            answer = statements.send(_OF_KEYS, [number for number, _ in missing], [page for _, page in missing], self._number)
+            for segment in self._numbered(statements, (segment for segment, _ in unique_keys)).values():
                 segment.whole()
             pages.update(((row[0], row[1]), row) for row in answer.fetchall())
 
         if missing:
             self._db.read("reading", do)
-        return {key: pages[key] for key in wanted if key in pages}
+        return {key: pages[key] for key in unique_keys if key in pages}
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out."""
-        made = {}
+        pages = {}
         for key, (segment, number, record, seal, *values) in self._rows(keys).items():
             page, state = SEALS.page_of(segment, number, record, seal), SEALS.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
-            made[key] = page, state
-        return made
+            pages[key] = page, state
+        return pages
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """See `Backend`."""
@@ -413,28 +413,26 @@ class Postgres:
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
         select = (
             "SELECT citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
             f" AND page = ANY(%s::bigint[]) AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
-            stored = self._numbered(statements, [segment]).get(segment)
-            if stored is None or not wanted:
+            row = self._numbered(statements, [segment]).get(segment)
+            if row is None or not page_ids:
                 return set(), set()
-            found = set(statements.rows(select, self._number, segment, sorted(wanted)))
-            if stored.kind is not SegmentKind.SESSION or stored.damaged:
-                return found, set()
-            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(wanted))
-            events = writing.read_events(
-                statements, self._number, stored, [number for number in numbers if number <= stored.head]
-            )
-            return found, mentions.made_by(events, wanted)
+            keys = set(statements.rows(select, self._number, segment, sorted(page_ids)))
+            if row.kind is not SegmentKind.SESSION or row.damaged:
+                return keys, set()
+            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(page_ids))
+            events = writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
+            return keys, mentions.made_by(events, page_ids)
 
-        found, made = self._db.read("reading", do)
-        read = self.read([(segment, page) for page in sorted(made)])
-        found.update(key for key, (page, _) in read.items() if page.digest and not wanted.isdisjoint(page.sources))
+        found, derived = self._db.read("reading", do)
+        rows = self.read([(segment, page) for page in sorted(derived)])
+        found.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
         return sorted(found)
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
@@ -443,8 +441,8 @@ class Postgres:
         if among is None:
             rows = self._ask(f"{select} ORDER BY id", self._number, segment)
         else:
-            wanted = [call.encode("utf-8", "surrogatepass") for call in among]
-            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, wanted)
+            call_ids = [call.encode("utf-8", "surrogatepass") for call in among]
+            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, call_ids)
         return {call.decode(): page for call, page in rows}
 
     def _ask(self, sql: str, *values: object) -> list[Row]:
@@ -464,26 +462,28 @@ class Postgres:
         )
 
         def do(statements: Statements) -> Row | None:
-            stored = self._stored(statements, segment)
-            if stored is None:
+            segment_row = self._stored(statements, segment)
+            if segment_row is None:
                 return None
-            return statements.row(select, self._number, segment, stored.head if until is None else min(until, stored.head))
+            return statements.row(
+                select, self._number, segment, segment_row.head if until is None else min(until, segment_row.head)
+            )
 
-        found = self._db.read("reading", do)
-        if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
+        row = self._db.read("reading", do)
+        if row is None or row[-1] != seal_of("checkpoint", segment, *row[:-1]):
             return None
-        head, size, codec, data, _ = found
+        head, size, codec, data, _ = row
         return head, inflate(codec, data, size, b"")
 
     def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
         """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
         # Many a caller needs only the first few.
         for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
-            found = self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
-            yield from found
-            if len(found) < limit:
+            events = self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
+            yield from events
+            if len(events) < limit:
                 return
-            after = found[-1].number
+            after = events[-1].number
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         of = statements.send(_SOME, [segment], self._number)
@@ -498,44 +498,44 @@ class Postgres:
         row = of.fetchone()
         if row is None:
             return []
-        stored = SEALS.segment_of(row).whole()
-        found = [SEALS.whole_event(stored, *one) for one in rows if one[0] <= stored.head]
+        segment_row = SEALS.segment_of(row).whole()
+        events = [SEALS.whole_event(segment_row, *event_row) for event_row in rows if event_row[0] <= segment_row.head]
         if act is None:
-            for number, event in enumerate(found, after + 1):
+            for number, event in enumerate(events, after + 1):
                 if event.number != number:
-                    raise StoreCorrupt(f"event {number} of session {stored.name!r} is missing", advice=ADVICE)
-            if len(found) < limit and after + len(found) < stored.head:
-                what = f"event {after + len(found) + 1} of session {stored.name!r} is missing"
-                raise StoreCorrupt(what, advice=ADVICE)
-        return found
+                    raise StoreCorrupt(f"event {number} of session {segment_row.name!r} is missing", advice=ADVICE)
+            if len(events) < limit and after + len(events) < segment_row.head:
+                problem = f"event {after + len(events) + 1} of session {segment_row.name!r} is missing"
+                raise StoreCorrupt(problem, advice=ADVICE)
+        return events
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
 
         def do(statements: Statements) -> list[Event]:
-            stored = self._stored(statements, segment)
-            if stored is None or not wanted:
+            row = self._stored(statements, segment)
+            if row is None or not page_ids:
                 return []
-            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(wanted))
-            return writing.read_events(statements, self._number, stored, [number for number in numbers if number <= stored.head])
+            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(page_ids))
+            return writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
 
-        return [event for event in self._db.read("reading", do) if _names(event, wanted)]
+        return [event for event in self._db.read("reading", do) if _names(event, page_ids)]
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """The texts of these digests, verified."""
-        wanted = {digest: key_of(digest) for digest in digests}
-        if not wanted:
+        keys = {digest: key_of(digest) for digest in digests}
+        if not keys:
             return {}
         select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
-        read = self._reads.texts if self._reads is not None else {}
-        missing = [key for key in wanted.values() if key not in read]
+        cached = self._reads.texts if self._reads is not None else {}
+        missing = [key for key in keys.values() if key not in cached]
         rows = self._ask(select, self._number, missing) if missing else []
-        found = {row[-1]: self._text(row) for row in (*rows, *(read[key] for key in wanted.values() if key in read))}
-        for digest, key in wanted.items():
-            if key not in found:
+        texts = {row[-1]: self._text(row) for row in (*rows, *(cached[key] for key in keys.values() if key in cached))}
+        for digest, key in keys.items():
+            if key not in texts:
                 raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
-        return {digest: found[key] for digest, key in wanted.items()}
+        return {digest: texts[key] for digest, key in keys.items()}
 
     def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
         """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
@@ -543,15 +543,15 @@ class Postgres:
         def do(statements: Statements) -> list[Passage]:
             index = Postings(statements, self._number)
             if segments is None:
-                known = {one.number: one for one in self._segments(statements)}
-                extents, apart = Extents(_made(known.values())), False
+                rows_by_number = {row.number: row for row in self._segments(statements)}
+                extents, apart = Extents(_made(rows_by_number.values())), False
             else:
-                known = self._numbered(statements, segments)
-                extents = Extents(_made(one for one in known.values() if not one.damaged))
+                rows_by_number = self._numbered(statements, segments)
+                extents = Extents(_made(row for row in rows_by_number.values() if not row.damaged))
                 apart = len(extents.segments) > 1
             hits = index.search(query, extents, limit, apart=apart)
             spans = self._spans(statements, index, [number for number, _ in hits])
-            whole = {number for number, one in known.items() if not one.damaged}
+            whole = {number for number, row in rows_by_number.items() if not row.damaged}
             return [
                 _passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole
             ]
@@ -577,20 +577,20 @@ class Postgres:
             if not self._whole(statements, [segment]):
                 return [[] for _ in wanted]
             index = Postings(statements, self._number)
-            found = [index.newest(every, some, segment, limit) for every, some in wanted]
-            spans = index.spans(list({number for numbers in found for number in numbers}))
-            known = {number: _passage(number, *of) for number, of in spans.items()}
-            return [[known[number] for number in numbers if number in known] for numbers in found]
+            entries = [index.newest(all_words, any_words, segment, limit) for all_words, any_words in wanted]
+            spans = index.spans(list({number for numbers in entries for number in numbers}))
+            passages = {number: _passage(number, *of) for number, of in spans.items()}
+            return [[passages[number] for number in numbers if number in passages] for numbers in entries]
 
         return self._db.read("searching", do)
 
     def _whole(self, statements: Statements, segments: Iterable[int]) -> set[int]:
         """Those that are segments of this tenant and not damaged."""
-        return {number for number, one in self._numbered(statements, segments).items() if not one.damaged}
+        return {number for number, row in self._numbered(statements, segments).items() if not row.damaged}
 
     def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
         """The passages of pages, in reading order; a page that is not indexed is left out."""
-        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
+        unique_keys = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
         select = (
             f"SELECT page.segment, page.id, passage.id, start, stop FROM {_WANTED}"
             " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first_passage AND last_passage"
@@ -600,10 +600,10 @@ class Postgres:
         reads = self._reads
 
         def do(statements: Statements) -> list[Row]:
-            whole = self._whole(statements, (segment for segment, _ in wanted))
+            whole = self._whole(statements, (segment for segment, _ in unique_keys))
             columns = (
-                [segment for segment, _ in wanted if segment in whole],
-                [page for segment, page in wanted if segment in whole],
+                [segment for segment, _ in unique_keys if segment in whole],
+                [page for segment, page in unique_keys if segment in whole],
             )
             if reads is None or not reads.ahead:
                 return statements.rows(select, *columns, self._number)
@@ -613,10 +613,10 @@ class Postgres:
                 reads.take(segment, page, row)
             return rows
 
-        found: dict[tuple[int, int], list[Passage]] = {}
+        passages: dict[tuple[int, int], list[Passage]] = {}
         for segment, page, number, start, stop in self._db.read("reading", do):
-            found.setdefault((segment, page), []).append(_passage(number, page, (start, stop)))
-        return {key: found[key] for key in wanted if key in found}
+            passages.setdefault((segment, page), []).append(_passage(number, page, (start, stop)))
+        return {key: passages[key] for key in unique_keys if key in passages}
 
     def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
         """The passages with these numbers; those that do not exist any more are left out."""
@@ -625,7 +625,7 @@ class Postgres:
         def do(statements: Statements) -> dict[int, Passage]:
             spans = Postings(statements, self._number).spans(numbers)
             whole = self._whole(statements, (number >> 32 for number in spans))
-            return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
+            return {number: _passage(number, *span) for number, span in spans.items() if number >> 32 in whole}
 
         return self._db.read("reading", do)
 
@@ -643,22 +643,26 @@ class Postgres:
             " WHERE content.tenant = page.tenant AND content.digest = page.extra OFFSET 0) AS own ON true"
         )
 
-        known: dict[tuple[int, int], Row] = {}
+        rows_by_page: dict[tuple[int, int], Row] = {}
 
-        def waiting(most: int) -> list[Row]:
+        def waiting(limit_rows: int) -> list[Row]:
             def do(statements: Statements) -> tuple[list[Row], list[Row]]:
                 number = self._embedder(statements, name)
-                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, most, self._number, most)
-                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - known.keys())
-                found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
-                return waits, found
+                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit_rows, self._number, limit_rows)
+                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - rows_by_page.keys())
+                text_rows = (
+                    statements.rows(texts, [segment for segment, _ in keys], [page for _, page in keys], self._number)
+                    if keys
+                    else []
+                )
+                return waits, text_rows
 
             waits, rows = self._db.read("reading", do)
-            known.update({(one, page): tuple(row) for one, page, *row in rows})
+            rows_by_page.update({(segment, page): tuple(row) for segment, page, *row in rows})
             return waits
 
         def text_of(segment: int, page: int) -> str:
-            row = known.get((segment, page))
+            row = rows_by_page.get((segment, page))
             text = None if row is None else searchable_in(row[:4], row[4:], self._text)
             if text is None:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
@@ -668,8 +672,8 @@ class Postgres:
 
     def _embedder(self, statements: Statements, name: bytes) -> int:
         """The number of an embedder; 0 if it has no vectors here."""
-        found = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
-        return found[0] if found is not None else 0
+        row = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
+        return row[0] if row is not None else 0
 
     def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
         """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored."""
@@ -690,8 +694,8 @@ class Postgres:
         )
         wrong = next((len(data) for data in rows.values() if len(data) != size), None)
         if wrong is not None or not size:
-            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
-            raise StoreError(what, advice="give another model another name")
+            problem = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(problem, advice="give another model another name")
         # A passage that is being forgotten is waited for.
         segments = sorted({entry >> 32 for entry in rows})
         statements.send(
@@ -703,26 +707,35 @@ class Postgres:
         there = statements.rows(
             "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
         )
-        known = {entry for (entry,) in there}
-        kept = [entry for entry in rows if entry in known]
-        if kept:
+        stored_entries = {entry for (entry,) in there}
+        entries = [entry for entry in rows if entry in stored_entries]
+        if entries:
             statements.send(
                 # Most often there is none. Each is looked up by itself: without statistics all of the tenant's would be read.
                 "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])"
                 " AND EXISTS(SELECT FROM unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL (SELECT id"
                 " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.entry = wanted.entry OFFSET 0) AS own)",
-                *(self._number, number, kept, kept, self._number, number),
+                *(self._number, number, entries, entries, self._number, number),
             )
             statements.send(
                 "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"
                 " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])",
-                *(self._number, number, list(range(count + 1, count + len(kept) + 1)), kept, [rows[entry] for entry in kept]),
-                [self._seal(name, entry, rows[entry]) for entry in kept],
+                *(
+                    self._number,
+                    number,
+                    list(range(count + 1, count + len(entries) + 1)),
+                    entries,
+                    [rows[entry] for entry in entries],
+                ),
+                [self._seal(name, entry, rows[entry]) for entry in entries],
             )
             statements.send(
-                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s", count + len(kept), self._number, number
+                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s",
+                count + len(entries),
+                self._number,
+                number,
             )
-        for segment in sorted({entry >> 32 for entry in kept}):
+        for segment in sorted({entry >> 32 for entry in entries}):
             self._advance(statements, number, segment)
 
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
@@ -733,14 +746,14 @@ class Postgres:
         among = _WAITING.format(among=" AND segment.id = %s")
         waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
         if waits is not None:
-            done = number_of(waits[0])
+            passages_done = number_of(waits[0])
         else:
             select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
-            ((done,),) = statements.rows(select, self._number, segment)
+            ((passages_done,),) = statements.rows(select, self._number, segment)
         statements.send(
             "INSERT INTO kilburn.embedded(tenant, embedder, segment, passages_done) VALUES(%s, %s, %s, %s)"
             " ON CONFLICT(tenant, embedder, segment) DO UPDATE SET passages_done = excluded.passages_done",
-            *(self._number, embedder, segment, done),
+            *(self._number, embedder, segment, passages_done),
         )
 
     def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
@@ -751,13 +764,13 @@ class Postgres:
             " WHERE vector.tenant = %s AND name = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
         )
         while True:
-            found = self._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, CHUNK)
-            for number, entry, data, seal in found:
+            rows = self._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, CHUNK)
+            for number, entry, data, seal in rows:
                 if seal == self._seal(embedder, entry, data):
                     yield Vector(number=number, entry=entry, data=data)
-            if not found:
+            if not rows:
                 return
-            after = found[-1][0]
+            after = rows[-1][0]
 
     def near(
         self, embedder: str, vector: Sequence[float], limit: int, segments: Collection[int] | None = None
@@ -774,9 +787,9 @@ class Postgres:
 
     def vectors_of(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
         """See `kilburn.search.vectors.Nearby`."""
-        name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
+        name, unique_entries = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
         rows = self._db.read(
-            "reading", lambda statements: halves.HalfVectors(statements, self._number, self._halves).of(name, wanted)
+            "reading", lambda statements: halves.HalfVectors(statements, self._number, self._halves).of(name, unique_entries)
         )
         return self._whole_vectors(embedder, rows)
 
@@ -786,11 +799,11 @@ class Postgres:
     def tend(self, above: int = EXACT) -> list[str]:
         """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
         self._check_writes()
-        done = halves.tend(self._db, self._halves, above) if self._halves else []
-        if done:
+        actions = halves.tend(self._db, self._halves, above) if self._halves else []
+        if actions:
             # What was forgotten meanwhile could not be removed.
             self._wipe()
-        return done
+        return actions
 
     def embedders(self) -> list[str]:
         """The names of the embedders that vectors are kept of, in the order in which they first came."""
@@ -817,9 +830,9 @@ class Postgres:
         def do(statements: Statements) -> bool:
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-            there = statements.send(select, *own)
+            segment_row = statements.send(select, *own)
             answer = statements.send(fits, page, *own, *own, said.after, *own, said.after)
-            if there.fetchone() is None or answer.fetchone() is None:
+            if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
             writing.put_history(statements, *own, said, page)
             return len(said.added) + said.after > 0
@@ -850,9 +863,9 @@ class Postgres:
             " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
             " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
         )
-        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
-        found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
-        return [name for name in found if root_of(name) == root]
+        names = [name.encode() for name in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
+        candidates = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
+        return [name for name in candidates if root_of(name) == root]
 
     def settings(self) -> dict[str, str]:
         """What is kept for the tenant as a whole, by its name. A damaged one is left out."""
@@ -866,17 +879,17 @@ class Postgres:
     def keep_setting(self, name: str, value: str | None) -> None:
         """See `Backend`."""
         self._check_writes()
-        key, kept = name.encode(), None if value is None else value.encode()
+        key, stored_value = name.encode(), None if value is None else value.encode()
         insert = (
             "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
             " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
         )
 
         def do(statements: Statements) -> None:
-            if kept is None:
+            if stored_value is None:
                 statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
             else:
-                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
+                statements.send(insert, self._number, key, stored_value, seal_of("setting", self._number, key, stored_value))
 
         self._db.write("writing", do)
 
@@ -888,7 +901,7 @@ class Postgres:
         def do(statements: Statements) -> bool:
             own = self._number, key
             if known is None and value is None:
-                found = statements.row(
+                row = statements.row(
                     "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
                 )
             elif known is None:
@@ -896,17 +909,17 @@ class Postgres:
                     "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING RETURNING 1"
                 )
-                found = statements.row(insert, *own, (value or "").encode(), seal)
+                row = statements.row(insert, *own, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                found = statements.row(delete, *own, known.encode())
+                row = statements.row(delete, *own, known.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                found = statements.row(update, value.encode(), seal, *own, known.encode())
-            return found is not None
+                row = statements.row(update, value.encode(), seal, *own, known.encode())
+            return row is not None
 
         return self._db.write("writing", do)
 
@@ -937,16 +950,16 @@ class Postgres:
             cold = PostgresColdRows(statements, self._number, self._opened)
             return Inspection(statements, self._number, cold).findings()
 
-        found = self._db.read("checking", do, long=True)
+        findings = self._db.read("checking", do, long=True)
         with connected(self._url, "checking") as connection:
-            found += orphans(connection)
+            findings += orphans(connection)
         try:
             # The texts themselves have been read already.
             wrong = self._chilling.wrong(repair=False, read=False)
-            found += [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
+            findings += [Finding(kind="cold", what=problem, derived=derived) for problem, derived in wrong]
         except KilburnError as error:
-            found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
-        return found
+            findings.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
+        return findings
 
     def unreached(self) -> tuple[str, ...]:
         """Where the server and the cold place, by their own account, may still hold what is erased."""
@@ -967,13 +980,13 @@ class Postgres:
         """Whether objects are not to be deleted now."""
         return self.readonly or self._db.joined is not None or getattr(self._erasing, "inside", False)
 
-    def _text(self, known: Row) -> str:
+    def _text(self, row: Row) -> str:
         """The text of a row (size, codec, data, digest), verified; one that is cold, too."""
 
         def fetch(name: str, digest: bytes) -> bytes:
             return required(self._read_cold(lambda rows: rows.place())).get(name, digest)
 
-        return text_at(known, fetch, lambda digest: next(iter(self._ask(ROW, self._number, digest)), None))
+        return text_at(row, fetch, lambda digest: next(iter(self._ask(ROW, self._number, digest)), None))
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
@@ -1011,8 +1024,8 @@ class Postgres:
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
-        for written in () if inner else lasting.joined:
-            self._written(*written)
+        for write in () if inner else lasting.joined:
+            self._written(*write)
         if self._db.erased:
             self._chilling.sweep()
             self._wipe()
@@ -1033,10 +1046,10 @@ class Postgres:
     def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
         """See `Backend`."""
         self._check_writes()
-        some, marks = set(keys), set[citations.Citation]()
+        leaving_keys, marks = set(keys), set[citations.Citation]()
 
         def do(statements: Statements) -> None:
-            marks.update(writing.mark_leaving(statements, self._number, some))
+            marks.update(writing.mark_leaving(statements, self._number, leaving_keys))
 
         try:
             self._db.write("writing", do)
@@ -1050,12 +1063,12 @@ class Postgres:
     def _stay(self) -> None:
         """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, or may be undone with
         what is written around it, it waits for the next commit."""
-        some = set(self._staying)
-        if self._db.joined is not None or not some:
+        marks = set(self._staying)
+        if self._db.joined is not None or not marks:
             return
         with suppress(StoreError):
-            self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, some))
-            self._staying -= some
+            self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, marks))
+            self._staying -= marks
 
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any. What hinders it is logged. It is tried again with the
@@ -1095,18 +1108,18 @@ class Postgres:
         """See `Backend`."""
         if self._durable or self.readonly:
             return
-        done, self._db.lasting.done = self._db.lasting.done, False
-        written = self._unsynced.get(segment) if segment is not None else None
-        if segment is None or written is None:
-            if not done:
+        is_flushed, self._db.lasting.done = self._db.lasting.done, False
+        last = self._unsynced.get(segment) if segment is not None else None
+        if segment is None or last is None:
+            if not is_flushed:
                 self._db.flush()
             return
         # The server that is asked may be another one than the one that was written to: killed, and begun again without what it
         # had not yet on its disk.
-        if self._db.flush(_LAST, self._number, segment, written[0]) != (written[1],):
-            what = f"the server was killed, and has lost what segment {segment} was given last"
-            raise StoreUnavailable(what, advice="try again")
-        if self._unsynced.get(segment) == written:
+        if self._db.flush(_LAST, self._number, segment, last[0]) != (last[1],):
+            problem = f"the server was killed, and has lost what segment {segment} was given last"
+            raise StoreUnavailable(problem, advice="try again")
+        if self._unsynced.get(segment) == last:
             del self._unsynced[segment]
 
     def close(self) -> None:
@@ -1141,7 +1154,7 @@ def check_storable(name: str) -> str:
 
 
 def _made(segments: Iterable[SegmentRow]) -> Iterator[tuple[int, int, int]]:
-    return ((one.number, one.passages, one.characters) for one in segments)
+    return ((row.number, row.passages, row.characters) for row in segments)
 
 
 def _names(event: Event, pages: Set[int]) -> bool:
