@@ -18,6 +18,7 @@ from effort import rounds
 from kilburn.backend import Batch
 from kilburn.backends.codec import key_of
 from kilburn.backends.postgres.erasing import WORDS
+from kilburn.backends.postgres.parts import findings_in
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
@@ -148,7 +149,7 @@ class Erasures:
             remaining = [data for data in self.forgotten[tenant] if data in files]
             assert tenant in pending or not remaining, f"{tenant}: {remaining[:3]!r} is left, and nothing says so"
         for tenant, store in self.stores.items():
-            places = [place for place in store.unreached() if "files of the server" in place]
+            places = [place for place in store.contents.unreached() if "files of the server" in place]
             assert bool(places) == (tenant in pending), (tenant, places)
 
     def end(self) -> None:
@@ -163,9 +164,9 @@ class Erasures:
                 self.check()
                 open_rows = "SELECT count(*) FROM kilburn.erasure WHERE tenant = %s"
                 assert self.operator.execute(open_rows, (store._number,)).fetchall() == [(0,)]
-                assert store.findings() == []
+                assert findings_in(store) == []
                 read = store.read((1, number) for number in self.pages[tenant])
-                texts = store.texts({page.digest for page, _ in read.values() if page.digest})
+                texts = store.contents.texts({page.digest for page, _ in read.values() if page.digest})
                 for (_, number), (page, _) in read.items():
                     assert texts.get(page.digest, "") == self.pages[tenant][number]
             self.stores = {}

@@ -81,7 +81,7 @@ def test_a_forgetting_that_the_server_skips_stays_open_until_it_is_granted(
     grant(operator, give_tables, place)
     with Postgres(gateway) as backend:
         assert open_erasures(operator) == 0
-        assert not [place for place in backend.unreached() if "files of the server" in place]
+        assert not [place for place in backend.contents.unreached() if "files of the server" in place]
     assert table_files(server, CANARY) == []
     assert table_files(server, stored) == []
 
@@ -98,7 +98,7 @@ def test_an_operators_wipe_is_enough_for_a_user_without_the_right(
         done = command("postgres", "wipe", url)
         assert (done.status, done.out.splitlines()[0]) == (0, "nothing of what was forgotten is left in the tables' files")
         assert files_with(server, CANARY) == []
-        assert not [place for place in backend.unreached() if "files of the server" in place]
+        assert not [place for place in backend.contents.unreached() if "files of the server" in place]
     # The tenant's own program closes what it had opened.
     Postgres(gateway, tenant="t").close()
     assert open_erasures(operator) == 0
@@ -119,7 +119,7 @@ def test_no_right_to_a_single_table_is_enough_to_keep_it_open(
             backend.commit(segment, Batch(head=1, erase=[1]))
             with pytest.raises(StoreReadOnly, match=f"may not write kilburn.{name} anew"):
                 backend.wipe()
-            assert any(f"kilburn.{name} anew" in place for place in backend.unreached())
+            assert any(f"kilburn.{name} anew" in place for place in backend.contents.unreached())
     assert open_erasures(operator) == 1
     operator.execute(give_tables)
     Postgres(gateway).close()
@@ -162,7 +162,7 @@ def test_the_write_ahead_log_holds_it_for_as_long_as_the_receipt_says(
             backend.commit(start(backend), batch_of(0, {1: f"so {CANARY}"}))
             backend.commit(backend.segments()[0].number, Batch(head=1, erase=[1]))
             assert table_files(server, CANARY) == []
-            (place,) = [place for place in backend.unreached() if "write-ahead log" in place]
+            (place,) = [place for place in backend.contents.unreached() if "write-ahead log" in place]
         assert "which the user gateway may not switch" in place
         assert files_with(server, CANARY), "the log has it"
         amount = size(re.findall(r"until (\d+ \w+) more", place)[0])

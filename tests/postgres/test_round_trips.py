@@ -78,18 +78,18 @@ def test_what_a_search_reads_ahead_is_what_it_finds_without(url: str) -> None:
         store.session("s3").append({"role": "user", "content": "pottery " * 900})
         backend = store.backend
         assert isinstance(backend, Postgres)
-        whole = backend.search("pottery glaze", limit=60)
+        whole = backend.words.search("pottery glaze", limit=60)
         keys = sorted({(hit.segment, hit.page) for hit in whole})
         read = backend.read(keys)
-        beside = backend.entries(keys)
+        beside = backend.words.entries(keys)
         digests = {page.digest for page, _ in read.values()}
-        texts = backend.texts(digests)
+        texts = backend.contents.texts(digests)
         for ahead in (True, False):
             with backend.at_once(ahead=ahead):
-                assert backend.search("pottery glaze", limit=60) == whole
+                assert backend.words.search("pottery glaze", limit=60) == whole
                 assert (backend.read(keys), backend.skim(keys)) == (read, read)
-                assert backend.entries(keys) == beside
-                assert backend.texts(digests) == texts
+                assert backend.words.entries(keys) == beside
+                assert backend.contents.texts(digests) == texts
                 assert backend.read([(1, 999)]) == {}
 
 
@@ -103,10 +103,10 @@ def test_a_snapshot_sees_nothing_that_others_write_and_ends(url: str) -> None:
             with ExitStack() as writing:
                 more = writing.enter_context(kilburn.open(url, **PROMPT))
                 more.session("s0").append({"role": "user", "content": "pottery, later"})
-                assert len(other.search("later")) == 1
-            assert backend.search("later") == []
+                assert len(other.words.search("later")) == 1
+            assert backend.words.search("later") == []
             assert backend.segments() == before
-        assert len(backend.search("later")) == 1
+        assert len(backend.words.search("later")) == 1
 
 
 @pytest.mark.slow

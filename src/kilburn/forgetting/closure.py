@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Protocol
 
-from kilburn.backend import Backend, SegmentKind
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.errors import KernelError, StoreStale
 from kilburn.kernel.branches import Fork, above_of, fork_of, heirs_in, origin_in
 from kilburn.message import Kind
@@ -25,18 +25,8 @@ TRIES = 20
 """Attempts at a forgetting that other writers add to."""
 
 
-class Holder(Protocol):
-    """Is a segment that can forget its own pages."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def kind(self) -> SegmentKind:
-        """What it holds."""
-        ...
+class HolderContents(Protocol):
+    """The pages of a segment, as forgetting uses them."""
 
     def made_from(self, pages: Iterable[int]) -> list[int]:
         """Return these pages and the pages of this segment that were made from them, without forgotten ones."""
@@ -52,6 +42,25 @@ class Holder(Protocol):
 
     def alone(self) -> AbstractContextManager[None]:
         """Keep other writers out within the context, and make all writes one transaction."""
+        ...
+
+
+class Holder(Protocol):
+    """Is a segment that can forget its own pages."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def info(self) -> SegmentInfo:
+        """Its row in the store."""
+        ...
+
+    @property
+    def contents(self) -> HolderContents:
+        """Its pages."""
         ...
 
 
@@ -94,9 +103,9 @@ def forget(
                 with home.backend.erasing():
                     for number, page_ids in _steps(home.backend, keys):
                         holder = home.segment(number)
-                        dropped = holder.drop(page_ids, why)
+                        dropped = holder.contents.drop(page_ids, why)
                         dropped_names |= {(number, page): holder.name for page in dropped}
-                        raised += holder.erase_elsewhere(dropped)
+                        raised += holder.contents.erase_elsewhere(dropped)
                 # A branch may have begun meanwhile, with pages that are forgotten by now.
                 keys = closure(home, root_pages)
                 if not keys:
@@ -140,7 +149,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
         if number not in heirs:
             heirs[number] = heirs_in(backend, number, holder.name)
         closed = by_segment.setdefault(number, set())
-        more = set(holder.made_from(page_ids)) - closed
+        more = set(holder.contents.made_from(page_ids)) - closed
         closed |= more
         for citing_segment, page in backend.citing(number, more) if more else ():
             if page not in by_segment.get(citing_segment, ()):
@@ -152,7 +161,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
                 fresh.setdefault(branch, set()).update(inherited)
     keys = {(number, page) for number, pages in by_segment.items() for page in pages}
     # A session has no entities, and its folds have many sources.
-    derived = [key for key in keys if home.segment(key[0]).kind is not SegmentKind.SESSION]
+    derived = [key for key in keys if home.segment(key[0]).info.kind is not SegmentKind.SESSION]
     sources = {(number, source) for (number, _), (page, _) in backend.read(derived).items() for source in page.sources} - keys
     names = [key for key, (page, state) in backend.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     keys.update(key for key in names if keys.issuperset(backend.citing(key[0], [key[1]])))

@@ -78,9 +78,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 def unreached(backend: Backend) -> tuple[str, ...]:
     """Return the places that may still hold erased text: those that the store knows of, and those that no program can look at."""
-    # Not every backend has such places.
-    of_its_own = getattr(backend, "unreached", tuple)
-    return (*of_its_own(), *UNREACHED)
+    return (*backend.contents.unreached(), *UNREACHED)
 
 
 def made_from(backend: Backend, info: SegmentInfo) -> dict[int, list[int]]:
@@ -125,7 +123,7 @@ def make_receipt(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     for (number, page), (page_row, _) in rows.items():
         pages.setdefault(number, []).append(page)
         places[_place_of(page_row, kinds[number])] += 1
-    places["index entries"] = sum(map(len, backend.entries(keys).values()))
+    places["index entries"] = sum(map(len, backend.words.entries(keys).values()))
     cited = {segment for page_row, _ in rows.values() for segment, _ in page_row.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
     erasers = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
@@ -235,12 +233,12 @@ def remember_copy(source: Backend, to: str, time: float) -> None:
     """
     copies = copied_to(source)
     copies[to] = time
-    source.keep_setting("copies", msgspec.json.encode(copies).decode())
+    source.settings.put("copies", msgspec.json.encode(copies).decode())
 
 
 def copied_to(source: Backend) -> dict[str, float]:
     """Return the copies of a store that `kilburn copy` made: destination -> time of the last update."""
-    return msgspec.json.decode(source.settings().get("copies", "{}"), type=dict[str, float])
+    return msgspec.json.decode(source.settings.all().get("copies", "{}"), type=dict[str, float])
 
 
 def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:
@@ -269,17 +267,17 @@ def _erase(home: Home, number: int, name: str, why: str, errors: list[Exception]
                 forget(home, {number: page_ids}, why, errors=errors)
             # Pages that others have added since are forgotten in the same transaction.
             try:
-                with (holder := home.segment(number)).alone():
+                with (holder := home.segment(number)).contents.alone():
                     if _branches(home, number, name):
                         raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
                     added = _left_in(home, number)
-                    dropped = holder.drop(added, why) if added else []
+                    dropped = holder.contents.drop(added, why) if added else []
                     home.backend.erase(number)
             except StoreStale:
                 if not remaining_tries:
                     raise
             else:
-                errors += holder.erase_elsewhere(dropped)
+                errors += holder.contents.erase_elsewhere(dropped)
                 break
             # A page was made from these. From now on no page can be made from pages of this segment.
             leaving.enter_context(home.backend.leaving([(number, 0)]))
