@@ -94,13 +94,13 @@ class BoundedConnection(psycopg.Connection[Row]):
     def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         looks, waits = 0, 0.0
         try:
-            wanted = next(gen)
+            state = next(gen)
             while True:
                 if looks * LOOK >= waits:
                     waits = looks * LOOK + self.longer(looks * LOOK)
-                ready = yield wanted
+                ready = yield state
                 looks, waits = (looks + 1, waits) if ready == NOTHING else (0, 0.0)
-                wanted = gen.send(ready)
+                state = gen.send(ready)
         except StopIteration as end:
             return cast(T, end.value)
 
@@ -193,29 +193,29 @@ def checked_url(url: str) -> str:
         SpecError: it is none.
     """
     url, _ = split_connections(url)
-    given: Mapping[str, Any] | None
+    options: Mapping[str, Any] | None
     try:
-        given = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        given = None
+        options = None
     # A password with such a character is taken for a host, a port or a database, and would be shown as one.
     authority, _, path = url.partition("://")[2].partition("/")
-    ports = [port for port in str((given or {}).get("port") or "").split(",") if port]
-    if given is None or "@" in path.partition("?")[0] or authority.count("@") > 1 or not all(map(str.isdecimal, ports)):
+    ports = [port for port in str((options or {}).get("port") or "").split(",") if port]
+    if options is None or "@" in path.partition("?")[0] or authority.count("@") > 1 or not all(map(str.isdecimal, ports)):
         # Nothing of it is repeated: it may be a password.
-        what = "a URL of PostgreSQL that cannot be read"
+        problem = "a URL of PostgreSQL that cannot be read"
         advice = "write postgresql://user@host:5432/database, and in a password %40 for @, %2F for /, %25 for %"
-        raise SpecError(what, advice=advice)
-    known: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
-    return make_conninfo("", **{**known, **given})
+        raise SpecError(problem, advice=advice)
+    defaults: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
+    return make_conninfo("", **{**defaults, **options})
 
 
 def shown_url(url: str) -> str:
     """The URL without a password, for messages."""
-    given = conninfo_to_dict(url)
-    host = given.get("host") or given.get("hostaddr") or "localhost"
-    port = f":{given['port']}" if given.get("port") else ""
-    return f"postgresql://{host}{port}/{given.get('dbname') or given.get('user') or ''}"
+    options = conninfo_to_dict(url)
+    host = options.get("host") or options.get("hostaddr") or "localhost"
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"postgresql://{host}{port}/{options.get('dbname') or options.get('user') or ''}"
 
 
 class _Reach:
@@ -251,7 +251,7 @@ class _Reach:
 
     def _connect(self) -> Connection:
         try:
-            made = Connection.connect(self._url, autocommit=True)
+            connection = Connection.connect(self._url, autocommit=True)
         except errors.ConnectionTimeout:
             self._deaf = time.monotonic() + self.rests
             raise
@@ -260,8 +260,8 @@ class _Reach:
             self._deaf = 0.0
             raise
         self._deaf = 0.0
-        made.answers = self.answers
-        return made
+        connection.answers = self.answers
+        return connection
 
     def answers(self) -> bool:
         """Whether the server lets somebody in, or says why not."""
@@ -306,39 +306,39 @@ class _Pool:
             patience: seconds to wait for one that others use, and for a server that lets nobody in.
         """
         if not self._room.acquire(timeout=patience):
-            what = f"all {self._most} connections of this program to it are in use"
-            raise StoreBusy(what, advice="try again, or use fewer threads")
+            problem = f"all {self._most} connections of this program to it are in use"
+            raise StoreBusy(problem, advice="try again, or use fewer threads")
         try:
-            taken = self._take(patience)
+            connection = self._take(patience)
             try:
-                yield taken
+                yield connection
             finally:
-                self._give(taken)
+                self._give(connection)
         finally:
             self._room.release()
 
     def _take(self, patience: float) -> Connection:
         while True:
             with self._lock:
-                taken = self._free.pop() if self._free else None
-            if taken is None:
+                connection = self._free.pop() if self._free else None
+            if connection is None:
                 break
             with suppress(psycopg.Error):
-                taken.statements.settle()
-                if not taken.told:
-                    return taken
+                connection.statements.settle()
+                if not connection.told:
+                    return connection
             # The server has ended it meanwhile.
-            taken.close()
+            connection.close()
         lost = self._lost
-        made = self._connect(patience)
-        made.lost = lost
-        return made
+        new_connection = self._connect(patience)
+        new_connection.lost = lost
+        return new_connection
 
     def _connect(self, patience: float) -> Connection:
         began, pause, deaf = time.monotonic(), 0.02, self.reach.is_deaf
         while True:
             try:
-                made = self.reach.connect()
+                connection = self.reach.connect()
             except psycopg.OperationalError:
                 # A server that is started anew lets nobody in for a while.
                 now = time.monotonic()
@@ -352,28 +352,28 @@ class _Pool:
                 continue
             try:
                 # Nothing is prepared behind a pooler, which may send the next transaction to another connection.
-                made.statements = Statements(made, prepares=not is_pooled(made))
+                connection.statements = Statements(connection, prepares=not is_pooled(connection))
             except BaseException:
-                made.close()
+                connection.close()
                 raise
-            return made
+            return connection
 
-    def _give(self, taken: Connection) -> None:
-        is_open = taken.info.transaction_status is not TransactionStatus.IDLE and not taken.statements.is_unsettled
-        if not taken.closed and is_open:
+    def _give(self, connection: Connection) -> None:
+        is_open = connection.info.transaction_status is not TransactionStatus.IDLE and not connection.statements.is_unsettled
+        if not connection.closed and is_open:
             try:
-                taken.rollback()
+                connection.rollback()
             except psycopg.Error as error:
                 log.info("a connection is given up: %s", error)
-                taken.close()
-        taken.used = time.monotonic()
+                connection.close()
+        connection.used = time.monotonic()
         with self._lock:
-            if taken.closed or taken.lost != self._lost:
-                taken.close()
+            if connection.closed or connection.lost != self._lost:
+                connection.close()
             else:
-                self._free.append(taken)
+                self._free.append(connection)
             # The one that was used last is used next; the others may not be needed any more.
-            while self._free and taken.used - self._free[0].used > IDLE:
+            while self._free and connection.used - self._free[0].used > IDLE:
                 self._free.pop(0).close()
 
     def renew(self) -> None:
@@ -510,15 +510,15 @@ class Database:
                 with joined.statements as statements:
                     return do(statements)
             try:
-                made = do(joined.statements)
+                result = do(joined.statements)
             except psycopg.OperationalError:
                 if not joined.closed or self._joined.is_read:
                     raise
                 # The connection was lost before anybody used it. Others may hang as this one did.
                 self._begin_snapshot(self._joined.ending)
-                made = do(self._joined.connection.statements)
+                result = do(self._joined.connection.statements)
             self._joined.is_read = True
-            return made
+            return result
 
     def rows(self, doing: str, sql: str, *values: object) -> list[Row]:
         """The rows of one query. It needs no snapshot but its own."""
@@ -549,7 +549,7 @@ class Database:
             try:
                 with joined.statements as statements:
                     statements.send("SAVEPOINT part")
-                    made = do(statements)
+                    result = do(statements)
                     statements.send("RELEASE part")
             except BaseException:
                 if not joined.closed:
@@ -557,7 +557,7 @@ class Database:
                         joined.execute("ROLLBACK TO part")
                         joined.execute("RELEASE part")
                 raise
-            return made
+            return result
 
     def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> None:
         """Begin a transaction.
@@ -589,29 +589,29 @@ class Database:
     ) -> T:
         lost = False
         for attempt in range(TRIES):
-            connected = sent = False
+            connected = is_sent = False
             try:
                 with self.connection(doing) as connection, connection.statements as statements:
                     connected = True
                     self._begin(connection, begin, long=long)
-                    made = do(statements)
-                    sent = writes
+                    result = do(statements)
+                    is_sent = writes
                     if begin is _READ:
                         statements.end_reading()
                     elif begin:
                         statements.send("COMMIT")
-                return made
+                return result
             except StoreError as error:
                 cause = error.__cause__
                 if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
                     time.sleep(0.002 * attempt)
-                elif isinstance(error, StoreUnavailable) and connected and (sent or not lost):
+                elif isinstance(error, StoreUnavailable) and connected and (is_sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
                     if self._pool is not None:
                         self._pool.renew()
-                    done = self._find_out(doing, error, settled) if sent else None
-                    if done is not None:
-                        return done
+                    result_found_out = self._find_out(doing, error, settled) if is_sent else None
+                    if result_found_out is not None:
+                        return result_found_out
                     if lost:
                         raise
                     lost = True
@@ -630,8 +630,8 @@ class Database:
                 return self._transact(doing, settled, _WRITE, writes=True)
         except StoreError as second:
             log.info("%s", second)
-        what = f"{error.what}; whether it was written is not known"
-        raise StoreUnavailable(what, advice="try again: what was written is not written twice") from error.__cause__
+        problem = f"{error.what}; whether it was written is not known"
+        raise StoreUnavailable(problem, advice="try again: what was written is not written twice") from error.__cause__
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -671,7 +671,7 @@ class Database:
         if self.joined is not None:
             yield
             return
-        sent = False
+        is_sent = False
         try:
             with self.connection("writing") as connection:
                 with connection.statements:
@@ -679,7 +679,7 @@ class Database:
                 self._joined.connection = connection
                 try:
                     yield
-                    sent = True
+                    is_sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":
                         raise StoreStale("a part of this transaction failed, so nothing of it was written", advice="do it again")
@@ -688,9 +688,9 @@ class Database:
         except StoreError as error:
             if isinstance(error.__cause__, AGAIN):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
-            if sent and isinstance(error, StoreUnavailable):
-                what = f"{error.what}; whether it was written is not known"
-                raise StoreUnavailable(what, advice="look at what is there before you do it again") from error.__cause__
+            if is_sent and isinstance(error, StoreUnavailable):
+                problem = f"{error.what}; whether it was written is not known"
+                raise StoreUnavailable(problem, advice="look at what is there before you do it again") from error.__cause__
             raise
 
     def flush(self, sql: str = "", *values: object) -> Row | None:
@@ -762,8 +762,8 @@ def _translated(place: str, doing: str) -> Iterator[None]:
 
 def _words(error: psycopg.Error) -> str:
     # What a server says in detail may quote a row.
-    said = error.diag.message_primary or str(error)
-    return " ".join(said.split()) or type(error).__name__
+    message = error.diag.message_primary or str(error)
+    return " ".join(message.split()) or type(error).__name__
 
 
 NO_ROOM = "free some space on the server; nothing of this write was kept"
@@ -805,10 +805,10 @@ FULL = ("too many", "remaining connection slots", "no more connections allowed",
 """What servers and poolers say that have no connection left."""
 
 
-def _translate(error: psycopg.Error, what: str) -> StoreError:
+def _translate(error: psycopg.Error, problem: str) -> StoreError:
     for kinds, (made, advice) in _CLASSES.items():
         if isinstance(error, kinds):
-            return made(what, advice=advice)
+            return made(problem, advice=advice)
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith(("08", "57"))):
         advice = "check that the server runs and can be reached from here, and what the URL says"
         if "password authentication failed" in str(error) or "no password supplied" in str(error):
@@ -817,8 +817,8 @@ def _translate(error: psycopg.Error, what: str) -> StoreError:
             advice = "make the database or the user first: createdb NAME, createuser NAME"
         elif "No space left on device" in str(error):
             # It has not even let anybody in.
-            return StoreFull(what, advice=NO_ROOM)
+            return StoreFull(problem, advice=NO_ROOM)
         elif any(words in str(error) for words in FULL):
-            return StoreBusy(what, advice="the server has no connection free; raise max_connections, or use pgbouncer")
-        return StoreUnavailable(what, advice=advice)
-    return StoreError(what, advice="what was acknowledged before is intact; try again")
+            return StoreBusy(problem, advice="the server has no connection free; raise max_connections, or use pgbouncer")
+        return StoreUnavailable(problem, advice=advice)
+    return StoreError(problem, advice="what was acknowledged before is intact; try again")

@@ -94,7 +94,7 @@ _DUMPS: Mapping[type, Callable[[Any], Dumped | None]] = {
 def _as_sent(sql: str) -> bytes:
     """A statement with `$1`, `$2` where it has `%s`, and `%` where it has `%%`."""
     places = count(1)
-    return re.sub("%[%s]", lambda found: "%" if found[0] == "%%" else f"${next(places)}", sql).encode()
+    return re.sub("%[%s]", lambda match: "%" if match[0] == "%%" else f"${next(places)}", sql).encode()
 
 
 class ServerAnswer:
@@ -147,8 +147,8 @@ class Merged:
     def end(self, statements: Statements) -> None:
         """Send them."""
         *parts, last = self._statements
-        named = ", ".join(f"part{number} AS ({part})" for number, part in enumerate(parts))
-        statements.send(f"WITH {named} {last}" if parts else last, *self._values)
+        ctes = ", ".join(f"part{number} AS ({part})" for number, part in enumerate(parts))
+        statements.send(f"WITH {ctes} {last}" if parts else last, *self._values)
 
 
 class Statements:

@@ -145,15 +145,15 @@ class Postgres(DurableStore):
         if user:
             check_name(user, "user")
         rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        found = SEALS.segment_of(rows[0]) if rows else None
-        if found is None and create:
+        row = SEALS.segment_of(rows[0]) if rows else None
+        if row is None and create:
             self._check_writes()
-            found = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
-        return found.whole().info if found is not None else None
+            row = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
+        return row.whole().info if row is not None else None
 
     def _named(self, statements: Statements, name: str) -> SegmentRow | None:
-        found = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        return SEALS.segment_of(found) if found is not None else None
+        row = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        return SEALS.segment_of(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
         writing.create(statements, self._number, check_storable(name), time, kind, user)
@@ -172,18 +172,18 @@ class Postgres(DurableStore):
             number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            made = Writing(statements, self._number, number, batch, self._opened, mark)
-            made.write()
-            last = made.last
-            found = self._named(statements, name)
-            assert found is not None
-            return found
+            step = Writing(statements, self._number, number, batch, self._opened, mark)
+            step.write()
+            last = step.last
+            row = self._named(statements, name)
+            assert row is not None
+            return row
 
         def settled(statements: Statements) -> SegmentRow | None:
             # Who creates a session holds this row until the transaction that may have done it has ended.
             statements.send("SELECT FROM kilburn.counter WHERE tenant = %s FOR UPDATE", self._number)
-            found = self._named(statements, name)
-            return found if found is not None and self._is_mine(statements, found.number, mark) else None
+            row = self._named(statements, name)
+            return row if row is not None and self._is_mine(statements, row.number, mark) else None
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
@@ -214,7 +214,7 @@ class Postgres(DurableStore):
     def segments(self, under: str = "") -> list[SegmentInfo]:
         """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
         if not under:
-            return [one.info for one in self._db.read("reading", self._segments)]
+            return [row.info for row in self._db.read("reading", self._segments)]
         # In the order of bytes, "0" comes right behind "/".
         low, high = f"{under}/".encode(), f"{under}0".encode()
         rows = self._db.read("reading", lambda statements: statements.rows(_UNDER, self._number, low, high))
@@ -223,10 +223,10 @@ class Postgres(DurableStore):
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
         every = self.segments()
-        wanted = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
-        infos = {info.number: info for info in wanted if not info.damaged}
-        damaged = tuple(info for info in wanted if info.damaged)
-        return Scope(infos=infos, damaged=damaged, everything=len(wanted) == len(every))
+        chosen = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
+        infos = {info.number: info for info in chosen if not info.damaged}
+        damaged = tuple(info for info in chosen if info.damaged)
+        return Scope(infos=infos, damaged=damaged, everything=len(chosen) == len(every))
 
     def commit(self, segment: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
@@ -261,8 +261,8 @@ class Postgres(DurableStore):
         """Whether a write with this mark was done. Others may have gone on with the segment since."""
         # The row is free when the transaction that may have done it has ended.
         select = "SELECT writer FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-        found = statements.row(select, self._number, segment)
-        return found is not None and writing.has_mark(found[0], mark)
+        row = statements.row(select, self._number, segment)
+        return row is not None and writing.has_mark(row[0], mark)
 
     def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
         """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""
@@ -278,22 +278,26 @@ class Postgres(DurableStore):
 
     def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
         """A segment that is whole; None where there is none of that number."""
-        found = self._numbered(statements, [segment]).get(segment)
-        return found.whole() if found is not None else None
+        row = self._numbered(statements, [segment]).get(segment)
+        return row.whole() if row is not None else None
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
             of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
-            found = of.fetchone()
-            if found is None:
+            row = of.fetchone()
+            if row is None:
                 return []
             return SEALS.pages_of(
-                SEALS.segment_of(found).whole(),
+                SEALS.segment_of(row).whole(),
                 (
-                    (number, SEALS.page_of(one, number, record, seal), SEALS.state_of(one, number, *state))
-                    for one, number, record, seal, *state in rows.fetchall()
+                    (
+                        number,
+                        SEALS.page_of(number_of_segment, number, record, seal),
+                        SEALS.state_of(number_of_segment, number, *state),
+                    )
+                    for number_of_segment, number, record, seal, *state in rows.fetchall()
                 ),
             )
 
@@ -321,14 +325,14 @@ class Postgres(DurableStore):
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out."""
-        made = {}
+        pages = {}
         for key, (segment, number, record, seal, *values) in self._rows(keys).items():
             page, state = SEALS.page_of(segment, number, record, seal), SEALS.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
-            made[key] = page, state
-        return made
+            pages[key] = page, state
+        return pages
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """See `Backend`."""
@@ -342,28 +346,26 @@ class Postgres(DurableStore):
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
         select = (
             "SELECT citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
             f" AND page = ANY(%s::bigint[]) AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
-            stored = self._numbered(statements, [segment]).get(segment)
-            if stored is None or not wanted:
+            row = self._numbered(statements, [segment]).get(segment)
+            if row is None or not page_ids:
                 return set(), set()
-            found = set(statements.rows(select, self._number, segment, sorted(wanted)))
-            if stored.kind is not SegmentKind.SESSION or stored.damaged:
-                return found, set()
-            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(wanted))
-            events = writing.read_events(
-                statements, self._number, stored, [number for number in numbers if number <= stored.head]
-            )
-            return found, mentions.made_by(events, wanted)
+            keys = set(statements.rows(select, self._number, segment, sorted(page_ids)))
+            if row.kind is not SegmentKind.SESSION or row.damaged:
+                return keys, set()
+            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(page_ids))
+            events = writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
+            return keys, mentions.made_by(events, page_ids)
 
-        found, made = self._db.read("reading", do)
-        read = self.read([(segment, page) for page in sorted(made)])
-        found.update(key for key, (page, _) in read.items() if page.digest and not wanted.isdisjoint(page.sources))
+        found, derived = self._db.read("reading", do)
+        rows = self.read([(segment, page) for page in sorted(derived)])
+        found.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
         return sorted(found)
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
@@ -372,8 +374,8 @@ class Postgres(DurableStore):
         if among is None:
             rows = self._ask(f"{select} ORDER BY id", self._number, segment)
         else:
-            wanted = [call.encode("utf-8", "surrogatepass") for call in among]
-            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, wanted)
+            call_ids = [call.encode("utf-8", "surrogatepass") for call in among]
+            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, call_ids)
         return {call.decode(): page for call, page in rows}
 
     def _ask(self, sql: str, *values: object) -> list[Row]:
@@ -393,10 +395,10 @@ class Postgres(DurableStore):
         )
 
         def do(statements: Statements) -> Row | None:
-            stored = self._stored(statements, segment)
-            if stored is None:
+            row = self._stored(statements, segment)
+            if row is None:
                 return None
-            return statements.row(select, self._number, segment, stored.head if until is None else min(until, stored.head))
+            return statements.row(select, self._number, segment, row.head if until is None else min(until, row.head))
 
         found = self._db.read("reading", do)
         if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
@@ -420,29 +422,29 @@ class Postgres(DurableStore):
         row = of.fetchone()
         if row is None:
             return []
-        stored = SEALS.segment_of(row).whole()
-        found = [SEALS.whole_event(stored, *one) for one in rows if one[0] <= stored.head]
+        segment_row = SEALS.segment_of(row).whole()
+        events = [SEALS.whole_event(segment_row, *event_row) for event_row in rows if event_row[0] <= segment_row.head]
         if act is None:
-            for number, event in enumerate(found, after + 1):
+            for number, event in enumerate(events, after + 1):
                 if event.number != number:
-                    raise StoreCorrupt(f"event {number} of session {stored.name!r} is missing", advice=ADVICE)
-            if len(found) < limit and after + len(found) < stored.head:
-                what = f"event {after + len(found) + 1} of session {stored.name!r} is missing"
-                raise StoreCorrupt(what, advice=ADVICE)
-        return found
+                    raise StoreCorrupt(f"event {number} of session {segment_row.name!r} is missing", advice=ADVICE)
+            if len(events) < limit and after + len(events) < segment_row.head:
+                problem = f"event {after + len(events) + 1} of session {segment_row.name!r} is missing"
+                raise StoreCorrupt(problem, advice=ADVICE)
+        return events
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
 
         def do(statements: Statements) -> list[Event]:
-            stored = self._stored(statements, segment)
-            if stored is None or not wanted:
+            row = self._stored(statements, segment)
+            if row is None or not page_ids:
                 return []
-            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(wanted))
-            return writing.read_events(statements, self._number, stored, [number for number in numbers if number <= stored.head])
+            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(page_ids))
+            return writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
 
-        return [event for event in self._db.read("reading", do) if _names(event, wanted)]
+        return [event for event in self._db.read("reading", do) if _names(event, page_ids)]
 
     def now(self) -> float:
         """See `Backend`: the clock of the server."""
@@ -491,8 +493,8 @@ class Postgres(DurableStore):
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
-        for written in () if inner else lasting.joined:
-            self._written(*written)
+        for write in () if inner else lasting.joined:
+            self._written(*write)
         if self._db.erased:
             self._chilling.sweep()
             self._wipe()
@@ -552,18 +554,18 @@ class Postgres(DurableStore):
         """See `Backend`."""
         if self._durable or self.readonly:
             return
-        done, self._db.lasting.done = self._db.lasting.done, False
-        written = self._unsynced.get(segment) if segment is not None else None
-        if segment is None or written is None:
-            if not done:
+        is_flushed, self._db.lasting.done = self._db.lasting.done, False
+        last = self._unsynced.get(segment) if segment is not None else None
+        if segment is None or last is None:
+            if not is_flushed:
                 self._db.flush()
             return
         # The server that is asked may be another one than the one that was written to: killed, and begun again without what it
         # had not yet on its disk.
-        if self._db.flush(_LAST, self._number, segment, written[0]) != (written[1],):
-            what = f"the server was killed, and has lost what segment {segment} was given last"
-            raise StoreUnavailable(what, advice="try again")
-        if self._unsynced.get(segment) == written:
+        if self._db.flush(_LAST, self._number, segment, last[0]) != (last[1],):
+            problem = f"the server was killed, and has lost what segment {segment} was given last"
+            raise StoreUnavailable(problem, advice="try again")
+        if self._unsynced.get(segment) == last:
             del self._unsynced[segment]
 
     def close(self) -> None:

@@ -562,12 +562,12 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
     return [SEALS.whole_event(segment, *row) for row in rows]
 
 
-def put_history(statements: Sender, tenant: int, segment: int, said: Digests, page: int) -> None:
+def put_history(statements: Sender, tenant: int, segment: int, new_digests: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), said.after, said.added
+    own, after, digests = (tenant, segment), new_digests.after, new_digests.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
-    elif said.inherits:
+    elif new_digests.inherits:
         pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
@@ -582,7 +582,7 @@ def put_history(statements: Sender, tenant: int, segment: int, said: Digests, pa
             "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page, tail)"
             " SELECT %s, %s, message, digest, message = %s, %s, tail"
             " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(message, digest, tail)",
-            *(*own, places[-1], page, places, list(digests), list(said.tails)),
+            *(*own, places[-1], page, places, list(digests), list(new_digests.tails)),
         )
 
 
