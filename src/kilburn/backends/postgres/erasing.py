@@ -144,11 +144,11 @@ class _Vacuum:
         denied = [name for (name,) in self._connection.execute(_DENIED, (names,)).fetchall()]
         if denied:
             ((user,),) = self._connection.execute("SELECT quote_ident(current_user)").fetchall()
-            names_list, grant = ", ".join(denied), f"for each of these tables ALTER TABLE ... OWNER TO {user}"
+            table_names, grant = ", ".join(denied), f"for each of these tables ALTER TABLE ... OWNER TO {user}"
             if self._connection.info.server_version >= MAINTAINS:
-                grant = f"GRANT MAINTAIN ON {names_list} TO {user}"
+                grant = f"GRANT MAINTAIN ON {table_names} TO {user}"
             raise StoreReadOnly(
-                f"the user {user} may not write {names_list} anew",
+                f"the user {user} may not write {table_names} anew",
                 advice="`kilburn postgres wipe` with the URL of their owner, or of the database's, does it now; for the future an"
                 f" administrator has to run {grant}",
             )
@@ -169,7 +169,7 @@ class _Vacuum:
         Raises:
             StoreBusy: others use it. StoreError: the server has skipped it.
         """
-        options = [sql.SQL(name_part) for name_part in (option, "SKIP_LOCKED" * self._is_pooled) if name_part]
+        options = [sql.SQL(word) for word in (option, "SKIP_LOCKED" * self._is_pooled) if word]
         vacuum = sql.SQL("VACUUM ({options}) {table}") if options else sql.SQL("VACUUM {table}")
         statement = vacuum.format(options=sql.SQL(", ").join(options), table=table)
         name = table.as_string(self._connection)

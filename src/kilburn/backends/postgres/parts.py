@@ -235,10 +235,10 @@ class PostgresVectors(_Part):
 
         rows_by_page: dict[tuple[int, int], Row] = {}
 
-        def waiting(limit_rows: int) -> list[Row]:
+        def waiting(limit: int) -> list[Row]:
             def do(statements: Statements) -> tuple[list[Row], list[Row]]:
                 number = self._embedder(statements, name)
-                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit_rows, self._number, limit_rows)
+                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit, self._number, limit)
                 keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - rows_by_page.keys())
                 text_rows = (
                     statements.rows(texts, [segment for segment, _ in keys], [page for _, page in keys], self._number)
