@@ -56,7 +56,7 @@ class PostgresColdRows:
             "SELECT digest, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
             " AND codec IN (%s, %s) AND length(data) > %s"
         )
-        rows = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, SMALL)
+        rows = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, MIN_ROW_BYTES)
         return [(digest, codec, data) for digest, codec, data in rows]
 
     def announce(self, names: Iterable[str]) -> None:

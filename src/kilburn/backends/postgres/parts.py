@@ -486,7 +486,7 @@ class PostgresHistories(_Part):
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
             segment_row = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.after, *own, digests.after)
+            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
             if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
             writing.put_history(statements, *own, digests, page)
