@@ -28,6 +28,7 @@ LATE = {
     "kilburn.backends.postgres.parts",
     "kilburn.backends.postgres.store",
     "kilburn.cli",
+    "kilburn.copying",
     "kilburn.dashboard.app",
     "kilburn.dashboard.behind_keys",
     "kilburn.dashboard.export",

@@ -12,13 +12,13 @@ import pytest
 
 import kilburn
 from kernel.talk import user
+from kilburn.answering import answerer
 from kilburn.effect import Answer, Ask
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
-from kilburn.models.answering import answerer
 from kilburn.testing import Scripted, check_laws
 
 FACTS = ["src/parser.py", "ValueError: bad token 4711", "decided to keep the cache"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kilburn import Store
+from kilburn.answering import answerer
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Outcome
@@ -23,7 +24,6 @@ from kilburn.memory.brought import quotation
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.models.answering import answerer
 from kilburn.testing import FakeClock, Scripted, check_laws
 
 POLICIES = ("facts(summary=False)", "additive")

@@ -17,12 +17,12 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.agents.loop import Limits, Said, set_up
+from kilburn.answering import answerer
 from kilburn.effect import Ask
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request, pieces_of
-from kilburn.models.answering import answerer
 from kilburn.policies.memento import SYSTEM
 from kilburn.selection.extract import Piece, extract
 from kilburn.selection.judgement import Verdict, judge

@@ -15,13 +15,13 @@ from contextlib import closing
 
 import msgspec
 
+from kilburn.answering import answerer
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, pieces_of, request_of
-from kilburn.models.answering import answerer
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.selection.extract import Piece

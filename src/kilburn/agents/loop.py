@@ -39,7 +39,7 @@ from kilburn.errors import (
     ToolsRefused,
 )
 from kilburn.event import Act, Data, encodable
-from kilburn.kernel.breaker import Breaker
+from kilburn.kernel.consultation import Breaker
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve

@@ -76,7 +76,7 @@ class Attachments(Protocol):
 
 
 class Answers(Protocol):
-    """What answers the questions of policies: `kilburn.models.answering`."""
+    """What answers the questions of policies: `kilburn.answering`."""
 
     def answerer(self, model: Model | None) -> Callable[[Ask], Answer]:
         """Return what answers by a model; without one, every outcome is NO_MODEL."""
@@ -84,7 +84,7 @@ class Answers(Protocol):
 
 
 class Memories(Protocol):
-    """The memories and the notes of a store: `kilburn.memory`."""
+    """The memories and the notes of a store: `kilburn.memory` has them."""
 
     def make_memory(self, store: Any, collection: Any) -> Any:
         """Return the memory whose facts a collection of the store holds."""

@@ -1,7 +1,7 @@
 """Drives generators that yield effects.
 
 The kernel's operations are generators of `Ask`s. `run` answers them in this thread, `arun` in a worker thread, so
-sync and async share every line above. What answers is made by `kilburn.models.answering`.
+sync and async share every line above. What answers is made by `kilburn.answering`.
 """
 
 from __future__ import annotations

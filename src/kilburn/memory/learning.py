@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
+from kilburn.answering import answerer
 from kilburn.backend import Passage, SegmentInfo, SegmentKind, State
 from kilburn.claims import is_speaker, topic
 from kilburn.collections.collection import Collection
@@ -38,7 +39,7 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import Act, Data
-from kilburn.kernel.breaker import Breaker
+from kilburn.kernel.consultation import Breaker
 from kilburn.kernel.drive import run
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.resolve import resolve
@@ -49,7 +50,6 @@ from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.taint import lowest_read
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
-from kilburn.models.answering import answerer
 from kilburn.move import Add, Retire
 from kilburn.native import ending
 from kilburn.page import Claim, Page, Place, address_of, span_of
