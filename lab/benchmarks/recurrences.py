@@ -21,7 +21,7 @@ from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.tokens.characters import Characters
+from kilburn.tokens.estimate import Characters
 from kilburn_lab.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 
 STEPWISE = RoundPrompts(

@@ -10,10 +10,9 @@ import re
 
 from kilburn.budget import Counter
 from kilburn.errors import SpecError
-from kilburn.tokens.characters import Characters
 from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
-from kilburn.tokens.estimate import ANY, OPEN, Estimate
+from kilburn.tokens.estimate import ANY, OPEN, Characters, Estimate
 from kilburn.tokens.families import family_estimate
 
 RULER = re.compile(r"chars/(\d{1,6})")
