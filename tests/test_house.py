@@ -232,11 +232,11 @@ def imported(module: str) -> set[str]:
 
 
 def code_lines(path: Path, nodes: Sequence[ast.AST]) -> int:
-    """The lines of a module without blank lines, comments and docstrings."""
+    """The lines of a module without blank lines, comments and docstrings, those of variables included."""
     docs = set()
     for node in nodes:
-        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node, clean=False) is not None:
-            docs.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docs.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
     return sum(bool(line.strip()) and not line.strip().startswith("#") and number not in docs for number, line in lines)
 

@@ -200,7 +200,7 @@ class Consultation:
         finally:
             kernel.lock.acquire()
             kernel.check_free()
-            kernel.begin()
+            kernel.busy = True
             if not answered:
                 kernel.give_up(batch)
         if kernel.changes == changes and self.background.take_up(errand):

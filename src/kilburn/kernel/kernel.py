@@ -123,8 +123,11 @@ class Kernel:
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
-        # Whether a batch is open, and whether one ended in a way that the journal cannot undo.
-        self._busy = self._broken = False
+        # Whether a batch is open. Who opens one holds the lock, has called `check_free`, and resets this or calls `fail`, also after
+        # an interrupt between any two lines.
+        self.busy = False
+        # Whether a batch ended in a way that the journal cannot undo.
+        self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
         self.contents = Contents(backend, self._needed)
@@ -714,10 +717,10 @@ class Kernel:
         with self.lock:
             self.check_free()
             try:
-                self.begin()
+                self.busy = True
                 yield
                 self.undo() if undone else self.flush()
-                self.end()
+                self.busy = False
             except BaseException as error:
                 self.fail(error)
                 raise
@@ -739,22 +742,13 @@ class Kernel:
                     self.take_over(observed)
                 raise
 
-    def begin(self) -> None:
-        """Start a batch. Whoever does so holds the lock, has called `check_free`, and calls `end` or `fail`, also after an
-        interrupt between any two lines."""
-        self._busy = True
-
-    def end(self) -> None:
-        """The batch is written."""
-        self._busy = False
-
     def fail(self, error: BaseException) -> None:
         """The batch failed: restore the state before it.
 
         After one of our own errors, the journal leads back. Anything else, such as Ctrl-C, may have interrupted a
         step. Then everything is read again from the store, which knows whether the batch was written.
         """
-        self._broken, self._busy = True, False
+        self._broken, self.busy = True, False
         if isinstance(error, (KilburnError, GeneratorExit)):
             self.undo()
             self._broken = False
@@ -771,7 +765,7 @@ class Kernel:
         Raises:
             KernelError: this thread is within a batch. StoreError: the state cannot be read again.
         """
-        if self._busy:
+        if self.busy:
             raise KernelError(
                 f"session {self.info.name!r} is in the middle of a change",
                 advice="call it when that has returned, not from within",
@@ -797,7 +791,7 @@ class Kernel:
     def set_aside(self) -> Pending:
         """Set the batch aside while a model is asked: everyone else sees the state before it."""
         self.window.rollback()
-        self._busy = False
+        self.busy = False
         batch = self.pending.take()
         self.usage.forget(batch.new)
         return batch

@@ -285,13 +285,13 @@ class Session(Segment):
         with kernel.lock:
             kernel.check_free()
             try:
-                kernel.begin()
+                kernel.busy = True
                 if cause is not Cause.ADMIT:
                     # Where nothing is written in the end, no commit finds out.
                     kernel.check_current()
                 pages = yield from planner.settle(cause, change, waits=waits, eases=eases)
                 kernel.flush()
-                kernel.end()
+                kernel.busy = False
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
