@@ -123,8 +123,8 @@ class Kernel:
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
-        # Whether a batch is open. Who opens one holds the lock, has called `check_free`, and resets this or calls `fail`, also after
-        # an interrupt between any two lines.
+        # Whether a batch is open. Who opens one holds the lock, has called `check_free`, and resets this or calls `fail`, also
+        # after an interrupt between any two lines.
         self.busy = False
         # Whether a batch ended in a way that the journal cannot undo.
         self._broken = False
