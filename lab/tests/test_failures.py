@@ -18,7 +18,7 @@ from kilburn_lab.failures import STALE, Failing, contaminated, counted, decayed,
 
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock(now=1_700_000_000.0, tick=0.001)
+    return FakeClock(time=1_700_000_000.0, tick=0.001)
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Store) -> 
 
 
 def test_as_of_and_as_known() -> None:
-    clock = FakeClock(now=1_000_000.0, tick=0.001)
+    clock = FakeClock(time=1_000_000.0, tick=0.001)
     with opened(clock) as store:
         told(store, "Ana lives in Porto.", *PORTO)
         first = clock.now
