@@ -90,7 +90,7 @@ def test_facts_with_an_origin_are_attributed(store: Store) -> None:
 
 
 def test_a_fact_that_lost_its_origin(store: Store) -> None:
-    session, memory = store.session("s"), store.memory()
+    session, memory = store.session("s"), store.memory().collection
     session.append(user("Ana lives in Porto."))
     lives(store, "Porto", cites=((session.number, 1),))
     lost = LosesPages(memory, session.number)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -663,3 +663,15 @@ class Backend(Protocol):
     def close(self) -> None:
         """Release files and connections; idempotent."""
         ...
+
+
+def at_once(backend: Backend, *, ahead: bool = False) -> AbstractContextManager[None]:
+    """Let this thread's reads be one snapshot, in which nothing is read twice, where that saves round trips to a server. Nothing
+    is to be written within it, and nobody else is to be waited for.
+
+    Args:
+        ahead: whether the pages and texts of what is found are read with it.
+    """
+    context: AbstractContextManager[None]
+    context = backend.at_once(ahead=ahead) if hasattr(backend, "at_once") else nullcontext()
+    return context
