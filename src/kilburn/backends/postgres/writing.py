@@ -192,7 +192,11 @@ class Writing:
         self._memo: Memo = {}
         # What only adds rows, or changes those that are there, goes out as one statement.
         removes = (
-            batch.unindex or batch.erase or batch.inherited or batch.replaced or (batch.digests is not None and not batch.digests.offset)
+            batch.unindex
+            or batch.erase
+            or batch.inherited
+            or batch.replaced
+            or (batch.digests is not None and not batch.digests.offset)
         )
         self._merged = None if removes else Merged()
         self._changes: Sender = self._merged or statements
