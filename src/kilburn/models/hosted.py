@@ -127,7 +127,7 @@ class SdkModel(SdkClient, ABC):
         """
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
-        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
+        yield from self._retry.stream(lambda seconds: self._once(request, seconds), request.timeout)
 
     @abstractmethod
     def _open(self, request: Request, silence: float) -> Any:
@@ -137,22 +137,22 @@ class SdkModel(SdkClient, ABC):
     def _collector(self) -> Collector:
         """What makes one reply of a stream's chunks."""
 
-    def _once(self, request: Request, left: float | None) -> Generator[Delta | Reply, None, None]:
+    def _once(self, request: Request, seconds: float | None) -> Generator[Delta | Reply, None, None]:
         """One try, within `left` seconds."""
-        silence = self._timeout if left is None else min(left, self._timeout)
+        silence = self._timeout if seconds is None else min(seconds, self._timeout)
         collector = self._collector()
         passed = False
         try:
-            with self._open(request, silence) as chunks, Deadline(left, chunks.response) as deadline:
+            with self._open(request, silence) as chunks, Deadline(seconds, chunks.response) as deadline:
                 try:
                     for chunk in chunks:
                         yield from collector.feed(chunk.to_dict(warnings=False))
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._network_error) as error:
-            made = self._error_of(error, passed)
-            self.takes_tools = self.takes_tools and not isinstance(made, ToolsRefused)
-            raise made from error
+            typed = self._error_of(error, passed)
+            self.takes_tools = self.takes_tools and not isinstance(typed, ToolsRefused)
+            raise typed from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no {self._answer}: {error!r}", advice="check the base URL") from error
         if passed:

@@ -49,10 +49,10 @@ def load(path: Path, context: int, threads: int) -> LlamaServer:
     """
     key = (path.resolve(), context, threads)
     with _loading:
-        found = _loaded.get(key)
-        if found is None:
-            found = _loaded[key] = LlamaServer(*key)
-        return found
+        server = _loaded.get(key)
+        if server is None:
+            server = _loaded[key] = LlamaServer(*key)
+        return server
 
 
 class LlamaServer:
@@ -169,8 +169,8 @@ class LlamaServer:
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         response = connection.getresponse()
         if response.status != 200:
-            said = response.read()
-            raise error_of(self._who, response.status, _decode(said), said.decode("utf-8", "replace"))
+            content = response.read()
+            raise error_of(self._who, response.status, _decode(content), content.decode("utf-8", "replace"))
         return response
 
     def _lost_error(self, error: Exception) -> KilburnError:
@@ -216,8 +216,8 @@ def _settings(settings: Any, path: Path, context: int, threads: int) -> Any:
     return settings
 
 
-def _decode(said: bytes) -> object:
+def _decode(body: bytes) -> object:
     try:
-        return json.loads(said)
+        return json.loads(body)
     except ValueError:
         return None

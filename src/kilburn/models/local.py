@@ -42,9 +42,9 @@ class Vocabulary:
     def __init__(self, name: str, loaded: LlamaServer) -> None:
         self.name = f"local:{name}"
         self._engine: LlamaServer | None = loaded
-        one, three = self._measure(loaded, 1), self._measure(loaded, 3)
-        self.envelope = -(-(three - one) // 2)
-        self.overhead = max(one - self.envelope, 0)
+        single, three = self._measure(loaded, 1), self._measure(loaded, 3)
+        self.envelope = -(-(three - single) // 2)
+        self.overhead = max(single - self.envelope, 0)
 
     def count(self, text: str) -> int:
         """Tokens of `text` alone.
@@ -67,8 +67,8 @@ class Vocabulary:
     def _measure(self, loaded: LlamaServer, turns: int) -> int:
         """Tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
         alternate."""
-        said = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
-        return prompt_tokens(loaded, said, ()) - turns * self.count("a")
+        messages = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
+        return prompt_tokens(loaded, messages, ()) - turns * self.count("a")
 
 
 class Local:
@@ -127,7 +127,7 @@ class Local:
             **request.options,
         }
         assembly = Assembly(self.name)
-        timeout = min((given for given in (self._timeout, request.timeout) if given is not None), default=None)
+        timeout = min((seconds for seconds in (self._timeout, request.timeout) if seconds is not None), default=None)
         with closing(loaded.stream(body, timeout)) as chunks:
             for chunk in chunks:
                 yield from assembly.feed(chunk)
@@ -179,8 +179,8 @@ class Local:
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
         if request.tools and not self.takes_tools:
-            what = f"the chat template of {self.name} has no place for tools"
-            raise ToolsRefused(what, advice="use a model trained for tools")
+            problem = f"the chat template of {self.name} has no place for tools"
+            raise ToolsRefused(problem, advice="use a model trained for tools")
         return self._loaded()
 
     def _slot(self, action: str, path: Path) -> Any:

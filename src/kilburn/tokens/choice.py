@@ -14,7 +14,7 @@ from kilburn.errors import SpecError
 from kilburn.tokens.characters import Characters
 from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
-from kilburn.tokens.estimate import ANY, OPEN, Estimate
+from kilburn.tokens.estimate import ANY_MODEL, OPEN, Estimate
 from kilburn.tokens.families import family_estimate
 
 RULER = re.compile(r"chars/(\d{1,6})")
@@ -29,7 +29,7 @@ OTHER_FAMILIES = (
     "chatgpt", "claude", "codex", "command", "computer-use", "gemini", "gemma", "glm", "grok", "kimi", "minimax", "nova", "o1",
     "o3", "o4",
 )  # fmt: skip
-OTHERS = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
+OPEN_NAMES = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
 FAMILIES = re.compile(rf"(?<![a-z])(code|open)?({'|'.join(OPEN_FAMILIES + OTHER_FAMILIES)})")
 RULERS = ("ctok/3", "ctok/4.7", "ctok/4.8")
 
@@ -80,9 +80,9 @@ def repriced(counter: Counter, **prices: int | str) -> Counter:
     return copied
 
 
-def counts_alike(one: Counter, other: Counter) -> bool:
+def counts_alike(first: Counter, second: Counter) -> bool:
     """Whether two counters give every text the same count, whatever their names are."""
-    return type(one) is type(other) and {**vars(one), "name": ""} == {**vars(other), "name": ""}
+    return type(first) is type(second) and {**vars(first), "name": ""} == {**vars(second), "name": ""}
 
 
 def counter_named(name: str | Counter) -> Counter:
@@ -108,7 +108,7 @@ def _plain(name: str) -> str:
 def _of_model(name: str) -> Counter:
     model = _plain(name)
     if "claude" in model:
-        return Claude(name) if available() else Estimate(name, ANY)
+        return Claude(name) if available() else Estimate(name, ANY_MODEL)
     family = _images_of(model)
     if O200K.match(model) and available():
         return Encoding(name, "o200k_base", family)
@@ -118,7 +118,7 @@ def _of_model(name: str) -> Counter:
         return Encoding(name, "qwen3.5")
     if available() and (estimate := family_estimate(name, model)) is not None:
         return estimate
-    return Estimate(name, OPEN if OTHERS.match(model) else ANY)
+    return Estimate(name, OPEN if OPEN_NAMES.match(model) else ANY_MODEL)
 
 
 def _images_of(model: str) -> str:

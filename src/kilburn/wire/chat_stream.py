@@ -107,13 +107,13 @@ class Assembly:
     """Takes chunks in order and ends with a reply.
 
     Args:
-        who: the model's name, for errors.
+        name: the model's name, for errors.
         whole: whether a message without calls keeps fields that are not read here. One with calls always does, because its
             provider demands them back with the calls: signatures of thoughts, reasoning in a form of its own.
     """
 
     def __init__(self, name: str, *, whole: bool = False) -> None:
-        self._who, self._whole = name, whole
+        self._name, self._namele = name, whole
         self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._thinking: dict[str, Any] | None = None
@@ -224,7 +224,7 @@ class Assembly:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
         if self._finish is None and not ended:
-            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+            raise Unavailable(f"{self._name}: the stream ended before the reply did", advice="try again")
         source: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts["content"])}
         for key in ("reasoning_content", "reasoning", "refusal"):
             if self._texts[key]:
@@ -238,14 +238,14 @@ class Assembly:
             source["content"] = [self._thinking, *([{"type": "text", "text": text}] if text else [])]
         if self._calls:
             source["tool_calls"] = self._calls
-        if self._calls or self._whole:
+        if self._calls or self._namele:
             source |= {key: value for key, value in self._beside.items() if value not in (None, "", [], {})}
         if isinstance(source.get("audio"), dict):
             source["audio"] = {"id": source["audio"].get("id")}  # which is all that is sent back
         try:
             message = chat.read(chat_message(plain(source, "reply")), "reply")
         except WireError as error:
-            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+            raise Unavailable(f"{self._name} sent what is no message: {error.what}", advice="try again") from error
         finish = _FINISHES.get(self._finish or "", Finish.STOP)
         if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
             finish = Finish.CALLS

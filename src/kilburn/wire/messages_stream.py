@@ -37,10 +37,10 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 
 
 class ReplyBlocks:
-    """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
+    """Takes a stream's events in order and ends with a reply. `name` is the model's name, for errors."""
 
     def __init__(self, name: str) -> None:
-        self._who = name
+        self._name = name
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._halves = Halves()
@@ -125,7 +125,7 @@ class ReplyBlocks:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
         if self._stop is None and not ended:
-            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+            raise Unavailable(f"{self._name}: the stream ended before the reply did", advice="try again")
         arguments: list[str] = []
         for index, block in self._blocks.items():
             if block["type"] == "tool_use":
@@ -148,7 +148,7 @@ class ReplyBlocks:
             source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(report)}
             message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], arguments)
         except WireError as error:
-            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+            raise Unavailable(f"{self._name} sent what is no message: {error.what}", advice="try again") from error
         calling = Finish.CALLS if any(part.kind is Kind.CALL for part in message.parts) else Finish.STOP
         return Reply(message=message, finish=_FINISHES.get(self._stop or "", calling), usage=usage)
 

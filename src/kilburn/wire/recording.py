@@ -95,7 +95,7 @@ def read_lines(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[tu
     A file that holds one object over several lines, as `.traj` files do, has that one.
 
     Args:
-        most: bytes that the file may have, unpacked.
+        max_bytes: bytes that the file may have, unpacked.
 
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
@@ -109,7 +109,7 @@ def read_as(
     """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
 
     Args:
-        advice: what a line should be, for the error. most: bytes that the file may have, unpacked.
+        advice: what a line should be, for the error. max_bytes: bytes that the file may have, unpacked.
         spread: whether the file may be one object over several lines.
 
     Raises:
@@ -168,7 +168,7 @@ def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, max_bytes: int = 
     """The lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
-        InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
+        InvalidMessage: a line of more than `MAX_LINE_BYTES` bytes, or more than `max_bytes` in all.
     """
     remaining, number = max_bytes, 0
     while line := lines.readline(min(remaining, MAX_LINE_BYTES) + 1):
@@ -239,7 +239,7 @@ def shared_beginning(value: Any, where: str, earlier: int) -> SharedBeginning:
     """Return the beginning that a line of an export names.
 
     Args:
-        before: messages that earlier such lines of the file stand for.
+        earlier: messages that earlier such lines of the file stand for.
 
     Raises:
         InvalidMessage: it is malformed, or they are too many; `where` is in its message.
