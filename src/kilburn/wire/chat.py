@@ -14,7 +14,6 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Request, Tokens, ToolSpec
-from kilburn.wire.oddities import counted
 from kilburn.wire.parts import (
     claim_call,
     kind_at,
@@ -26,7 +25,7 @@ from kilburn.wire.parts import (
     template_of,
     write_blocks,
 )
-from kilburn.wire.plain import pack, string_at, type_of, unpack
+from kilburn.wire.plain import counted, pack, string_at, type_of, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 

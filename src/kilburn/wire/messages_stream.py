@@ -18,8 +18,8 @@ from kilburn.model import Delta, Finish, Reply, Tokens, is_count
 from kilburn.wire import messages as wire
 from kilburn.wire.chat_stream import Halves
 from kilburn.wire.compaction import read_block, read_report, report_json
-from kilburn.wire.oddities import counted, messages_message, text_of
-from kilburn.wire.plain import load_object, plain
+from kilburn.wire.oddities import messages_message, text_of
+from kilburn.wire.plain import counted, load_object, plain
 
 STOP_REASONS = {
     Finish.STOP: "end_turn",

@@ -200,15 +200,3 @@ def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Messag
         same = all(part is original for part, original in zip(parts, message.parts, strict=True))
         out.append(message if same else msgspec.structs.replace(message, parts=tuple(parts)))
     return out
-
-
-def whole_number(value: Any) -> Any:
-    """A number as an int where it is one, such as 100.0; anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
-
-
-def counted(usage: Any) -> dict[str, Any]:
-    """A report of usage whose whole numbers are ints, at every level; {} where it is none."""
-    if not isinstance(usage, dict):
-        return {}
-    return {key: counted(value) if isinstance(value, dict) else whole_number(value) for key, value in usage.items()}

@@ -149,3 +149,15 @@ def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = Fal
 def type_of(value: Any) -> str:
     """A value's type in words for a message: `null`, `list`, `int`."""
     return "null" if value is None else type(value).__name__
+
+
+def whole_number(value: Any) -> Any:
+    """Return a whole number such as 100.0 as an int, and any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def counted(usage: Any) -> dict[str, Any]:
+    """Return a report of usage whose whole numbers are ints, at every level, or {} for a value of another type."""
+    if not isinstance(usage, dict):
+        return {}
+    return {key: counted(value) if isinstance(value, dict) else whole_number(value) for key, value in usage.items()}
