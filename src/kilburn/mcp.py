@@ -1,9 +1,9 @@
-"""An MCP server before a store: what an assistant may ask of one user's sessions, memory and documents, and write there.
+"""An MCP server for a store: an assistant can search, read and write one user's sessions, memory and documents.
 
-Whose store it is, and which user's, is said when the server is made; no argument of a call can change it. What a model
-remembers is the agent's word, never the user's: a note in a session of the server's own, and a fact that is made from it.
-Nobody here knows what the model has read before, so the fact is proposed until a person accepts it. Accepting, pinning and
-undoing are a person's, and no tool does them. Texts in results are data; they stand in JSON, with their origin and trust.
+The store and the user are fixed when the server is created; no argument of a call can change them. A fact that a model
+remembers has the trust of an agent, never of the user: it is a note in a session of the server, and a fact made from that note.
+The server does not know what the model has read before, so the fact is proposed until a person accepts it. Only a person
+accepts, pins and undoes; no tool does. Texts in results are data in JSON, with their origin and trust.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ __all__ = ["server"]
 log = logging.getLogger("kilburn")
 
 PATH = "/mcp"
-"""Where the server answers over HTTP."""
+"""The path of the server over HTTP."""
 
 WIDE = Budget(1 << 40)
 """A window from which nothing is evicted by writing a note or by forgetting."""
 
 CHARACTERS = 100_000
-"""Characters that one result or resource has at most."""
+"""The most characters of one result or resource."""
 
 LISTED_KINDS = (SegmentKind.SESSION, SegmentKind.MEMORY)
-"""What has a resource of its own."""
+"""Kinds of segments that have a resource."""
 
 LISTED = 100
 """Resources on one page of their list."""
@@ -79,7 +79,7 @@ MAX_SHOWN = 20
 """Facts whose provenance one call shows."""
 
 ROW = 400
-"""Characters that a row takes beside its text, about."""
+"""Approximate characters of a row without its text."""
 
 SHORTEST_TOKEN = 16
 
@@ -219,7 +219,7 @@ PROMPTS = {
 
 
 class _Door:
-    """What the tools and resources do, for one user of one store."""
+    """Carries out the tools and resources for one user of one store."""
 
     def __init__(self, store: Store, user: str, in_force: bool, secrets: Secrets, quota: Quota | None) -> None:
         self.store, self.user, self.in_force, self.secrets, self.quota = store, user, in_force, secrets, quota
@@ -398,17 +398,17 @@ class _Door:
         return with_headings(reversed(parts))
 
     def _fresh(self, counter: str) -> Store:
-        """The same store, with nothing that another writer may have changed since, and with a window that holds all."""
+        """Return the same store, with nothing that another writer may have changed since, and with a window that holds all."""
         ruler = self.store.counter if counter == "auto" else counter
         return Store(self.store.backend, WIDE, "fifo", tokenizer=ruler, clock=self.store.clock)
 
     def _seen(self) -> dict[str, SegmentInfo]:
-        """What this user may see, by name: what belongs to the user, or to all users."""
+        """Return what this user may see, by name: what belongs to the user, or to all users."""
         infos = self.store.backend.segments()
         return {info.name: info for info in infos if info.kind is not SegmentKind.FORGOTTEN and info.user in ("", self.user)}
 
     def _memory(self, name: str | None) -> Collection:
-        """A memory that this user may see.
+        """Return a memory that this user may see.
 
         Raises:
             SpecError: there is none of that name, or nothing was remembered yet.
@@ -420,7 +420,7 @@ class _Door:
         return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
-        """The pages of an address, in anything that this user may see.
+        """Return the pages of an address, in anything that this user may see.
 
         Raises:
             SpecError, UnknownAddress, Forgotten, StoreCorrupt.
@@ -472,7 +472,7 @@ def server(
     secrets: Secrets = None,
     quota: Quota | None = None,
 ) -> Server[Any]:
-    """An MCP server before a store, for one user of its tenant.
+    """Return an MCP server before a store, for one user of its tenant.
 
     Args:
         store: open for writing; it stays open, and belongs to the caller.
@@ -504,7 +504,7 @@ def server(
             return _failed("InternalError", *_defect(params.name, error))
 
     async def asking(do: Callable[..., Any], argument: Any) -> Any:
-        """What a request for resources finds."""
+        """Return what a request for resources finds."""
         try:
             return await anyio.to_thread.run_sync(do, argument)
         except KilburnError as error:
@@ -575,7 +575,7 @@ def _tool(name: str) -> types.Tool:
 
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
-    """A result as structured content, and as the same JSON in text, for clients that read only that."""
+    """Return a result as structured content, and as the same JSON in text, for clients that read only that."""
     text = spelled(msgspec.json.encode(value).decode())
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text)], structured_content=msgspec.json.decode(text), is_error=failed
@@ -587,7 +587,7 @@ def _failed(kind: str, message: str, advice: str) -> types.CallToolResult:
 
 
 def _defect(request: str, error: Exception) -> tuple[str, str]:
-    """What a client is told of a defect; where it is goes to the log. Its own words may hold contents, and go nowhere."""
+    """Return what a client is told of a defect; where it is goes to the log. Its own words may hold contents, and go nowhere."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     log.error("mcp: %s failed: %s at %s:%s", request, type(error).__name__, place.filename, place.lineno)
     return f"{request} failed on our side", "tell the person who runs kilburn mcp"
@@ -612,7 +612,7 @@ def _words(query: str) -> str:
 
 
 def _time(text: str | None, name: str) -> float | None:
-    """A moment in seconds since the epoch, in the machine's time zone unless it names one.
+    """Return a moment in seconds since the epoch, in the machine's time zone unless it names one.
 
     Raises:
         SpecError: it is none, or beyond what a calendar can say.
@@ -640,7 +640,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def app(served: Server[Any], token: str, port: int) -> App:
-    """An ASGI application that answers at `/mcp`, for programs of this machine that know the token.
+    """Return an ASGI application that answers at `/mcp`, for programs of this machine that know the token.
 
     Whoever does not send `Authorization: Bearer TOKEN`, calls the machine by a name other than 127.0.0.1, localhost or [::1],
     or comes from a page of another origin, is refused before anything of the body is read.
@@ -675,7 +675,7 @@ def app(served: Server[Any], token: str, port: int) -> App:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1; port 0 takes a free one.
+    """Return a socket on 127.0.0.1; port 0 takes a free one.
 
     Raises:
         SpecError: somebody else listens there.
@@ -692,7 +692,7 @@ def listen(port: int) -> socket.socket:
 
 
 def over_http(served: Server[Any], token: str, listener: socket.socket) -> uvicorn.Server:
-    """What serves over streamable HTTP; its `run` does, until it is told to end.
+    """Return what serves over streamable HTTP; its `run` does, until it is told to end.
 
     Raises:
         SpecError: see `app`.

@@ -32,7 +32,7 @@ class Echo:
         self.tokenizer: Any = "chars/4"
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The last user message, cut after `max_tokens` times four letters.
+        """Yield the last user message, cut after `max_tokens` times four letters.
 
         Raises:
             Refused: a request without messages.

@@ -41,7 +41,7 @@ _loading = threading.Lock()
 
 
 def load(path: Path, context: int, threads: int) -> LlamaServer:
-    """The loaded model at `path`; one that is loaded already, with the same window and threads, is shared.
+    """Return the loaded model at `path`; one that is loaded already, with the same window and threads, is shared.
 
     Raises:
         MissingExtra: xllamacpp is not installed.
@@ -106,7 +106,7 @@ class LlamaServer:
         return Path(self._slots.name)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The decoded response of one endpoint of llama.cpp's server.
+        """Return the decoded response of one endpoint of llama.cpp's server.
 
         Raises:
             Refused, Overlong, Unavailable: it did not respond, or responded with an error.
@@ -121,7 +121,7 @@ class LlamaServer:
             connection.close()
 
     def stream(self, body: dict[str, Any], timeout: float | None) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a streamed chat completion; closing the generator ends it in llama.cpp too.
+        """Yield the chunks of a streamed chat completion; closing the generator ends it in llama.cpp too.
 
         Raises:
             Refused, Overlong, Unavailable: as `ask`, or the time was up.

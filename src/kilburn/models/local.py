@@ -47,7 +47,7 @@ class Vocabulary:
         self.overhead = max(single - self.envelope, 0)
 
     def count(self, text: str) -> int:
-        """Tokens of `text` alone.
+        """Return the tokens of `text` alone.
 
         Raises:
             Unavailable: the model was closed.
@@ -65,7 +65,7 @@ class Vocabulary:
         self._engine = None
 
     def _measure(self, loaded: LlamaServer, turns: int) -> int:
-        """Tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
+        """Return the tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
         alternate."""
         messages = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
         return prompt_tokens(loaded, messages, ()) - turns * self.count("a")
@@ -109,7 +109,7 @@ class Local:
         self._temperature = next((weights.temperature for weights in catalogue() if weights.file == path.name), None)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.
+        """Yield the reply, streamed while it is decoded. One reply is decoded at a time; others wait.
 
         Raises:
             Refused: no messages, or a schema that is not supported. ToolsRefused: the template has no place for tools.
@@ -134,7 +134,7 @@ class Local:
         yield assembly.reply()
 
     def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...] = ()) -> int:
-        """Tokens that the prompt of these messages has, exactly: template applied, reply opened."""
+        """Return the tokens that the prompt of these messages has, exactly: template applied, reply opened."""
         return prompt_tokens(self._loaded(), messages, tools)
 
     def save(self, path: str | Path) -> int:
@@ -195,7 +195,7 @@ class Local:
 
 
 def prompt_tokens(loaded: LlamaServer, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
-    """Tokens of a whole prompt, as llama.cpp will read it."""
+    """Return the tokens of a whole prompt, as llama.cpp will read it."""
     body: dict[str, Any] = {"messages": list(messages)}
     if tools:
         body["tools"] = chat.tools(tools)

@@ -55,7 +55,7 @@ _PASSING = {408, 409, 423, 425}
 
 
 def error_of(name: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The error to raise for a provider's response.
+    """Return the error to raise for a provider's response.
 
     Args:
         name: the model's name, for the message.

@@ -277,7 +277,7 @@ class Queue:
         return True
 
     def _choose(self, waiting: list[Job]) -> Job:
-        """The discipline's choice, or the first job if it fails: no agent may wait for ever because of that."""
+        """Return the discipline's choice, or the first job if it fails: no agent may wait for ever because of that."""
         self.decisions += 1
         try:
             job = self.discipline.choose(Line(waiting, self._last, self._holder, self._in_a_row, self._used))
@@ -307,7 +307,7 @@ class Queue:
         return math.inf if limit is None else limit - self.spent.get(tenant, 0)
 
     def _refusal(self, job: Job) -> TokensSpent | None:
-        """The error of a job that may never run, because its tenant's tokens do not suffice; None if it may."""
+        """Return the error of a job that may never run, because its tenant's tokens do not suffice; None if it may."""
         if job.size - job.tokens <= (remaining := self._left(job.tenant)) and remaining > 0:
             return None
         return TokensSpent(
@@ -316,7 +316,7 @@ class Queue:
         )
 
     def _admissible(self) -> list[Job]:
-        """The waiting jobs whose tenants have the tokens for them, beside what their running jobs may take."""
+        """Return the waiting jobs whose tenants have the tokens for them, beside what their running jobs may take."""
         room = {tenant: self._left(tenant) for tenant in self.shares}
         for job in self.running.values():
             if job.tenant in room:

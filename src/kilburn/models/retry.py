@@ -43,7 +43,7 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def pause(self, failed: int, error: RateLimited | Unavailable) -> float | None:
-        """Seconds to wait after the `failed`-th failure in a row (from 1), or None to give up."""
+        """Return the seconds to wait after the `failed`-th failure in a row (from 1), or None to give up."""
         if failed >= self.attempts:
             return None
         requested = error.retry_after if isinstance(error, RateLimited) else None
@@ -53,7 +53,7 @@ class Retry:
         return ceiling * self.dice()
 
     def stream(self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None) -> Iterator[Piece]:
-        """The pieces of a call, which is repeated if it fails before its first piece.
+        """Yield the pieces of a call, which is repeated if it fails before its first piece.
 
         Args:
             call: starts one try; its argument is the seconds left, or None.
@@ -82,7 +82,7 @@ class Retry:
 
 
 def seconds_to_wait(retry_after: str | None, milliseconds: str | None, time: float) -> float | None:
-    """What the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
+    """Return what the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
 
     `now` is the time since the epoch, to which a date is compared. None if they are missing or cannot be read.
     """

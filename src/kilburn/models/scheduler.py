@@ -102,7 +102,7 @@ class Scheduler:
         deadline: float | None = None,
         session: Session | None = None,
     ) -> ScheduledModel:
-        """The model as one agent sees it.
+        """Return the model as one agent sees it.
 
         Args:
             agent: whose jobs they are, for `cancel` and for the disciplines that serve agents in turn.
@@ -115,7 +115,7 @@ class Scheduler:
         return ScheduledModel(self, Job(agent=agent, tenant=tenant, priority=priority), deadline, session)
 
     def jobs(self) -> list[Job]:
-        """What runs and what waits now, in the order of their places; as copies."""
+        """Return what runs and what waits now, in the order of their places; as copies."""
         with self._lock:
             moment = self.clock()
             copies = [msgspec.structs.replace(job) for job in (*self.queue.running.values(), *self.queue.waiting.values())]
@@ -127,7 +127,7 @@ class Scheduler:
         return copies
 
     def served(self, agent: str) -> Served:
-        """What the finished jobs of an agent waited, ran and took together."""
+        """Return what the finished jobs of an agent waited, ran and took together."""
         with self._lock:
             return msgspec.structs.replace(self.queue.served.get(agent, Served()))
 
@@ -199,12 +199,12 @@ class Scheduler:
             self._dispatch()
 
     def tokens_of(self, request: Request) -> int:
-        """Tokens of a prompt: those that its session counted, or counted here."""
+        """Return the tokens of a prompt: those that its session counted, or counted here."""
         counted = getattr(request.messages, "tokens", None)
         return counted if isinstance(counted, int) else self.tokens_in(msgspec.json.encode(list(request.messages)).decode())
 
     def tokens_in(self, text: str) -> int:
-        """Tokens of a text, by the model's counter."""
+        """Return the tokens of a text, by the model's counter."""
         return self._count(text)
 
     def ahead(self, job: Job) -> int:
@@ -240,7 +240,7 @@ class ScheduledModel:
         return takes_tools(self.scheduler.inner)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The model's reply, when the discipline chooses this job.
+        """Yield the model's reply, when the discipline chooses this job.
 
         A job that is cancelled, fails or is closed early frees its place in the same moment.
 
@@ -303,7 +303,7 @@ class _Run:
         yield reply
 
     def _cost(self, reply: Reply | None, text: str) -> int:
-        """Tokens that the provider counted, or counted here; 0 if the model said nothing."""
+        """Return the tokens that the provider counted, or counted here; 0 if the model said nothing."""
         if reply is not None:
             if reply.usage is not None and reply.usage.sound:
                 return reply.usage.total

@@ -22,7 +22,7 @@ over-estimating counters, and 4.8, for text that was made to mislead one."""
 
 
 def is_plausible(counted: int, reported: int) -> bool:
-    """Whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are treated as 256,
+    """Return whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are treated as 256,
     so two small numbers are always plausible, and a small and a large one never."""
     return LOWEST * counted <= max(reported, MIN_TOKENS) and reported <= HIGHEST * max(counted, MIN_TOKENS)
 
@@ -57,13 +57,13 @@ class Calibrated:
         return f"Calibrated({self.inner!r}, factor={self.factor:.3f})"
 
     def copy(self) -> Calibrated:
-        """The same factor, to be corrected by itself."""
+        """Return a counter with the same factor, which learns by itself."""
         duplicate = copy.copy(self)
         duplicate._ratios = self._ratios.copy()
         return duplicate
 
     def state(self) -> dict[str, Any]:
-        """What `adopt` takes, as plain numbers."""
+        """Return what `adopt` takes, as plain numbers."""
         return {"factor": self.factor, "ratios": list(self._ratios)}
 
     def adopt(self, factor: float, ratios: Iterable[float]) -> None:
@@ -72,11 +72,11 @@ class Calibrated:
         self._ratios = deque(ratios, maxlen=KEEP)
 
     def count(self, text: str) -> int:
-        """The inner counter's tokens, uncorrected."""
+        """Return the inner counter's tokens, uncorrected."""
         return self.inner.count(text)
 
     def observe(self, estimated: int, actual: int) -> float:
-        """A prompt counted here as `estimated` tokens cost `actual`; the factor from now on.
+        """Learn that a prompt counted here as `estimated` tokens cost `actual`; return the new factor.
 
         Both numbers must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either number,
         are ignored, because they say more about envelopes than about text. Implausible numbers (`is_plausible`) are

@@ -35,7 +35,7 @@ RULERS = ("ctok/3", "ctok/4.7", "ctok/4.8")
 
 
 def counter_for(name: str | Counter) -> Counter:
-    """The counter for a model's name; a counter is passed through.
+    """Return the counter for a model's name; a counter is passed through.
 
     "auto" is an over-estimate for any model; "chars/4" counts four characters as one token; "ctok/4.8" counts
     Claude's tokens by the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
@@ -64,7 +64,7 @@ def counter_for(name: str | Counter) -> Counter:
 
 
 def counter_of_model(name: str) -> Counter | None:
-    """The counter for a model that a request names; None if nothing is known of the name."""
+    """Return the counter for a model that a request names; None if nothing is known of the name."""
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
 
 
@@ -81,12 +81,12 @@ def repriced(counter: Counter, **prices: int | str) -> Counter:
 
 
 def counts_alike(first: Counter, second: Counter) -> bool:
-    """Whether two counters give every text the same count, whatever their names are."""
+    """Return whether two counters give every text the same count, whatever their names are."""
     return type(first) is type(second) and {**vars(first), "name": ""} == {**vars(second), "name": ""}
 
 
 def counter_named(name: str | Counter) -> Counter:
-    """The same for a name that a person gives: one that is of no known family of models is refused.
+    """Return the same for a name that a person gives: one that is of no known family of models is refused.
 
     Raises:
         SpecError, MissingExtra: see `counter_for`. SpecError: nothing is known of the name.

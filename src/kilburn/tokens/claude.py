@@ -94,7 +94,7 @@ class Ctok:
         return f"Ctok({self.name!r})"
 
     def count(self, text: str) -> int:
-        """Tokens of `text` alone, without the frame of a message."""
+        """Return the tokens of `text` alone, without the frame of a message."""
         if not text:
             return 0
         if len(text) > self.limit:

@@ -59,5 +59,5 @@ class Estimate:
         return f"Estimate({self.name!r})"
 
     def count(self, text: str) -> int:
-        """Tokens that `text` costs at most, in all likelihood; never raises."""
+        """Return the tokens that `text` costs at most, in all likelihood; never raises."""
         return -(-weigh(text, self.weights) // 100)

@@ -25,7 +25,7 @@ STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def image_tokens(width: int, height: int, family: str = "", *, low: bool = False) -> int:
-    """Tokens of an image of `width` x `height` pixels, by the providers' published rules.
+    """Return the tokens of an image of `width` x `height` pixels, by the providers' published rules.
 
     "openai": 85 and 170 for each tile of 512 pixels after scaling into 2048 x 2048 and the short side
     to 768; "gpt-4o-mini": the same with 2833 and 5667; "openai-small" (mini and nano models): patches
@@ -56,7 +56,7 @@ def _tiles(width: int, height: int) -> int:
 
 
 def cost_of_image(counter: Counter, url: str, *, low: bool = False) -> int:
-    """Tokens of the image behind `url` for a counter's family of models; `low` is that of `image_tokens`."""
+    """Return the tokens of the image behind `url` for a counter's family of models; `low` is that of `image_tokens`."""
     return image_tokens(*(image_size(url) or (0, 0)), str(getattr(counter, "family", "")), low=low)
 
 

@@ -38,7 +38,7 @@ class Halves:
         self._held: dict[Any, str] = {}
 
     def join(self, place: Any, text: str) -> str:
-        """The complete characters of a text after one more piece of it; a first half is kept until its second half
+        """Return the complete characters of a text after one more piece of it; a first half is kept until its second half
         comes."""
         text = self._held.pop(place, "") + text
         if "\ud800" <= text[-1:] <= "\udbff":
@@ -46,7 +46,7 @@ class Halves:
         return encodable(text)
 
     def rest(self) -> Iterator[tuple[Any, str]]:
-        """Each place with a first half that stayed alone, and its replacement."""
+        """Yield each place with a first half that stayed alone, and its replacement."""
         halves, self._held = self._held, {}
         return ((place, encodable(half)) for place, half in halves.items())
 
@@ -91,12 +91,12 @@ def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a list; none where it is no list."""
+    """Yield the objects of a list; none where it is no list."""
     return (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else iter(())
 
 
 def _joined(content: Any) -> str:
-    """A piece of a text; some servers send it as a list of blocks."""
+    """Return a piece of a text; some servers send it as a list of blocks."""
     if isinstance(content, list):
         texts = (block.get("text") for block in _objects(content))
         return "".join(text for text in texts if isinstance(text, str))
@@ -129,7 +129,7 @@ class Assembly:
         return self._finish is not None or bool(self._calls or self._beside or self._thinking) or any(self._texts.values())
 
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text in a chunk."""
+        """Yield the pieces of text in a chunk."""
         if chunk.get("usage") is not None:
             self._usage = chat.read_usage(chunk["usage"])
         for choice in _objects(chunk.get("choices")):
@@ -160,7 +160,7 @@ class Assembly:
                     yield Delta(text, key in chat.THOUGHTS)
 
     def feed_text(self, text: str) -> list[Delta]:
-        """The same for a chunk with a piece of the answer's text, and nothing else."""
+        """Return the same for a chunk with a piece of the answer's text, and nothing else."""
         text = self._halves.join("content", text)
         if not text:
             return []
@@ -205,7 +205,7 @@ class Assembly:
         _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
     def _last_if(self, call_id: str, name: Any) -> int | None:
-        """The last call, if a piece without a number goes on with it; not if it begins another one."""
+        """Return the last call, if a piece without a number goes on with it; not if it begins another one."""
         if not self._calls:
             return None
         last = self._calls[-1]
@@ -215,7 +215,7 @@ class Assembly:
         return None if name and called.get("name") else len(self._calls) - 1
 
     def reply(self, *, ended: bool = False) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Args:
             ended: whether it is known to be over, although nothing says why.

@@ -55,7 +55,7 @@ class ReplyBlocks:
         return self._stop is not None or any(block.get("text") or block["type"] != "text" for block in self._blocks.values())
 
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text in an event."""
+        """Yield the pieces of text in an event."""
         kind = event.get("type")
         if kind == "message_start":
             message = _object(event.get("message"))
@@ -78,7 +78,7 @@ class ReplyBlocks:
                 yield from self._say(index, key, text)
 
     def _place(self, event: dict[str, Any], usual: int) -> int:
-        """The number of the block that an event is about; some servers leave it out."""
+        """Return the number of the block that an event is about; some servers leave it out."""
         index = event.get("index")
         return index if isinstance(index, int) else usual
 
@@ -116,7 +116,7 @@ class ReplyBlocks:
             self._said["context_management"] = management
 
     def reply(self, *, ended: bool = False) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Args:
             ended: whether it is known to be over, although nothing says why.
@@ -153,7 +153,7 @@ class ReplyBlocks:
         return Reply(message=message, finish=_FINISHES.get(self._stop or "", calling), usage=usage)
 
     def _tokens(self, report: dict[str, Any]) -> Tokens | None:
-        """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
+        """Return what the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
         report of the provider's own work is removed from it."""
         fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
         cached, created = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
@@ -173,7 +173,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _with_arguments(message: Message, arguments: Sequence[str]) -> Message:
-    """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
+    """Return the message with each call's arguments as they were streamed; the wire form holds them decoded."""
     remaining = iter(arguments)
     parts = tuple(
         msgspec.structs.replace(part, text=next(remaining)) if part.kind is Kind.CALL else part for part in message.parts

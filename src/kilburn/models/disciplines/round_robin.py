@@ -32,7 +32,7 @@ class RoundRobin:
             raise SpecError(f"a slice of {self.slice} tokens or {self.steps} steps serves nobody", advice="give 1 or more")
 
     def choose(self, line: Line) -> Job:
-        """The first job of the agent whose place is next."""
+        """Return the first job of the agent whose place is next."""
         if line.in_a_row < self.steps:
             for job in line.waiting:
                 if job.agent == line.holder:
