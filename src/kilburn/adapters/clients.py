@@ -205,7 +205,7 @@ class _Turn:
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
-    """What the assistant says in a row as one message: a response is several items of the next request."""
+    """Return what the assistant says in a row as one message: a response is several items of the next request."""
     out: list[Message] = []
     for message in messages:
         if out and message.role is out[-1].role is Role.ASSISTANT:
@@ -215,7 +215,7 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
 
 
 def _lead_of(form: Form, request: Asked) -> str:
-    """The system prompt that stands before a conversation."""
+    """Return the system prompt that stands before a conversation."""
     texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
         blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None

@@ -18,8 +18,8 @@ from kilburn.message import Message
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import chat as wire
 from kilburn.wire.chat_stream import FINISH_REASONS, Assembly
-from kilburn.wire.oddities import chat_message, counted, whole_number
-from kilburn.wire.plain import NOT_JSON
+from kilburn.wire.oddities import chat_message
+from kilburn.wire.plain import NOT_JSON, counted, whole_number
 
 DONE = b"data: [DONE]\n\n"
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",

@@ -19,8 +19,8 @@ from kilburn.kernel.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
-from kilburn.wire.oddities import numbered, whole_number
-from kilburn.wire.plain import NOT_JSON, plain
+from kilburn.wire.oddities import numbered
+from kilburn.wire.plain import NOT_JSON, plain, whole_number
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode

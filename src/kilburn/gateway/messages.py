@@ -18,7 +18,8 @@ from kilburn.wire import messages as wire
 from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
-from kilburn.wire.oddities import counted, messages_message, whole_number
+from kilburn.wire.oddities import messages_message
+from kilburn.wire.plain import counted, whole_number
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip

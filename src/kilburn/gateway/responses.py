@@ -25,8 +25,8 @@ from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.attached import is_attached, pack_attached, restore_attached
 from kilburn.wire.form import parse
-from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
-from kilburn.wire.plain import NOT_JSON, plain
+from kilburn.wire.oddities import chat_message, numbered, response_item
+from kilburn.wire.plain import NOT_JSON, counted, plain, whole_number
 
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""

@@ -34,5 +34,5 @@ class Characters:
         return f"Characters({self.per_token})"
 
     def count(self, text: str) -> int:
-        """Tokens of `text`: its characters divided by `per_token`, rounded up."""
+        """Return the tokens of `text`: its characters divided by `per_token`, rounded up."""
         return -(-len(text) // self.per_token)
