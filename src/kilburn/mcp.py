@@ -36,7 +36,7 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, make_room
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust

@@ -14,7 +14,7 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.memory.account import describe
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.terminal import emit, line, say, tell
 
 
@@ -22,7 +22,7 @@ from kilburn.terminal import emit, line, say, tell
 def learn(
     name: SessionName,
     policy: Annotated[
-        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive, graph and consolidate ask one.")
+        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and consolidate ask one.")
     ] = "plain",
     model: Annotated[str | None, Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
     user: Annotated[

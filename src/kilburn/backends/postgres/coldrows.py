@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, Returning, required
+from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
 from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.records import seal_of
@@ -56,7 +56,7 @@ class PostgresColdRows:
             "SELECT digest, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
             " AND codec IN (%s, %s) AND length(data) > %s"
         )
-        rows = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, SMALL)
+        rows = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, MIN_ROW_BYTES)
         return [(digest, codec, data) for digest, codec, data in rows]
 
     def announce(self, names: Iterable[str]) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from psycopg import sql
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import Finding, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.citations import cited_by
 from kilburn.backends.findings import (
-    Finding,
     IndexedWords,
     gather,
     of_page,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kilburn.backend import Digests, HistoryOwner, Moved, Vector, check_name, root_of
+from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_of
 from kilburn.backends.chilling import Chilling, required
 from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.durable import READ_ROWS, IndexView
-from kilburn.backends.findings import Finding, cold_findings
+from kilburn.backends.findings import cold_findings
 from kilburn.backends.postgres import halves, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
 from kilburn.backends.postgres.connection import connected
@@ -486,11 +486,11 @@ class PostgresHistories(_Part):
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
             segment_row = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.after, *own, digests.after)
+            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
             if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
             writing.put_history(statements, *own, digests, page)
-            return len(digests.added) + digests.after > 0
+            return len(digests.added) + digests.offset > 0
 
         return self._db.write("writing", do)
 

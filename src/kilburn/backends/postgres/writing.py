@@ -192,7 +192,7 @@ class Writing:
         self._memo: Memo = {}
         # What only adds rows, or changes those that are there, goes out as one statement.
         removes = (
-            batch.unindex or batch.erase or batch.inherited or batch.again or (batch.said is not None and not batch.said.after)
+            batch.unindex or batch.erase or batch.inherited or batch.replaced or (batch.digests is not None and not batch.digests.offset)
         )
         self._merged = None if removes else Merged()
         self._changes: Sender = self._merged or statements
@@ -221,7 +221,7 @@ class Writing:
         known_answer = send(_KNOWN, *self._own, sorted(state_pages)) if state_pages else None
         old = send(_PAGES, *self._own, sorted({*removed, *index_pages})) if removed or index_pages else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
-        digests_answer = self._ask_said(batch.said) if batch.said is not None else None
+        digests_answer = self._ask_said(batch.digests) if batch.digests is not None else None
 
         segments, epochs = locked(rows)
         segment_row = self._check_head(segments)
@@ -258,14 +258,14 @@ class Writing:
             self._set_states(sorted(state_pages))
         if batch.events:
             self._add_events()
-        if batch.again:
+        if batch.replaced:
             self._replace_events()
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
-        if batch.said is not None and self._new() and keeps_said:
-            put_history(self._changes, *self._own, batch.said, max(self._new()))
+        if batch.digests is not None and self._new() and keeps_said:
+            put_history(self._changes, *self._own, batch.digests, max(self._new()))
         if batch.erase or batch.inherited:
             self._erase([old_rows[page] for page in batch.erase], segment_row)
         passages = [entry for page_entries in entries.values() for entry in page_entries]
@@ -314,13 +314,13 @@ class Writing:
     def _ask_said(self, digests: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
-        if not new or digests.inherits or (not digests.after and min(new) == 1):
+        if not new or digests.inherits or (not digests.offset and min(new) == 1):
             return None
-        if digests.after:
+        if digests.offset:
             select = (
                 "SELECT 1 FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last AND last_page = %s"
             )
-            return self._statements.send(select, *self._own, digests.after, min(new) - 1)
+            return self._statements.send(select, *self._own, digests.offset, min(new) - 1)
         return self._statements.send(
             "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)",
             *self._own,
@@ -433,7 +433,7 @@ class Writing:
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
         of. What they name stays the same."""
-        rows = [sealed_event(self._segment, event)[1:] for event in self._batch.again]
+        rows = [sealed_event(self._segment, event)[1:] for event in self._batch.replaced]
         replaced = self._statements.rows(
             "UPDATE kilburn.event SET body = new.body, seal = new.seal"
             " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
@@ -564,7 +564,7 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
 
 def put_history(statements: Sender, tenant: int, segment: int, new_digests: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), new_digests.after, new_digests.added
+    own, after, digests = (tenant, segment), new_digests.offset, new_digests.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
     elif new_digests.inherits:
