@@ -196,7 +196,7 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
             no new file.
     """
     names = [table.as_string(connection) for table in tables]
-    old_files = dict(connection.execute(_FILES, (names,)).fetchall())
+    old_files: dict[str, int] = dict(connection.execute(_FILES, (names,)).fetchall())
     ((size,),) = connection.execute(
         "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS own(name)", (names,)
     ).fetchall()
