@@ -84,6 +84,8 @@ class Conversation:
         self.busy = False
         self.hold: Hold | None = None
         """The place of the request that goes on now among equal ones."""
+        self.reserved = 0
+        """The last event of its ledger when the request that goes on now had reserved its turn."""
         self.asked = b""
         """What its chain ends with once the request that goes on now is in it."""
         self.taken = threading.Event()

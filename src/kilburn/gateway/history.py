@@ -116,6 +116,9 @@ MIN_OVERLAP = 4
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
+TAKES_OVER = "takes_over"
+"""Key of a note in a session's ledger: the digest of the request whose turn another gateway had reserved."""
+
 
 class Histories:
     """The sessions of one tenant, by what they say.
@@ -330,6 +333,9 @@ class Histories:
                     conversation.extend(words)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
+                if hold is not None and not fresh:
+                    self._take_over(conversation, hold)
+                conversation.reserved = conversation.session.head
                 recognised = not asked.after and (conversation.verbatim or conversation.before)
                 conversation.memo = Memo(conversation, (form.name, name, user), asked, raws, seen) if recognised else None
                 return conversation
@@ -349,6 +355,33 @@ class Histories:
                 if conversation is not None:
                     conversation.taken.set()
         raise AssertionError("a session is claimed or an error is raised")
+
+    def _take_over(self, conversation: Conversation, hold: Hold) -> None:
+        """Reserve a turn that was reserved before and has no reply: whoever reserved it can append none to an equal request.
+
+        Raises:
+            StoreStale: it has a reply by now.
+        """
+        session = conversation.session
+        with session.lock:
+            if session.turn == conversation.turn:
+                try:
+                    with session.batch() as kernel:
+                        kernel.record(Act.NOTE, policy="gateway", **{TAKES_OVER: hold.key})
+                except StoreStale:
+                    hold.note_answer()
+                    raise
+
+    def _check_reserved(self, conversation: Conversation) -> None:
+        """Check that no other gateway has taken over the turn that a request has reserved.
+
+        Raises:
+            StoreBusy: the reply has no place.
+        """
+        if (hold := conversation.hold) is not None and conversation.number:
+            notes = self.store.backend.events(conversation.number, conversation.reserved, Act.NOTE)
+            if any(event.data.get(TAKES_OVER) == hold.key for event in notes):
+                raise StoreBusy("another gateway answers this request", advice="ask again")
 
     def _check_length(self, messages: int) -> None:
         if messages > self._messages:
@@ -1017,9 +1050,8 @@ class Histories:
                         conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
                         conversation.turn, conversation.waiting = _end_of(others, len(words), conversation.start), []
                     else:
-                        if told and conversation.hold is not None and conversation.hold.lost:
-                            raise StoreBusy("another gateway has answered this request", advice="ask again")
                         if told:
+                            self._check_reserved(conversation)
                             new, cited = self._branch(conversation, new, cited)
                             last = conversation.turn
                         self._append_said(conversation, new, cited, words, last)
@@ -1056,17 +1088,27 @@ class Histories:
         conversation.note_kept(said)
         conversation.turn = last + len(new)
 
-    def current(self, conversation: Conversation) -> Session:
-        """The session of a busy conversation as it is now.
+    def refresh(self, conversation: Conversation) -> None:
+        """Read what other gateways have done with the session of a busy conversation.
 
         Raises:
-            StoreStale: it was forgotten.
+            StoreStale: it was forgotten. StoreBusy: another gateway has taken over its turn.
+        """
+        if conversation.session.refresh():
+            self._check_reserved(conversation)
+
+    def current(self, conversation: Conversation) -> Session:
+        """Return the session of a busy conversation as it is now.
+
+        Raises:
+            StoreStale: it was forgotten. StoreBusy: another gateway has taken over its turn.
         """
         conversation.session.refresh()
         session = self.store.session(conversation.name)
         if session is not conversation.session:
             session.refresh()
             conversation.session = session
+        self._check_reserved(conversation)
         return session
 
     def _branch(

@@ -182,7 +182,7 @@ class Relay:
                 work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
                 if work.known is not None:
                     # A search takes a while: another program may have forgotten the session meanwhile.
-                    conversation.session.refresh()
+                    self.histories.refresh(conversation)
                 work.render()
                 return conversation, work
             except StoreStale:
@@ -214,7 +214,7 @@ class _Work:
         self.known: Remembered | None = None
         self._fields = 0
         """Tokens of the client's tools and other fields."""
-        self._store = relay.histories.store
+        self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
         self._kept_there = not asked.after or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
@@ -290,7 +290,7 @@ class _Work:
         session = conversation.session
         if not conversation.renewed:
             # Nothing was appended; and another program may have forgotten what the client still sends.
-            session.refresh()
+            self._histories.refresh(conversation)
             if session.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False

@@ -2,6 +2,10 @@
 
 A client, or a load balancer before it, makes a request again when the first try takes too long. Every gateway over the store
 knows which requests are being answered (`kilburn.gateway.tally`), so the second try waits, and gets the reply of the first.
+
+A lease ends by the clock of the store, and its holder may not notice: its machine slept, or a clock was set. So the gateway that
+takes over a turn says so in the session's ledger (`kilburn.gateway.history`), in the transaction that reserves the turn. The
+first gateway's reply can then no longer be appended, whatever its own clock says.
 """
 
 from __future__ import annotations
@@ -20,20 +24,25 @@ PAUSES = (0.05, 0.1, 0.2, 0.4, 1.0)
 
 
 class Hold:
-    """The place of one request among those that are equal to it.
+    """The lease of one request on its answer: no equal request is answered meanwhile.
 
     Args:
-        tally: where it is held.
+        tally: where the lease is counted.
+        key: digest of what equal requests have in common.
         waited: whether this request waited for an equal one.
     """
 
-    def __init__(self, tally: Tally, *, waited: bool) -> None:
-        self._tally, self._lapses, self._waited = tally, tally.lapses, waited
+    def __init__(self, tally: Tally, key: bytes, *, waited: bool) -> None:
+        self._tally, self._lapses, self._waited, self.key = tally, tally.lapses, waited, key.hex()
 
     @property
     def repeated(self) -> bool:
-        """Whether an equal request may have been answered since this one came: it waited for that, or has lost its place."""
+        """Whether an equal request may have been answered since this one came: it waited for that, or has lost its lease."""
         return self._waited or self.lost
+
+    def note_answer(self) -> None:
+        """Note that another gateway answered an equal request after its lease had ended."""
+        self._waited = True
 
     @property
     def lost(self) -> bool:
@@ -64,7 +73,8 @@ class Repeats:
         Raises:
             Problem: 409, an equal request is still being answered. StoreError: nobody can say.
         """
-        demands = (Demand(_digest(identity), 0, 1),)
+        key = _digest(identity)
+        demands = (Demand(key, 0, 1),)
         clock = asyncio.get_running_loop().time
         attempts, end = 0, clock() + self._patience
         try:
@@ -78,7 +88,7 @@ class Repeats:
         finally:
             self.waiting -= attempts > 0
         try:
-            yield Hold(self._tally, waited=attempts > 0)
+            yield Hold(self._tally, key, waited=attempts > 0)
         finally:
             self._tally.give(demands)
 
