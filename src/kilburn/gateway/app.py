@@ -51,7 +51,7 @@ from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
-from kilburn.native import give_memory_back
+from kilburn.native import give_memory_back, limit_heaps
 from kilburn.prices import PRICES, Prices
 from kilburn.retrieval import Embedder
 from kilburn.search.choice import usual_embedder, vectors_for
@@ -770,6 +770,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        limit_heaps()
         await in_thread(gateway.prepare)
         tending = asyncio.create_task(gateway.tending())
         try:
