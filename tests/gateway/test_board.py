@@ -19,7 +19,7 @@ from gateway.talk import user
 from kilburn.cli import main
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key
-from kilburn.gateway.metrics import NOW, POLICIES, Metrics
+from kilburn.gateway.metrics import CURRENT, POLICIES, Metrics
 from kilburn.kernel.ledger import Stats
 from kilburn.prices import PRICES
 from kilburn.testing.upstream import Upstream, calling
@@ -123,7 +123,7 @@ def test_what_is_asked_of_kinds_and_routes_is_there(real: Series) -> None:
             assert set(wanted.split("|")) <= kinds
     assert {"recall"} <= {labels["tool"] for labels in real["kilburn_lookups_total"]}
     assert real["kilburn_compactions_total"]
-    assert {f"kilburn_{name}" for name in NOW} <= real.keys()
+    assert {f"kilburn_{name}" for name in CURRENT} <= real.keys()
 
 
 def test_the_verbs_print_what_grafana_and_prometheus_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

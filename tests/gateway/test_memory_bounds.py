@@ -27,7 +27,7 @@ from kilburn.gateway.history import LEADS, Histories
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.responses import ResponsesForm
-from kilburn.gateway.sayings import LONGEST, WIDTH, Sayings, key_of
+from kilburn.gateway.sayings import MAX_DIGESTS, WIDTH, Sayings, key_of
 from kilburn.policies.importance import words_of
 from kilburn.remembered import Recent
 from kilburn.selection.passages import _parts_of, lines_of, passages_of, rows_of
@@ -181,8 +181,8 @@ def test_one_message_that_says_very_much_leaves_the_others_there() -> None:
     sayings.keep(much, bytes(WIDTH) * 100_000)
     assert sayings.get(much) is None
     assert sayings.get(one) == b"\1" + bytes(16)
-    sayings.keep(much, bytes(WIDTH) * LONGEST)
-    assert sayings.get(much) == bytes(WIDTH) * LONGEST
+    sayings.keep(much, bytes(WIDTH) * MAX_DIGESTS)
+    assert sayings.get(much) == bytes(WIDTH) * MAX_DIGESTS
 
 
 def test_messages_are_recognised_whether_or_not_they_are_in_the_table(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from kilburn.cli.serve import shared_folder
 from kilburn.gateway.app import Gateway, Settings
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.worker import Neighbours, Parent, WorkerServer
-from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
+from kilburn.gateway.workers import AT_ONCE, MAX_PAUSE, MINUTE, Pace, together
 from kilburn.search.vectors import Vectors
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_before_all_serve_ends_all_at_once(far: str, tmp
 def test_workers_that_end_again_and_again_are_started_more_slowly() -> None:
     now = [0.0]
     pace = Pace(lambda: now[0])
-    assert [pace.pause() for _ in range(AT_ONCE + 7)] == [0.0] * AT_ONCE + [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert [pace.pause() for _ in range(AT_ONCE + 7)] == [0.0] * AT_ONCE + [1, 2, 4, 8, 16, MAX_PAUSE, MAX_PAUSE]
     now[0] = MINUTE
     assert pace.pause() == 0.0
 

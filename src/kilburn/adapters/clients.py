@@ -19,7 +19,7 @@ from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import Events
-from kilburn.gateway.form import Asked, Form, Reading
+from kilburn.gateway.form import Form, ParsedRequest, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.memory_tools import OFFERED
@@ -209,7 +209,7 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, asked: Asked) -> str:
+def _lead_of(form: Form, asked: ParsedRequest) -> str:
     """The system prompt that stands before a conversation."""
     told = [part.text for raw in asked.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):

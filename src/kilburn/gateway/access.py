@@ -31,7 +31,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Given = dict[bytes, list[bytes]]
+HeaderValues = dict[bytes, list[bytes]]
 """The values of each header."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -49,7 +49,7 @@ OPEN = "/health"
 REQUEST = b"x-kilburn-request"
 """The header of every answer with the id of its request."""
 
-NAMED = (b"x-client-request-id", b"x-request-id")
+REQUEST_ID_HEADERS = (b"x-client-request-id", b"x-request-id")
 """Headers with the client's own id of a request, the first that is there."""
 
 A_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -130,16 +130,16 @@ class Access:
             return await send({"type": "websocket.close", "code": 1008})
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
-        given = by_name(scope["headers"])
-        exchange.parent, exchange.named = parent_in(given), name_in(given)
-        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": given}}
+        values = by_name(scope["headers"])
+        exchange.parent, exchange.named = parent_in(values), name_in(values)
+        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": values}}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
                 # An upstream may be a gateway too.
-                others = [header for header in message["headers"] if header[0].lower() != REQUEST]
-                message = {**message, "headers": [*others, (REQUEST, exchange.id.encode())]}
+                headers = [header for header in message["headers"] if header[0].lower() != REQUEST]
+                message = {**message, "headers": [*headers, (REQUEST, exchange.id.encode())]}
             elif exchange.first is None and (message.get("body") or not message.get("more_body")):
                 exchange.first = time.perf_counter() - exchange.started
             await send(message)
@@ -154,12 +154,12 @@ class Access:
 
         try:
             try:
-                self._check_framing(scope, given)
+                self._check_framing(scope, values)
                 if self.people is not None and f"{scope['path']}/".startswith(f"{PEOPLE}/"):
-                    self._check_host(given)
+                    self._check_host(values)
                     await self._visited(self.people, scope, receiving, sending)
                 else:
-                    self._check_caller(given)
+                    self._check_caller(values)
                     await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
                 problem = self._problem_of(error, exchange)
@@ -185,24 +185,24 @@ class Access:
             exchange.trace = " > ".join([*places, type(error).__name__]) + (f": {error}" if self.contents else "")
         return problem
 
-    def _check_framing(self, scope: Scope, given: Given) -> None:
+    def _check_framing(self, scope: Scope, values: HeaderValues) -> None:
         """Where a request ends is said once: a proxy that reads it in another way would take its rest for somebody's request.
         What else is wrong with lengths the server itself refuses."""
-        if b"transfer-encoding" not in given:
+        if b"transfer-encoding" not in values:
             return
-        if b"content-length" in given:
+        if b"content-length" in values:
             raise Problem(400, "invalid_length", "Content-Length and Transfer-Encoding are both given; send one of them")
         if scope.get("http_version") == "1.0":
             raise Problem(400, "invalid_length", "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
 
-    def _check_caller(self, given: Given) -> None:
+    def _check_caller(self, values: HeaderValues) -> None:
         """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
-        self._check_host(given)
-        if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
+        self._check_host(values)
+        if any(origin.decode("latin-1").lower() not in self.origins for origin in values.get(b"origin", ())):
             raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
 
-    def _check_host(self, given: Given) -> None:
-        hosts = given.get(b"host", [])
+    def _check_host(self, values: HeaderValues) -> None:
+        hosts = values.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
         if "*" not in self.hosts and name_of(hosts[0]) not in self.hosts:
@@ -222,8 +222,8 @@ class Access:
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
         # It has the gateway's own key.
-        given: Given = scope["state"].pop("given")
-        length = self._check_headers(scope["headers"], given)
+        values: HeaderValues = scope["state"].pop("given")
+        length = self._check_headers(scope["headers"], values)
         if scope["path"] == OPEN or is_probe(scope):
             return await self.app(scope, receive, send)
         key, headers = self._key(scope)
@@ -256,14 +256,14 @@ class Access:
             self._end(key)
         return None
 
-    def _check_headers(self, headers: list[tuple[bytes, bytes]], given: Given) -> int | None:
+    def _check_headers(self, headers: list[tuple[bytes, bytes]], values: HeaderValues) -> int | None:
         """The length of the body that the headers announce, if they do."""
         limits = self.limits
         if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
             raise Problem(431, "headers_too_large", f"over {limits.headers} headers, or {limits.header_bytes:,} bytes of them")
-        if any(value.strip().lower() != b"identity" for value in given.get(b"content-encoding", ())):
+        if any(value.strip().lower() != b"identity" for value in values.get(b"content-encoding", ())):
             raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
-        lengths = given.get(b"content-length")
+        lengths = values.get(b"content-length")
         if lengths is None:
             return None
         if len(set(lengths)) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
@@ -393,16 +393,16 @@ class Access:
         if tally.size > limits.body:
             raise self._too_large()
         if tally.values > limits.values:
-            said = f"the JSON of a request may have {limits.values:,} values; send fewer messages, parts or tools"
-            raise Problem(413, "too_many_values", f"{said}, or have the operator raise `values`")
+            reason = f"the JSON of a request may have {limits.values:,} values; send fewer messages, parts or tools"
+            raise Problem(413, "too_many_values", f"{reason}, or have the operator raise `values`")
         if tally.depth > limits.depth:
-            said = f"the JSON of a request may be nested {limits.depth:,} levels deep; send it flatter"
-            raise Problem(400, "nested_too_deep", f"{said}, or have the operator raise `depth`")
+            reason = f"the JSON of a request may be nested {limits.depth:,} levels deep; send it flatter"
+            raise Problem(400, "nested_too_deep", f"{reason}, or have the operator raise `depth`")
 
     def _too_large(self, flows: bool = False) -> Problem:
-        most, name = (self.limits.upload, "upload") if flows else (self.limits.body, "body")
-        said = f"a request may have {most:,} bytes; send less of it at once, or have the operator raise `{name}`"
-        return Problem(413, "request_too_large", said)
+        max_bytes, name = (self.limits.upload, "upload") if flows else (self.limits.body, "body")
+        reason = f"a request may have {max_bytes:,} bytes; send less of it at once, or have the operator raise `{name}`"
+        return Problem(413, "request_too_large", reason)
 
     async def _refuse(self, problem: Problem, exchange: Exchange, rest: Receive | None, send: Send) -> None:
         """Answer with an error, and close the connection; where there is a rest of the body, once that has come."""
@@ -439,24 +439,24 @@ def is_probe(scope: Scope) -> bool:
     return bool(scope["path"] == "/" and scope["method"] == "HEAD")
 
 
-def by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
+def by_name(headers: Iterable[tuple[bytes, bytes]]) -> HeaderValues:
     """Headers, all values of each name together."""
-    given: Given = {}
+    values: HeaderValues = {}
     for name, value in headers:
-        given.setdefault(name, []).append(value)
-    return given
+        values.setdefault(name, []).append(value)
+    return values
 
 
-def name_in(given: Given) -> str:
+def name_in(values: HeaderValues) -> str:
     """The client's own id of a request; "" for none that could be one."""
-    found = next((given[name][0] for name in NAMED if name in given), b"")
-    return found.decode() if A_NAME.fullmatch(found) else ""
+    value = next((values[name][0] for name in REQUEST_ID_HEADERS if name in values), b"")
+    return value.decode() if A_NAME.fullmatch(value) else ""
 
 
-def parent_in(given: Given) -> str:
+def parent_in(values: HeaderValues) -> str:
     """The span that a request belongs to, as its header has it; "" for none that is one."""
-    found = given.get(b"traceparent", [b""])
-    return found[0].decode() if len(found) == 1 and A_PARENT.fullmatch(found[0]) else ""
+    parents = values.get(b"traceparent", [b""])
+    return parents[0].decode() if len(parents) == 1 and A_PARENT.fullmatch(parents[0]) else ""
 
 
 def name_of(host: bytes) -> str:

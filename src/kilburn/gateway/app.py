@@ -74,7 +74,7 @@ LARGE = 1 << 20
 SEARCHED = 1 << 16
 """Bytes of a body that is searched for what it names; of a longer one it is asked first whether there is anything to name."""
 
-READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+READ_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Paths whose bodies become sessions."""
 
 FLOWING = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream", b"application/pdf")
@@ -210,7 +210,7 @@ class Gateway:
         self,
         settings: Settings,
         turn: Callable[[str], bool] = lambda tenant: True,
-        used: MutableSequence[float] | None = None,
+        last_request: MutableSequence[float] | None = None,
     ) -> None:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
@@ -241,14 +241,14 @@ class Gateway:
         self._learned: set[str] = set()
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
-        self._used = [0.0] if used is None else used
+        self._used = [0.0] if last_request is None else last_request
         self._asked = 0
         self._giving: asyncio.Task[bool] | None = None
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
             if settings.embedder is not None:
-                named = settings.embedder != "auto"
-                self._embedder = resolve("search.embedders", settings.embedder) if named else usual_embedder()
+                is_named = settings.embedder != "auto"
+                self._embedder = resolve("search.embedders", settings.embedder) if is_named else usual_embedder()
 
     def prepare(self) -> None:
         """Load what finds by meaning, so that no request waits for it."""
@@ -268,7 +268,7 @@ class Gateway:
         return "words; meaning fails" if troubled else "words and meaning"
 
     def now(self) -> Iterator[tuple[str, str, float]]:
-        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.NOW`."""
+        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.CURRENT`."""
         files = [file for file in (self.settings.db, f"{self.settings.db}-wal") if os.path.exists(file)]
         with suppress(OSError):
             if files:
@@ -331,8 +331,8 @@ class Gateway:
                 log.warning("the sessions of tenant %r do not end as its rule says: %s", store.tenant, error)
                 continue
             if ended is not None and (ended.forgotten or ended.moved.texts):
-                told = store.tenant, len(ended.forgotten), ended.moved.texts
-                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *told)
+                counts = store.tenant, len(ended.forgotten), ended.moved.texts
+                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *counts)
 
     def opened(self, tenant: str) -> Relay | None:
         """What answers the requests of a tenant, if its store is open."""
@@ -341,8 +341,8 @@ class Gateway:
     def relay(self, tenant: str) -> Relay:
         """What answers the requests of a tenant."""
         with self._lock:
-            known = self._open.get(tenant)
-            if known is None:
+            relay = self._open.get(tenant)
+            if relay is None:
                 settings = self.settings
                 store = kilburn.open(
                     settings.db,
@@ -361,7 +361,7 @@ class Gateway:
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
                     vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
-                known = self._open[tenant] = Relay(
+                relay = self._open[tenant] = Relay(
                     Histories(store, settings.limits, self._sayings),
                     self.upstream,
                     self._learners,
@@ -369,7 +369,7 @@ class Gateway:
                     rounds=settings.rounds,
                     fails_open=self.fails_open,
                 )
-            return known
+            return relay
 
     def kept(self) -> Kept:
         """Whose it is what the provider keeps."""
@@ -385,10 +385,10 @@ class Gateway:
         Raises:
             StoreError: it is known as long as the gateway runs.
         """
-        kept = self.kept()
-        kept.claim(ids, key)
+        owners = self.kept()
+        owners.claim(ids, key)
         if writes:
-            kept.write()
+            owners.write()
 
     def failed(self, error: Exception | None) -> None:
         """A request met an error of the store; None: it met none."""
@@ -433,15 +433,15 @@ class _Endpoint:
         shape: of errors; None for that of the path.
     """
 
-    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, other: Form | None = None) -> None:
-        self._gateway, self._form, self._shape, self._other = gateway, form, shape, other or shape
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, alternative: Form | None = None) -> None:
+        self._gateway, self._form, self._shape, self._other = gateway, form, shape, alternative or shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a client that goes away ends the work."""
         self._gateway.use()
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
-        if scope["path"] not in READ:
+        if scope["path"] not in READ_PATHS:
             _check_path(scope)
         began = False
 
@@ -460,8 +460,8 @@ class _Endpoint:
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         try:
-            given = headers, body, key
-            fields, user = await in_thread(self._taken_apart, *given) if len(body) > LARGE else self._taken_apart(*given)
+            arguments = headers, body, key
+            fields, user = await in_thread(self._taken_apart, *arguments) if len(body) > LARGE else self._taken_apart(*arguments)
         except KilburnError as error:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
@@ -512,9 +512,9 @@ class _Endpoint:
             if message["type"] == "http.response.start":
                 kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
-            elif reads and (found := ids.feed(message.get("body", b""))):
+            elif reads and (digests := ids.feed(message.get("body", b""))):
                 try:
-                    await in_thread(gateway.claim, found, key, writes)
+                    await in_thread(gateway.claim, digests, key, writes)
                 except StoreError as error:
                     # It holds as long as the gateway runs, and is written with the next one.
                     writes = False
@@ -548,9 +548,9 @@ class _Endpoint:
             empty = form.empty(body, fields)
             if empty or (form.unread(body, fields) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
-                    kept = "goes on from what a provider keeps, and this upstream keeps nothing"
-                    what = f"the request {'has no conversation' if empty else kept}"
-                    raise Refused(what, advice=f"send the whole conversation as {form.key}")
+                    reason_text = "goes on from what a provider keeps, and this upstream keeps nothing"
+                    problem = f"the request {'has no conversation' if empty else reason_text}"
+                    raise Refused(problem, advice=f"send the whole conversation as {form.key}")
                 await self._pass(scope, path, body, headers, send)
                 return
             name = headers.get("x-kilburn-session", "")
@@ -710,10 +710,10 @@ def _path_of(scope: Scope) -> str:
 
 def _flows(scope: MutableMapping[str, Any]) -> bool:
     """Whether a request has a body that nobody here reads, such as a file."""
-    if scope["path"] in READ or not scope["path"].startswith("/v1/"):
+    if scope["path"] in READ_PATHS or not scope["path"].startswith("/v1/"):
         return False
-    given = {name: value.lower() for name, value in scope["headers"]}
-    return (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given) and given.get(
+    headers = {name: value.lower() for name, value in scope["headers"]}
+    return (headers.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in headers) and headers.get(
         b"content-type", b""
     ).lstrip().startswith(FLOWING)
 
@@ -794,7 +794,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             reader(exchange)
 
     answering = (_Endpoint(gateway, chat, chat), _Endpoint(gateway, responses, chat), _Endpoint(gateway, messages, messages))
-    read: Mapping[str, Any] = dict(zip(READ, answering, strict=True))
+    endpoints: Mapping[str, Any] = dict(zip(READ_PATHS, answering, strict=True))
     paths = [
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(counts, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
@@ -810,7 +810,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
         if azure := AZURE_PATH.fullmatch(path):
             # What it asks for is known by the path below `/v1`; `raw_path` is what goes upstream.
             scope = {**scope, "path": f"/v1{azure[1]}", "raw_path": scope.get("raw_path") or quote(path, safe="/:@").encode()}
-        await read.get(scope.get("path", ""), router)(scope, receive, send)
+        await endpoints.get(scope.get("path", ""), router)(scope, receive, send)
 
     keys = None if settings.keys is None else Keys(settings.keys)
     anonymous = Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0)

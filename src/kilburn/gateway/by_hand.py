@@ -97,8 +97,8 @@ class WindowsByHand:
 
     def budget(self, key: Key, name: str) -> Budget | None:
         """What the window of a session may hold now, if it is in memory."""
-        known = self._opened(key.tenant).served(name)
-        return None if known is None else known.budget
+        session = self._opened(key.tenant).served(name)
+        return None if session is None else session.budget
 
     # What would be
 
@@ -128,8 +128,8 @@ class WindowsByHand:
             Problem: no such session. KilburnError: see `kilburn.agents.compaction.preview`.
         """
         self._info(key, user, name)
-        found = by_hand.opened(self.looking(key, user), name, budget=self.budget(key, name))
-        return preview(found, keep=keep, pages=pages)
+        session = by_hand.opened(self.looking(key, user), name, budget=self.budget(key, name))
+        return preview(session, keep=keep, pages=pages)
 
     # What is changed
 
@@ -151,15 +151,15 @@ class WindowsByHand:
         served = histories.served(name)
         if served is not None and served.number == info.number:
             served.refresh()
-            done = do(served)
+            result = do(served)
         else:
             session = by_hand.opened(backend, name)
             try:
-                done = do(session)
+                result = do(session)
             finally:
                 session.close()
         backend.sync(info.number)
-        return done
+        return result
 
     def memory(self, key: Key, owner: str, do: Callable[[UserMemory], T]) -> T:
         """Do something to a memory, durably.
@@ -168,12 +168,12 @@ class WindowsByHand:
             Problem: there is none that this client may change. KilburnError: nothing changed.
         """
         store = self._opened(key.tenant).store
-        found = [one for one in store.collections() if one.kind is SegmentKind.MEMORY and one.user == owner]
-        if not found or not sees(key, "")(owner):
+        memories = [info for info in store.collections() if info.kind is SegmentKind.MEMORY and info.user == owner]
+        if not memories or not sees(key, "")(owner):
             raise Problem(404, "memory_not_found", "there is no such memory that this key may change")
-        done = do(store.memory(owner))
-        store.backend.sync(found[0].number)
-        return done
+        result = do(store.memory(owner))
+        store.backend.sync(memories[0].number)
+        return result
 
     def _info(self, key: Key, user: str, name: str) -> SegmentInfo:
         info = self.looking(key, user).segment(name, time=0.0, create=False) if name else None
@@ -190,37 +190,37 @@ class WindowsByHand:
             self._reading.clear()
 
 
-def undone(session: Session, asked: UndoRequest) -> dict[str, Any]:
+def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
     """Take the newest compaction back."""
-    receipt = by_hand.undo(session, asked.tokens)
+    receipt = by_hand.undo(session, req.tokens)
     return _said(session, "taken back", [*receipt.left, *receipt.back]) | {"policy": receipt.policy, "turn": receipt.turn}
 
 
-def compacted(session: Session, asked: RangeRequest) -> dict[str, Any]:
+def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
     """Put the most telling lines in place of a range, or of what is old."""
-    done = compact(session, None, keep=asked.keep, pages=asked.pages)
-    return {"session": session.name, "use": session.use, **msgspec.to_builtins(done)}
+    receipt = compact(session, None, keep=req.keep, pages=req.pages)
+    return {"session": session.name, "use": session.use, **msgspec.to_builtins(receipt)}
 
 
-def evicted(session: Session, asked: PagesRequest) -> dict[str, Any]:
+def evicted(session: Session, req: PagesRequest) -> dict[str, Any]:
     """Let pages go."""
-    return _said(session, "let go", session.evict(asked.pages, asked.why))
+    return _said(session, "let go", session.evict(req.pages, req.why))
 
 
-def kept(session: Session, asked: PagesRequest) -> dict[str, Any]:
+def kept(session: Session, req: PagesRequest) -> dict[str, Any]:
     """Keep pages."""
-    by_hand.keep(session, asked.pages)
-    return _said(session, "kept", [asked.pages])
+    by_hand.keep(session, req.pages)
+    return _said(session, "kept", [req.pages])
 
 
-def let_move(session: Session, asked: PagesRequest) -> dict[str, Any]:
+def let_move(session: Session, req: PagesRequest) -> dict[str, Any]:
     """Let a policy take pages out again."""
-    session.unpin(asked.pages)
-    return _said(session, "may leave again", [asked.pages])
+    session.unpin(req.pages)
+    return _said(session, "may leave again", [req.pages])
 
 
-def _said(session: Session, done: str, pages: Iterable[str]) -> dict[str, Any]:
-    return {"session": session.name, "done": done, "pages": list(pages), "use": session.use}
+def _said(session: Session, outcome: str, pages: Iterable[str]) -> dict[str, Any]:
+    return {"session": session.name, "done": outcome, "pages": list(pages), "use": session.use}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {
@@ -240,25 +240,25 @@ def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
     """The routes, below `/sessions/NAME/`. A name may have slashes."""
 
     async def verb(request: Request) -> Response:
-        name, _, asked = request.path_params["rest"].rpartition("/")
-        method: Literal["GET", "POST"] = "GET" if asked in LOOKS else "POST"
-        if asked not in CHANGES and asked not in LOOKS:
+        name, _, action = request.path_params["rest"].rpartition("/")
+        method: Literal["GET", "POST"] = "GET" if action in LOOKS else "POST"
+        if action not in CHANGES and action not in LOOKS:
             raise Problem(404, "unknown_url", f"a session has {', '.join((*LOOKS, *CHANGES))}")
         if request.method != method:
-            raise Problem(405, "method_not_allowed", f"{asked} takes {method}")
+            raise Problem(405, "method_not_allowed", f"{action} takes {method}")
         key: Key = request.state.key
         try:
             user = told(request.headers, b"", key)
             async with shares.taken(key, user):
-                if asked in LOOKS:
-                    said = await in_thread(_looked, windows, key, user, name, asked, dict(request.query_params))
+                if action in LOOKS:
+                    reply = await in_thread(_looked, windows, key, user, name, action, dict(request.query_params))
                 else:
-                    kind, do = CHANGES[asked]
-                    given = _given(await request.body(), kind)
-                    said = await in_thread(windows.change, key, user, name, lambda session: do(session, given))
+                    kind, do = CHANGES[action]
+                    arguments = _given(await request.body(), kind)
+                    reply = await in_thread(windows.change, key, user, name, lambda session: do(session, arguments))
         except KilburnError as error:
             raise problem_of(error) from error
-        return Response(msgspec.json.encode(said), media_type="application/json")
+        return Response(msgspec.json.encode(reply), media_type="application/json")
 
     return [Route("/sessions/{rest:path}", verb, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
@@ -270,17 +270,17 @@ def _looked(windows: WindowsByHand, key: Key, user: str, name: str, verb: str, q
     turn, until = _number(query, "turn"), _number(query, "until")
     if turn is None:
         raise SpecError("diff without turn", advice="give the number of the last message of the earlier prompt: ?turn=3")
-    found = windows.compared(key, user, name, turn, until)
-    return {"session": name, "turn": turn, "until": until, **msgspec.to_builtins(found)}
+    difference = windows.compared(key, user, name, turn, until)
+    return {"session": name, "turn": turn, "until": until, **msgspec.to_builtins(difference)}
 
 
 def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -> int | None:
-    given = query.get(name, "")
-    if not given:
+    text = query.get(name, "")
+    if not text:
         return otherwise
-    if not (given.isascii() and given.isdecimal() and len(given) < 16):
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise SpecError(f"{name} is no number", advice="give a whole number, 0 or more")
-    return int(given)
+    return int(text)
 
 
 def _given(body: bytes, kind: type) -> Any:

@@ -19,16 +19,16 @@ import msgspec
 
 from kilburn.message import Kind, Message, Role
 
-OWN = 200
+MIN_OWN_CHARS = 200
 """Characters of an assistant, in texts and arguments, that no two conversations have by chance."""
 
-LEFT_OUT = 4
+MIN_OMITTED = 4
 """Messages that a client leaves out at least. Of one exchange less we say that the client took it back."""
 
-SHORTEST = 500
+MIN_SUMMARY_CHARS = 500
 """Characters of a summary."""
 
-STRETCHES, STRETCH, FOUND = 16, 60, 6
+STRETCHES, STRETCH, MIN_STRETCHES = 16, 60, 6
 """A reply is recognised by so many stretches, of so many characters, of which so many are found: some clients leave out what the
 model thought before it summed up."""
 
@@ -58,41 +58,41 @@ def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[b
         if size > len(best):
             best = range(last + 1 - size, last + 1)
     left_out = len(session) - len(best) - common
-    return best if left_out >= LEFT_OUT and left_out > best.start - common else range(0)
+    return best if left_out >= MIN_OMITTED and left_out > best.start - common else range(0)
 
 
 def is_own(messages: Iterable[Message]) -> bool:
     """Return whether an assistant says so much in these messages that it is no chance. No more are read than needed."""
     parts = (part for message in messages if message.role is Role.ASSISTANT for part in message.parts)
     sizes = accumulate(len(part.text) for part in parts if part.kind in (Kind.TEXT, Kind.CALL))
-    return any(size >= OWN for size in sizes)
+    return any(size >= MIN_OWN_CHARS for size in sizes)
 
 
 def quotes(reply: str, text: str) -> list[str]:
     """The stretches of a reply that a text has; none, if they are too few for a quotation."""
-    if len(reply) < SHORTEST or len(text) * STRETCHES < len(reply) * FOUND:
+    if len(reply) < MIN_SUMMARY_CHARS or len(text) * STRETCHES < len(reply) * MIN_STRETCHES:
         return []
-    found: list[str] = []
+    stretches: list[str] = []
     for number in range(STRETCHES):
         start = number * (len(reply) - STRETCH) // (STRETCHES - 1)
         stretch = reply[start : start + STRETCH].strip()
         if stretch in text:
-            found.append(stretch)
-        elif len(found) + STRETCHES - 1 - number < FOUND:
+            stretches.append(stretch)
+        elif len(stretches) + STRETCHES - 1 - number < MIN_STRETCHES:
             return []
-    return found
+    return stretches
 
 
 def is_summary(reply: str, quoted: Sequence[str], session: Iterable[Message]) -> bool:
     """Whether a session's last reply, of which these stretches are quoted, can be its summary: they are its own words, and the
     session is longer."""
-    size, others = 0, []
+    size, texts = 0, []
     for message in session:
         size += sum(len(part.text) for part in message.parts)
         if message.role is not Role.ASSISTANT:
-            others += [part.text for part in message.parts]
-    own = [stretch for stretch in quoted if not any(stretch in text for text in others)]
-    return len(own) >= FOUND and size >= (1 + SHORTER) * len(reply)
+            texts += [part.text for part in message.parts]
+    new_stretches = [stretch for stretch in quoted if not any(stretch in text for text in texts)]
+    return len(new_stretches) >= MIN_STRETCHES and size >= (1 + SHORTER) * len(reply)
 
 
 def texts_of(raw: bytes) -> Iterator[str]:

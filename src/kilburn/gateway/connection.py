@@ -53,11 +53,11 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             if len(data) <= limits.header_bytes:
                 self._feed(data)
             else:
-                left = memoryview(data)
-                while left and not self.transport.is_closing():
-                    size = len(left) if self._in_body else limits.header_bytes
-                    self._feed(bytes(left[:size]))
-                    left = left[size:]
+                remaining = memoryview(data)
+                while remaining and not self.transport.is_closing():
+                    size = len(remaining) if self._in_body else limits.header_bytes
+                    self._feed(bytes(remaining[:size]))
+                    remaining = remaining[size:]
             # After headers that are whole, the body is the application's matter.
             if self.cycle is not None and not self.cycle.response_complete:
                 self._waiting = _cancel(self._waiting)
@@ -118,7 +118,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
                 self.loop.call_soon(leave)
 
             def stay() -> None:
-                self._leaving = tuple(each for each in self._leaving if each is not leave)
+                self._leaving = tuple(callback for callback in self._leaving if callback is not leave)
 
             return stay
 

@@ -13,7 +13,7 @@ import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.form import Asked
+from kilburn.gateway.form import ParsedRequest
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.repeats import Hold
 from kilburn.kernel.admission import attachments_above
@@ -114,15 +114,15 @@ class Conversation:
         self.last = ""
         """The last reply, by which the client's own compaction is recognised."""
 
-    def begin(self, asked: bytes, seen: Sequence[bytes] | None = None) -> None:
+    def begin(self, tail: bytes, history: Sequence[bytes] | None = None) -> None:
         """Note that a request goes on with it.
 
         Args:
-            asked: what the chain of the history ends with.
-            seen: what the history has of the session; None for all messages as the session has them.
+            tail: last link of the chain of the request's history.
+            history: digests of the session that the history has; None for all messages as the session has them.
         """
-        self.busy, self.asked, self.taken = True, asked, threading.Event()
-        self.verbatim, self.seen = seen is None, [*(self.digests if seen is None else seen)]
+        self.busy, self.asked, self.taken = True, tail, threading.Event()
+        self.verbatim, self.seen = history is None, [*(self.digests if history is None else history)]
 
     def again(self, turn: int, count: int) -> Conversation:
         """The session for a request that it had before, as it was then: with so many messages and digests. It is the same
@@ -165,7 +165,7 @@ class Conversation:
         pages = _live(self.session)
         return self.answered or any(page.sources or page.cites or page.trust < TRUST_OF_ROLE[page.role] for page in pages)
 
-    def has(self, digests: Sequence[bytes], at: int, read: Reader) -> int | None:
+    def has(self, digests: Sequence[bytes], at: int, reader: Reader) -> int | None:
         """Return how many of the session's first `at` messages are not in a history that has the others; None if it is another
         one. A client may have left out the oldest messages, and what it had added to a user's message or beside it, such as
         retrieved passages.
@@ -174,49 +174,53 @@ class Conversation:
             digests: of the history, which ends with the assistant's message; `read` gives the messages of some of them, by the
                 first and the one behind the last.
         """
-        said = dict(self.newest)
-        end, before = len(digests), self.seen[: len(self.seen) - len(self.digests) + at]
+        cached = dict(self.newest)
+        end, earlier = len(digests), self.seen[: len(self.seen) - len(self.digests) + at]
         while end and at:
             if digests[end - 1] != self.digests[at - 1]:
                 return None
             first, start = _start_of_turn(digests, end - 1), _start_of_turn(self.digests, at - 1)
-            if not self._has_turn(said, range(start, at - 1), digests, range(first, end - 1), read):
+            if not self._has_turn(cached, range(start, at - 1), digests, range(first, end - 1), reader):
                 return None
-            before = before[: len(before) - (at - start)]
+            earlier = earlier[: len(earlier) - (at - start)]
             end, at = first, start
-            if before[len(before) - end :] == digests[:end] and len(before) >= end:
+            if earlier[len(earlier) - end :] == digests[:end] and len(earlier) >= end:
                 # The client had left out the same before.
-                at, end = len(before) - end, 0
+                at, end = len(earlier) - end, 0
         return None if end else at
 
-    def _has_turn(self, said: dict[int, Message], places: range, digests: Sequence[bytes], others: range, read: Reader) -> bool:
+    def _has_turn(
+        self, cached: dict[int, Message], places: range, digests: Sequence[bytes], history: range, reader: Reader
+    ) -> bool:
         """Return whether what a history has between two messages of the assistant is what the session has there, but for what
         was added.
 
         Args:
-            said: messages of the session that are read already; it grows.
+            cached: messages of the session by their index, read so far; this function adds to it.
         """
-        if self.digests[places.start : places.stop] == digests[others.start : others.stop] or (not others and not others.start):
+        if self.digests[places.start : places.stop] == digests[history.start : history.stop] or (
+            not history and not history.start
+        ):
             return True
-        if not said.keys() >= {*places}:
-            said.update(enumerate(visible(self.session.originals("forgotten"))))
+        if not cached.keys() >= {*places}:
+            cached.update(enumerate(visible(self.session.originals("forgotten"))))
         added = list(places)
-        for other in reversed(others):
-            messages = read(other, other + 1)
+        for index in reversed(history):
+            messages = reader(index, index + 1)
             while added:
                 place = added.pop()
-                if self.digests[place] == digests[other] or place in self.gaps:
+                if self.digests[place] == digests[index] or place in self.gaps:
                     break
                 # Something may have been forgotten meanwhile.
-                if len(messages) != 1 or place not in said:
+                if len(messages) != 1 or place not in cached:
                     return False
-                if _is_part_of(messages[0], said[place]):
+                if _is_part_of(messages[0], cached[place]):
                     break
-                if said[place].role is Role.TOOL:
+                if cached[place].role is Role.TOOL:
                     return False
             else:
                 return False
-        return bool(others) and all(place in said and said[place].role is not Role.TOOL for place in added)
+        return bool(history) and all(place in cached and cached[place].role is not Role.TOOL for place in added)
 
     @property
     def whole(self) -> bool:
@@ -266,9 +270,9 @@ class Conversation:
 
     def fill(self, digests: Sequence[bytes]) -> None:
         """Take the digests of forgotten messages from a history, if all other digests are equal. Nothing is stored."""
-        there = digests[: len(self.digests)]
-        if self.gaps and _agree(self.digests, self.gaps, there):
-            self.digests, self.seen, self.chain = list(there), list(there), list(chained(there, self.seed))
+        prefix = digests[: len(self.digests)]
+        if self.gaps and _agree(self.digests, self.gaps, prefix):
+            self.digests, self.seen, self.chain = list(prefix), list(prefix), list(chained(prefix, self.seed))
 
     def kept_with(self, digests: Sequence[bytes]) -> Digests | None:
         """What the store keeps with an append that says this behind what is said already; None where a history will not say so:
@@ -277,14 +281,14 @@ class Conversation:
             return None
         chain = [*self.chain, *self.chained(digests)]
         # What the assistant says in a row is one message: a further round may change what the one before it said.
-        after = self.kept if self.words == digests[: len(self.words)] else 0
-        ends = tuple(tails([*self.digests, *digests], self.root, self.user, after))
-        return Digests(after, tuple(chain[after:]), ends, inherits=after > 0 and not self.number)
+        start = self.kept if self.words == digests[: len(self.words)] else 0
+        ends = tuple(tails([*self.digests, *digests], self.root, self.user, start))
+        return Digests(start, tuple(chain[start:]), ends, inherits=start > 0 and not self.number)
 
-    def note_kept(self, said: Digests | None) -> None:
+    def note_kept(self, history: Digests | None) -> None:
         """The store was given this with an append."""
-        if said is not None:
-            self.kept = said.after + len(said.added)
+        if history is not None:
+            self.kept = history.after + len(history.added)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""
@@ -309,10 +313,10 @@ def _is_part_of(message: Message, longer: Message) -> bool:
     count: templates set them anew."""
     if message.role is not Role.USER or longer.role is not Role.USER or any(part.kind is not Kind.TEXT for part in message.parts):
         return False
-    words, others = (
-        " ".join(" ".join(part.text for part in each.parts if part.kind is Kind.TEXT).split()) for each in (message, longer)
+    words, longer_words = (
+        " ".join(" ".join(part.text for part in msg.parts if part.kind is Kind.TEXT).split()) for msg in (message, longer)
     )
-    return bool(words) and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", others) is not None
+    return bool(words) and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", longer_words) is not None
 
 
 class Memo:
@@ -320,20 +324,22 @@ class Memo:
 
     Args:
         of: who asked.
-        asked: the request.
+        req: the request.
         newest: its new messages, as JSON. The next history may have less of them if this one has less than the session.
-        seen: digests of the history before these.
+        seen_count: number of digests of the history before these.
     """
 
-    def __init__(self, conversation: Conversation, of: Asker, asked: Asked, newest: Sequence[bytes], seen: int) -> None:
+    def __init__(
+        self, conversation: Conversation, of: Asker, req: ParsedRequest, newest: Sequence[bytes], seen_count: int
+    ) -> None:
         self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
-        self.history, self.lead, self.chain = asked.history, asked.lead, b""
+        self.history, self.lead, self.chain = req.history, req.lead, b""
         if not conversation.verbatim:
             end = len(self.history)
             for raw in reversed(newest):
                 end = self.history.rfind(raw, 0, end)
             self.history = self.history[:end].rstrip().removesuffix(b",")
-            self.digests, self.chain = seen, conversation.before
+            self.digests, self.chain = seen_count, conversation.before
         self.prefix = b""
 
 
@@ -382,10 +388,10 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         )
 
 
-def is_linkable(root: str, other: str) -> bool:
+def is_linkable(first: str, second: str) -> bool:
     """Whether two sessions of one user may be linked, by their roots. A session that the client named has a past of its own,
     which no other session shares."""
-    return root == other or bool(OF_WORDS.fullmatch(root) and OF_WORDS.fullmatch(other))
+    return first == second or bool(OF_WORDS.fullmatch(first) and OF_WORDS.fullmatch(second))
 
 
 def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
@@ -395,12 +401,12 @@ def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
         yield start
 
 
-def tails(digests: Sequence[bytes], root: str, user: str, after: int = 0) -> Iterator[bytes | None]:
+def tails(digests: Sequence[bytes], root: str, user: str, start: int = 0) -> Iterator[bytes | None]:
     """Yield, for each digest behind the first ones that is of the assistant, a digest of that message and of the assistant's last
     one before it; None for the others. It finds sessions of a user that may be linked to one of this root."""
     seed = seed_of("" if OF_WORDS.fullmatch(root) else root, user)
-    last = next(filter(is_spoken, reversed(digests[:after])), b"")
-    for digest in digests[after:]:
+    last = next(filter(is_spoken, reversed(digests[:start])), b"")
+    for digest in digests[start:]:
         if is_spoken(digest):
             yield hashlib.blake2b(seed + last + digest, digest_size=16).digest()
             last = digest
@@ -413,12 +419,12 @@ def seed_of(root: str, user: str) -> bytes:
     return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
 
 
-def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+def shared(first: Sequence[bytes], second: Sequence[bytes]) -> int:
     """How many members two chains have in common; a chained digest says all that came before it."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
+        if first[middle - 1] == second[middle - 1]:
             low = middle
         else:
             high = middle - 1
@@ -443,14 +449,15 @@ def _said_in(session: Session) -> tuple[list[bytes], frozenset[int]]:
     """The digests of what the client sees of a session, and which of them nobody knows, because something was forgotten."""
     if len(_live(session)) == session.window.last:
         return canonical(session.originals()), frozenset()
-    one, other = (canonical(session.originals(gone)) for gone in ("one", "other"))
-    return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    first, second = (canonical(session.originals(marker)) for marker in ("one", "other"))
+    return first, frozenset(at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
 
 
-def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[bytes]) -> bool:
+def _agree(digests: Sequence[bytes], gaps: frozenset[int], expected: Sequence[bytes]) -> bool:
     """Whether all are the same but for the gaps."""
-    return len(digests) == len(others) and all(
-        at in gaps or one == other for at, (one, other) in enumerate(zip(digests, others, strict=True))
+    return len(digests) == len(expected) and all(
+        at in gaps or digest == expected_digest
+        for at, (digest, expected_digest) in enumerate(zip(digests, expected, strict=True))
     )
 
 
@@ -468,12 +475,12 @@ def copy_of(session: Session, turn: int) -> list[Message]:
     trusts: dict[int, Trust] = {}
     with session.lock:
         # Whoever reads them learns what another program has said meanwhile, so this comes first.
-        said = _numbered(session)
-        for each in _live(session):
-            trusts[each.message] = min(trusts.get(each.message, each.trust), each.trust)
+        numbered = _numbered(session)
+        for page in _live(session):
+            trusts[page.message] = min(trusts.get(page.message, page.trust), page.trust)
         copied = [
             msgspec.structs.replace(message, trust=min(trusts[at], TRUST_OF_ROLE[message.role]))
-            for at, message in said
+            for at, message in numbered
             if at <= turn
         ]
         return brought_over(copied, session, turn)
@@ -484,8 +491,8 @@ def brought_over(messages: Iterable[Message], session: Session, turn: int) -> li
     too."""
     window, number = session.window, session.number
     live = _live(session)
-    ids = {each.id: at for at, each in enumerate((each for each in live if each.message <= turn), 1)}
-    there = {each.id for each in live}
+    ids = {original.id: at for at, original in enumerate((original for original in live if original.message <= turn), 1)}
+    live_ids = {original.id for original in live}
     out = []
     for message in messages:
         sources: set[int] = set()
@@ -493,10 +500,10 @@ def brought_over(messages: Iterable[Message], session: Session, turn: int) -> li
         while waiting:
             page = waiting.pop()
             waiting += window.pages[page].sources if page < 0 else ()
-            sources |= {page} & there
-        here = sorted(ids[page] for page in sources if page in ids)
+            sources |= {page} & live_ids
+        local = sorted(ids[page] for page in sources if page in ids)
         cites = tuple({*message.cites, *((number, page) for page in sources)})
-        out.append(msgspec.structs.replace(message, sources=tuple(here), cites=cites))
+        out.append(msgspec.structs.replace(message, sources=tuple(local), cites=cites))
     return out
 
 
@@ -522,18 +529,18 @@ def _numbered(session: Session) -> list[tuple[int, Message]]:
     """The messages that are not forgotten, each with its number."""
     with session.lock:
         # Who reads them learns what others have forgotten meanwhile, so they are numbered afterwards.
-        said = session.originals()
-        return [*zip(_numbers(session), said, strict=True)]
+        messages = session.originals()
+        return [*zip(_numbers(session), messages, strict=True)]
 
 
-def renamed(messages: Sequence[Message], before: Iterable[Message], session: Session) -> list[Message]:
+def renamed(messages: Sequence[Message], earlier: Iterable[Message], session: Session) -> list[Message]:
     """The messages with the ids that the session has for calls to which the client gave others.
 
     Args:
-        before: what the client sent of the session before these, with its own ids. The calls are in the same order.
+        earlier: the client's earlier messages of the session, with its own ids. The calls are in the same order.
     """
     ours = [page.call for page in _live(session) if page.kind is Kind.CALL and not (page.call or "").startswith(HIDDEN)]
-    theirs = [part.call for message in before for part in message.parts if part.kind is Kind.CALL]
+    theirs = [part.call for message in earlier for part in message.parts if part.kind is Kind.CALL]
     names = dict(reversed([*zip(reversed(theirs), reversed(ours), strict=False)]))
     return [
         msgspec.structs.replace(

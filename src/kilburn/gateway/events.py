@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-LONGEST = 64 << 20
+MAX_EVENT_BYTES = 64 << 20
 """Bytes of one event."""
 
 MARK = b"\xef\xbb\xbf"
@@ -54,25 +54,25 @@ class Events:
         Raises:
             Unavailable: an event that never ends.
         """
-        known = max(0, len(self._left) - 3)
+        start = max(0, len(self._left) - 3)
         self._left += piece
         self._returns = self._returns or b"\r" in piece
-        found: list[ServerEvent] = []
+        events: list[ServerEvent] = []
         if not self._returns:
-            known = max(known, len(self._left) - len(piece) - 1)
-            if self._left.find(b"\n\n", known) >= 0:
+            start = max(start, len(self._left) - len(piece) - 1)
+            if self._left.find(b"\n\n", start) >= 0:
                 *whole, rest = bytes(self._left).split(b"\n\n")
-                found, self._left = [_event_of(raw + b"\n\n") for raw in whole], bytearray(rest)
+                events, self._left = [_event_of(raw + b"\n\n") for raw in whole], bytearray(rest)
         else:
-            begun, data = 0, self._left
-            for match in _end.finditer(data, known):
-                found.append(_event_of(bytes(data[begun : match.end()])))
-                begun = match.end()
-            if begun:
-                self._left = data[begun:]
-        if len(self._left) > LONGEST:
+            event_start, data = 0, self._left
+            for match in _end.finditer(data, start):
+                events.append(_event_of(bytes(data[event_start : match.end()])))
+                event_start = match.end()
+            if event_start:
+                self._left = data[event_start:]
+        if len(self._left) > MAX_EVENT_BYTES:
             raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
-        return found
+        return events
 
     def end(self) -> list[ServerEvent]:
         """What is left when the stream has ended, as an event without its blank line."""

@@ -97,8 +97,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     @property
     def request(self) -> dict[str, str]:
         """The ids by which what was made for it is found."""
-        known = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
-        return {name: value for name, value in known.items() if value}
+        ids = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
+        return {name: value for name, value in ids.items() if value}
 
     @property
     def added(self) -> float | None:
@@ -145,10 +145,10 @@ class Rows(msgspec.Struct, kw_only=True):
     sessions: list[SessionTotals]
 
 
-def together(one: Tokens | None, other: Tokens) -> Tokens:
+def together(first: Tokens | None, second: Tokens) -> Tokens:
     """The usage of two calls."""
-    if one is None:
-        return other
-    beside = other.beside if one.beside is None else together(other.beside, one.beside)
+    if first is None:
+        return second
+    beside = second.beside if first.beside is None else together(second.beside, first.beside)
     names = ("prompt", "reply", "cached", "written")
-    return Tokens(**{name: getattr(one, name) + getattr(other, name) for name in names}, beside=beside)
+    return Tokens(**{name: getattr(first, name) + getattr(second, name) for name in names}, beside=beside)

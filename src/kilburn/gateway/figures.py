@@ -15,7 +15,7 @@ from kilburn.model import is_count
 from kilburn.tracing import compactions
 from kilburn.wire.digests import HIDDEN
 
-MOVED = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
+MOVE_COUNTS = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
 """Figures of which one grows where there was a compaction."""
 
 
@@ -40,33 +40,33 @@ class Figures:
 
     def begin(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request's new messages are in the session."""
-        now = conversation.session.figures
-        known = self._known.get(conversation)
-        if known is None:
+        figures = conversation.session.figures
+        record = self._known.get(conversation)
+        if record is None:
             # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
-            before, head = conversation.met if now.prompts else (Stats(), 0)
-            known = self._known[conversation] = _Known(before, _hidden(conversation.session), head)
+            start, head = conversation.met if figures.prompts else (Stats(), 0)
+            record = self._known[conversation] = _Known(start, _hidden(conversation.session), head)
         exchange.session = conversation.name
-        exchange.before = known.stats
-        exchange.new = now.tokens_seen - known.stats.tokens_seen
-        exchange.sent = max(0, now.tokens_seen - known.hidden)
-        exchange.idle = None if known.used is None else exchange.began - known.used
+        exchange.before = record.stats
+        exchange.new = figures.tokens_seen - record.stats.tokens_seen
+        exchange.sent = max(0, figures.tokens_seen - record.hidden)
+        exchange.idle = None if record.used is None else exchange.began - record.used
 
-    def hide(self, conversation: Conversation, before: int) -> None:
+    def hide(self, conversation: Conversation, tokens_before: int) -> None:
         """What was appended since the session had seen so many tokens is none of the client's."""
-        self._known[conversation].hidden += conversation.session.figures.tokens_seen - before
+        self._known[conversation].hidden += conversation.session.figures.tokens_seen - tokens_before
 
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request is over; its session is still its own."""
-        known = self._known[conversation]
+        record = self._known[conversation]
         session = conversation.session
-        exchange.after = after = session.figures
-        if any(getattr(after, name) != getattr(known.stats, name) for name in MOVED):
+        exchange.after = stats = session.figures
+        if any(getattr(stats, name) != getattr(record.stats, name) for name in MOVE_COUNTS):
             exchange.compacted = [
                 (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
-                for event in compactions(session, known.head)
+                for event in compactions(session, record.head)
             ]
-        known.stats, known.head, known.used = after, session.head, time.time()
+        record.stats, record.head, record.used = stats, session.head, time.time()
 
 
 def _hidden(session: Session) -> int:

@@ -49,14 +49,14 @@ UNREADABLE = (
 """What reading raises where a provider sends something else than its form."""
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class ParsedRequest(msgspec.Struct, kw_only=True):
     """One request, taken apart.
 
     Args:
         raw: the client's bytes.
         fields: its fields, each as its JSON.
         history: the field with the conversation; where it is a list, without the bracket that ends it.
-        after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
+        previous: id of the reply that it continues, whose history only the provider has; "" where the history is whole.
         calls: ids of that reply's calls, if the session has others for them.
         lead: messages before the conversation that are the client's business: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
@@ -66,18 +66,18 @@ class Asked(msgspec.Struct, kw_only=True):
         choices: replies that it wants.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
-        read: messages of the conversation that were read already, by their JSON.
+        parsed: messages of the conversation that were read already, by their JSON.
         open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
     """
 
     raw: bytes
     fields: dict[str, msgspec.Raw]
     history: bytes
-    after: str = ""
+    previous: str = ""
     calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
-    read: dict[bytes, list[Message]] = {}
+    parsed: dict[bytes, list[Message]] = {}
     model: str
     stream: bool
     reply: int
@@ -114,25 +114,25 @@ class Form(ABC):
     caps: ClassVar[tuple[str, ...]]
     """Fields that bound the reply."""
 
-    def open(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> Asked:
+    def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
         """Take a request apart.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `fields_of` returns them.
 
         Raises:
             InvalidMessage: it is not JSON, or not a request of this form.
         """
-        fields = decoded(_fields, raw, "the body is no JSON object") if known is None else {**known}
+        fields = decoded(_fields, raw, "the body is no JSON object") if parsed is None else {**parsed}
         if self.key not in fields:
             raise InvalidMessage(f"{self.key} is missing", advice="send at least one message")
         choices = max(1, _count(fields, "n"))
         model, tools = _value(fields, "model"), _value(fields, "tools")
-        return Asked(
+        return ParsedRequest(
             raw=raw,
             fields=fields,
             history=_begun(fields[self.key]),
-            after=self.after(raw, fields),
+            previous=self.after(raw, fields),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
             reply=max((_count(fields, key) for key in self.caps), default=0),
@@ -142,40 +142,40 @@ class Form(ABC):
             open=(tools is None or isinstance(tools, list)) and not _value(fields, "functions"),
         )
 
-    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+    def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
         """Whether a request has no history, and goes through as it is.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `fields_of` returns them.
         """
         return False
 
-    def empty(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+    def empty(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
         """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `fields_of` returns them.
         """
         if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
             return False
-        fields = fields_of(raw) if known is None else known
+        fields = fields_of(raw) if parsed is None else parsed
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
-    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
+    def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
         """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else "".
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `fields_of` returns them.
         """
         return ""
 
-    def split(self, asked: Asked) -> None:
+    def split(self, req: ParsedRequest) -> None:
         """Take the conversation apart.
 
         Raises:
             InvalidMessage: it is no list, or empty.
         """
-        asked.messages = listed(asked.fields[self.key], self.key)
+        req.messages = listed(req.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
         """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring texts with
@@ -186,13 +186,13 @@ class Form(ABC):
         """
         return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
-    def parsed(self, given: Any) -> list[Message]:
+    def parsed(self, sources: Any) -> list[Message]:
         """The messages of a decoded list.
 
         Raises:
             InvalidMessage: one of them is none. DuplicateCall.
         """
-        return numbered([message for source in given for message in self._read(plain(source, "message"))], whole=True)
+        return numbered([message for source in sources for message in self._read(plain(source, "message"))], whole=True)
 
     @abstractmethod
     def _read(self, source: dict[str, Any]) -> list[Message]:
@@ -207,13 +207,13 @@ class Form(ABC):
         """The parts of a reply that calls our tools which the client sees: its texts."""
         return [part for part in message.parts if part.kind is Kind.TEXT]
 
-    def led(self, message: Message, said: Sequence[Part]) -> Message:
+    def led(self, message: Message, parts: Sequence[Part]) -> Message:
         """A reply that begins with words which the client saw before it. A provider wants its reasoning first."""
         first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
-        return msgspec.structs.replace(message, parts=(*message.parts[:first], *said, *message.parts[first:]))
+        return msgspec.structs.replace(message, parts=(*message.parts[:first], *parts, *message.parts[first:]))
 
     @abstractmethod
-    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """The request with other messages, and with more tools."""
 
     @abstractmethod
@@ -221,22 +221,24 @@ class Form(ABC):
         """An error in this form."""
 
     @abstractmethod
-    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """Reads the replies to one request; see `Reading`."""
 
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """What a model is asked that runs here, with messages in its own form."""
 
-    def asking(self, asked: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any) -> Request:
+    def asking(
+        self, fields: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any
+    ) -> Request:
         """The same, of a decoded request, with its messages and its system prompt as the model takes them."""
         return Request(
             messages=messages,
             system=system,
-            tools=tuple(_specs(asked.get("tools"))),
-            max_tokens=next((asked[key] for key in reversed(self.caps) if asked.get(key)), cap),
-            temperature=asked.get("temperature"),
-            options=options(asked, into),
+            tools=tuple(_specs(fields.get("tools"))),
+            max_tokens=next((fields[key] for key in reversed(self.caps) if fields.get(key)), cap),
+            temperature=fields.get("temperature"),
+            options=options(fields, into),
             **more,
         )
 
@@ -258,13 +260,13 @@ class Reading(ABC):
 
     Args:
         faults: whether our calls may be in it.
-        held: whether the events that end a reply are held back until it is in the session, so that a client that goes on
+        holds: whether the events that end a reply are held back until it is in the session, so that a client that goes on
             at once finds it there.
     """
 
-    def __init__(self, faults: bool, *, held: bool = True) -> None:
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
         self.faults = faults
-        self._holds = held
+        self._holds = holds
         self._held: list[bytes] = []
         self._raw = b""
         """The reply, where it is whole."""
@@ -297,13 +299,13 @@ class Reading(ABC):
         """What the client sees of one event, now."""
         self.deltas, self._ends = [], False
         try:
-            seen = self._feed(event)
+            visible = self._feed(event)
         except UNREADABLE as error:
-            self.odd, seen = error, event.raw
+            self.odd, visible = error, event.raw
         if self.changed or not self._holds or not (self._held or self._ends or self.failed is not None):
-            return seen
+            return visible
         # What comes behind the end, a comment for example, is not heard before it.
-        self._held.append(seen)
+        self._held.append(visible)
         return b""
 
     @abstractmethod
@@ -330,18 +332,18 @@ class Reading(ABC):
     def _take(self, body: bytes) -> None:
         """The same; raises one of `UNREADABLE` for what is no reply of this form."""
 
-    def _check(self, said: bool, asked: bool) -> None:
+    def _check(self, has_reply: bool, has_calls: bool) -> None:
         """Raise Unavailable if there is no reply, if nothing says that it is whole, or if something of it could not be read: then
         nobody knows what the client makes of it, and its next request says.
 
         Args:
-            said: whether there is anything. asked: whether we are asked something, and can go on.
+            has_reply: whether anything came. has_calls: whether the reply calls our tools, so that another round follows.
         """
         if self.odd is not None:
             raise unreadable(self.odd) from self.odd
-        if not said:
+        if not has_reply:
             raise Unavailable("the upstream sent no reply", advice="check the upstream")
-        if not self.ended and not asked:
+        if not self.ended and not has_calls:
             raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
 
     def left(self) -> bytes:
@@ -452,7 +454,7 @@ def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
         return None
 
 
-def decoded(decode: Any, raw: bytes | msgspec.Raw, what: str) -> Any:
+def decoded(decode: Any, raw: bytes | msgspec.Raw, subject: str) -> Any:
     """Decoded JSON.
 
     Raises:
@@ -461,25 +463,25 @@ def decoded(decode: Any, raw: bytes | msgspec.Raw, what: str) -> Any:
     try:
         return decode(raw)
     except msgspec.DecodeError as error:
-        raise InvalidMessage(f"{what}: {error}") from None
+        raise InvalidMessage(f"{subject}: {error}") from None
     except UnicodeDecodeError as error:
-        raise InvalidMessage(f"{what}: not UTF-8: {error.reason} at byte {error.start}") from None
+        raise InvalidMessage(f"{subject}: not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise InvalidMessage(f"{what}: nested too deep") from None
+        raise InvalidMessage(f"{subject}: nested too deep") from None
 
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def listed(raw: bytes | msgspec.Raw, what: str) -> list[bytes]:
+def listed(raw: bytes | msgspec.Raw, subject: str) -> list[bytes]:
     """A list, item by item.
 
     Raises:
         InvalidMessage: it is empty, or no list.
     """
-    items = decoded(_list, raw, what)
+    items = decoded(_list, raw, subject)
     if not items:
-        raise InvalidMessage(f"{what} is empty", advice="send at least one message")
+        raise InvalidMessage(f"{subject} is empty", advice="send at least one message")
     return [bytes(item) for item in items]
 
 
@@ -524,20 +526,20 @@ def _specs(tools: Any) -> Iterator[ToolSpec]:
     """A client's tools that are functions, of any form."""
     for tool in of_theirs(tools):
         if tool.get("type") == "function" or "input_schema" in tool:
-            told = tool.get("function", tool)
-            schema = told.get("input_schema", told.get("parameters") or {"type": "object", "properties": {}})
-            yield ToolSpec(name=told["name"], description=told.get("description") or "", parameters=schema)
+            function = tool.get("function", tool)
+            schema = function.get("input_schema", function.get("parameters") or {"type": "object", "properties": {}})
+            yield ToolSpec(name=function["name"], description=function.get("description") or "", parameters=schema)
 
 
 def with_tools(fields: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
     """A request's fields with more tools behind the client's own."""
-    own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
-    return {**fields, "tools": [*(own or ()), *more]} if more else {**fields}
+    client_tools = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
+    return {**fields, "tools": [*(client_tools or ()), *more]} if more else {**fields}
 
 
-def of_theirs(given: Any) -> list[Any]:
+def of_theirs(value: Any) -> list[Any]:
     """A request's list of tools, or of blocks; empty where it has none."""
-    return given if isinstance(given, list) else []
+    return value if isinstance(value, list) else []
 
 
 def unreadable(error: Exception) -> Unavailable:
@@ -545,18 +547,18 @@ def unreadable(error: Exception) -> Unavailable:
     return Unavailable(f"the upstream sent what is no reply: {str(error)[:200]}", advice="check the upstream")
 
 
-def options(asked: Mapping[str, Any], into: str) -> dict[str, Any]:
+def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
     """The settings of a reply that both forms have, as one of them names them.
 
     Raises:
         InvalidMessage: what ends a reply is no text, and no list of texts.
     """
-    stop = asked.get("stop") or asked.get("stop_sequences") or []
+    stop = fields.get("stop") or fields.get("stop_sequences") or []
     ends = [stop] if isinstance(stop, str) else stop
     if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends):
         raise InvalidMessage("stop: neither a string nor a list of strings", advice="send one of these, or leave it out")
-    given = {"stop_sequences" if into == "messages" else "stop": ends} if ends else {}
-    return {**given, "top_p": asked["top_p"]} if asked.get("top_p") is not None else given
+    settings = {"stop_sequences" if into == "messages" else "stop": ends} if ends else {}
+    return {**settings, "top_p": fields["top_p"]} if fields.get("top_p") is not None else settings
 
 
 def usage_of(tokens: Tokens | None) -> Tokens:

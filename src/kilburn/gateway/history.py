@@ -54,7 +54,7 @@ from kilburn.gateway.conversations import (
     turn_after,
     turn_before_reply,
 )
-from kilburn.gateway.form import Asked, Form, listed
+from kilburn.gateway.form import Form, ParsedRequest, listed
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.repeats import Hold
@@ -116,10 +116,6 @@ MIN_OVERLAP = 4
 TRIES = 5
 """How often a session is read again because another gateway went on with it."""
 
-TAKES_OVER = "takes_over"
-"""Key of a note in a session's ledger: the digest of the request whose turn another gateway had reserved."""
-
-
 class Histories:
     """The sessions of one tenant, by what they say.
 
@@ -171,39 +167,39 @@ class Histories:
         return self._held + self._kept
 
     def digests(
-        self, form: Form, raws: Sequence[bytes], read: dict[bytes, list[Message]] | None = None
+        self, form: Form, raws: Sequence[bytes], parsed: dict[bytes, list[Message]] | None = None
     ) -> tuple[list[bytes], list[int]]:
         """The digests of a history, and for each how many of the messages it ends.
 
         Args:
-            read: takes what is read for it, by its JSON.
+            parsed: receives the messages that are read for this, by their JSON.
 
         Raises:
             WireError: a message is none.
         """
-        name, known = form.name.encode(), self._sayings.get
-        said = [known(key_of(name, raw)) or self._said(form, raw, {} if read is None else read) for raw in raws]
+        name, lookup = form.name.encode(), self._sayings.get
+        rows = [lookup(key_of(name, raw)) or self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
-        for run in _runs(said):
+        for run in _runs(rows):
             if len(run) > 1:
-                found = canonical([message for raw in raws[run.start : run.stop] for message in form.read(raw)])
+                part = canonical([message for raw in raws[run.start : run.stop] for message in form.read(raw)])
             else:
-                only = said[run.start]
-                found = [only[at + 1 : at + WIDTH] for at in range(0, len(only), WIDTH)]
-            digests += found
-            ends += [run.stop] * len(found)
+                only = rows[run.start]
+                part = [only[at + 1 : at + WIDTH] for at in range(0, len(only), WIDTH)]
+            digests += part
+            ends += [run.stop] * len(part)
         return digests, ends
 
-    def _said(self, form: Form, raw: bytes, read: dict[bytes, list[Message]]) -> bytes:
+    def _said(self, form: Form, raw: bytes, parsed: dict[bytes, list[Message]]) -> bytes:
         key = key_of(form.name.encode(), raw)
-        said = self._sayings.get(key)
-        if said is None:
-            messages = read[raw] = form.read(raw)
+        row = self._sayings.get(key)
+        if row is None:
+            messages = parsed[raw] = form.read(raw)
             spoken = b"\1" if messages and messages[-1].role is Role.ASSISTANT else b"\0"
-            said = b"".join(spoken + digest for digest in canonical(messages))
-            self._sayings.keep(key, said)
-        return said
+            row = b"".join(spoken + digest for digest in canonical(messages))
+            self._sayings.keep(key, row)
+        return row
 
     # Replies that their provider keeps
 
@@ -253,46 +249,51 @@ class Histories:
                     return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
         return None
 
-    def _notes(self, info: SegmentInfo, after: int) -> Iterator[tuple[str, ReplyPlace]]:
+    def _notes(self, info: SegmentInfo, start: int) -> Iterator[tuple[str, ReplyPlace]]:
         """Read where replies are from the notes of a session behind event `after`, and remember it."""
-        for event in self.store.backend.events(info.number, after, Act.NOTE):
+        for event in self.store.backend.events(info.number, start, Act.NOTE):
             if "reply" in event.data:
                 place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
                 self._note(event.data["reply"], place)
                 yield event.data["reply"], place
 
-    def _before(self, asked: Asked, name: str | None, user: str) -> _Before | None:
+    def _before(self, req: ParsedRequest, name: str | None, user: str) -> _Before | None:
         """What came before a request that goes on from a reply.
 
         Raises:
             Problem: it was forgotten meanwhile.
         """
-        if not asked.after:
+        if not req.previous:
             return None
-        place = self._place(asked.after, name, user)
+        place = self._place(req.previous, name, user)
         if place is None:
             raise Problem(404, "previous_response_not_found", "the session with this response was forgotten")
         info, turn, calls = place
-        asked.calls = calls
+        req.calls = calls
         with self._lock:
-            known = self._sessions.get(info.name)
-            if known is not None and not known.busy and known.turn == turn and not known.session.knows(info):
+            conversation = self._sessions.get(info.name)
+            if (
+                conversation is not None
+                and not conversation.busy
+                and conversation.turn == turn
+                and not conversation.session.knows(info)
+            ):
                 # A database that was killed has lost what this has, and has got as much else since.
-                self._put_away(known)
-                known = None
-            if known is None:
-                known = self._opened(info.name, root_of(info.name), user)
-                self._hold(known)
-            if not known.busy and known.turn == turn:
-                return _Before(known, turn, tuple(known.digests))
-            return _Before(known, turn, tuple(canonical(copy_of(known.session, turn))))
+                self._put_away(conversation)
+                conversation = None
+            if conversation is None:
+                conversation = self._opened(info.name, root_of(info.name), user)
+                self._hold(conversation)
+            if not conversation.busy and conversation.turn == turn:
+                return _Before(conversation, turn, tuple(conversation.digests))
+            return _Before(conversation, turn, tuple(canonical(copy_of(conversation.session, turn))))
 
     # Which session it continues
 
     def take(
         self,
         form: Form,
-        asked: Asked,
+        req: ParsedRequest,
         name: str | None,
         user: str,
         *,
@@ -314,38 +315,38 @@ class Histories:
         """
         with self._lock:
             self._trim()
-        for left in reversed(range(TRIES)):
+        for remaining in reversed(range(TRIES)):
             conversation, repeated = None, hold is not None and hold.repeated
             try:
-                found = self._remembered(form, asked, name, user) if left == TRIES - 1 and not repeated else None
-                conversation, raws, digests = found or self._found(form, asked, name, user, link=link, repeated=repeated)
+                match = self._remembered(form, req, name, user) if remaining == TRIES - 1 and not repeated else None
+                conversation, raws, digests = match or self._found(form, req, name, user, link=link, repeated=repeated)
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
-                fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
+                fresh = form.together([message for raw in raws for message in req.parsed.get(raw) or form.read(raw)])
                 conversation.met = conversation.session.figures, conversation.session.head
                 prepare(conversation)
-                check_attachments(conversation.session, fresh, asked.model)
+                check_attachments(conversation.session, fresh, req.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
-                seen = len(conversation.seen)
-                for some, words in _apart(fresh, digests, conversation.turn):
-                    self._append(form, asked, conversation, some, len(raws), conversation.kept_with(words))
-                    conversation.newest = dict(enumerate(visible(some), len(conversation.digests)))
+                seen_count = len(conversation.seen)
+                for batch, words in _apart(fresh, digests, conversation.turn):
+                    self._append(form, req, conversation, batch, len(raws), conversation.kept_with(words))
+                    conversation.newest = dict(enumerate(visible(batch), len(conversation.digests)))
                     conversation.extend(words)
                 conversation.renewed = bool(fresh)
                 conversation.start = conversation.turn
                 if hold is not None and not fresh:
                     self._take_over(conversation, hold)
                 conversation.reserved = conversation.session.head
-                recognised = not asked.after and (conversation.verbatim or conversation.before)
-                conversation.memo = Memo(conversation, (form.name, name, user), asked, raws, seen) if recognised else None
+                recognised = not req.previous and (conversation.verbatim or conversation.before)
+                conversation.memo = Memo(conversation, (form.name, name, user), req, raws, seen_count) if recognised else None
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway went on with it, or what it takes over is just being forgotten: it is read again.
                 if conversation is not None:
                     self.lose(conversation)
-                if not left and isinstance(error, Forgotten):
+                if not remaining and isinstance(error, Forgotten):
                     raise StoreStale(f"the session cannot be read: {error.what}", advice="ask again") from error
-                if not left:
+                if not remaining:
                     raise
             except BaseException:
                 if conversation is not None:
@@ -367,7 +368,7 @@ class Histories:
             if session.turn == conversation.turn:
                 try:
                     with session.batch() as kernel:
-                        kernel.record(Act.NOTE, policy="gateway", **{TAKES_OVER: hold.key})
+                        kernel.record(Act.NOTE, policy="gateway", takes_over=hold.key)
                 except StoreStale:
                     hold.note_answer()
                     raise
@@ -380,7 +381,7 @@ class Histories:
         """
         if (hold := conversation.hold) is not None and conversation.number:
             notes = self.store.backend.events(conversation.number, conversation.reserved, Act.NOTE)
-            if any(event.data.get(TAKES_OVER) == hold.key for event in notes):
+            if any(event.data.get("takes_over") == hold.key for event in notes):
                 raise StoreBusy("another gateway answers this request", advice="ask again")
 
     def _check_length(self, messages: int) -> None:
@@ -388,7 +389,13 @@ class Histories:
             raise Problem(413, "too_many_messages", f"a history may have {self._messages:,} messages", param="messages")
 
     def _append(
-        self, form: Form, asked: Asked, conversation: Conversation, fresh: Sequence[Message], count: int, said: Digests | None
+        self,
+        form: Form,
+        req: ParsedRequest,
+        conversation: Conversation,
+        fresh: Sequence[Message],
+        count: int,
+        history: Digests | None,
     ) -> None:
         """Append what is new of a history: its last messages, so many. A result may have the id that the client gave a call.
 
@@ -403,17 +410,17 @@ class Histories:
             fresh = [*fresh[:first], msgspec.structs.replace(fresh[first], cites=cites), *fresh[first + 1 :]]
         try:
             with compacting(session):
-                session.append(*fresh, said=said, after=turn)
+                session.append(*fresh, said=history, after=turn)
         except OrphanResult:
-            form.split(asked)
-            before = form.together([message for raw in asked.messages[:-count] for message in form.read(raw)])
-            if asked.calls:
-                parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in asked.calls)
-                before = [Message(role=Role.ASSISTANT, parts=parts)]
+            form.split(req)
+            earlier = form.together([message for raw in req.messages[:-count] for message in form.read(raw)])
+            if req.calls:
+                parts = tuple(Part(kind=Kind.CALL, text="", name="-", call=call) for call in req.calls)
+                earlier = [Message(role=Role.ASSISTANT, parts=parts)]
             with compacting(session):
-                session.append(*renamed(fresh, before, session), said=said, after=turn)
+                session.append(*renamed(fresh, earlier, session), said=history, after=turn)
         conversation.turn = turn + len(fresh)
-        conversation.note_kept(said)
+        conversation.note_kept(history)
 
     def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
         """The originals of the session that another one is from, by its ledger."""
@@ -437,38 +444,42 @@ class Histories:
                     self.store.backend.erase(conversation.number, wipe=False)
 
     def _found(
-        self, form: Form, asked: Asked, name: str | None, user: str, *, link: bool, repeated: bool
+        self, form: Form, req: ParsedRequest, name: str | None, user: str, *, link: bool, repeated: bool
     ) -> tuple[Conversation, list[bytes], list[bytes]]:
         """The session that a history continues; what is new of it, and its digests."""
-        form.split(asked)
-        self._check_length(len(asked.messages))
-        digests, ends = self.digests(form, asked.messages, asked.read)
+        form.split(req)
+        self._check_length(len(req.messages))
+        digests, ends = self.digests(form, req.messages, req.parsed)
         root = root_of(name) if name else _root(user, digests)
-        before = self._before(asked, name, user)
-        if before is not None:
-            root, digests, ends = before.conversation.root, [*before.digests, *digests], [*[0] * len(before.digests), *ends]
-        request = _Request(form, asked, user, digests, ends, root, link=link, repeated=repeated, before=before)
+        prior = self._before(req, name, user)
+        if prior is not None:
+            root, digests, ends = prior.conversation.root, [*prior.digests, *digests], [*[0] * len(prior.digests), *ends]
+        request = _Request(form, req, user, digests, ends, root, link=link, repeated=repeated, prior=prior)
         conversation, common = self._claim(request)
-        return conversation, asked.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
+        return conversation, req.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
 
     def _remembered(
-        self, form: Form, asked: Asked, name: str | None, user: str
+        self, form: Form, req: ParsedRequest, name: str | None, user: str
     ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
         """The same for a history that begins with the bytes of an earlier one. Only the bytes that follow are read."""
-        history = asked.history
-        if asked.after:
+        history = req.history
+        if req.previous:
             return None
         with self._lock:
-            known = self._beginnings.get((form.name, name, user), {})
+            beginnings = self._beginnings.get((form.name, name, user), {})
             # There may be hundreds, and a request waits for the one that looks.
-            found = max(compress(known, map(history.startswith, known.values())), key=lambda name: len(known[name]), default="")
-            if not found or self._memos[found].conversation.busy:
+            match = max(
+                compress(beginnings, map(history.startswith, beginnings.values())),
+                key=lambda name: len(beginnings[name]),
+                default="",
+            )
+            if not match or self._memos[match].conversation.busy:
                 return None
-            best = self._memos[found]
+            best = self._memos[match]
             rest = history[len(best.prefix) :].lstrip()
             conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
-            digests, ends = self.digests(form, raws, asked.read)
-            asked.lead = best.lead
+            digests, ends = self.digests(form, raws, req.parsed)
+            req.lead = best.lead
             if best.chain:
                 return self._resumed(best, form, raws, digests, ends)
             since = conversation.digests[best.digests :]
@@ -487,23 +498,23 @@ class Histories:
         Args:
             raws, digests, ends: the messages behind these bytes, as `digests` gives them.
         """
-        known, before = memo.conversation, memo.digests
-        history = [*known.seen[:before], *digests]
-        end = next((at for at in range(len(history), before, -1) if is_spoken(history[at - 1])), 0)
+        conversation, prefix = memo.conversation, memo.digests
+        history = [*conversation.seen[:prefix], *digests]
+        end = next((at for at in range(len(history), prefix, -1) if is_spoken(history[at - 1])), 0)
 
         def read(start: int, stop: int) -> list[Message]:
-            first = ends[start - before - 1] if start > before else 0
-            return [message for raw in raws[first : ends[stop - before - 1]] for message in form.read(raw)]
+            first = ends[start - prefix - 1] if start > prefix else 0
+            return [message for raw in raws[first : ends[stop - prefix - 1]] for message in form.read(raw)]
 
-        if not end or known.gaps or known.has(history[:end], len(known.digests), read) != 0:
+        if not end or conversation.gaps or conversation.has(history[:end], len(conversation.digests), read) != 0:
             return None
-        if self._ending(history, end, known.root, known.user) != {known.name: len(known.chain)}:
+        if self._ending(history, end, conversation.root, conversation.user) != {conversation.name: len(conversation.chain)}:
             return None
-        known.before, *_ = reversed([*chained(digests[: end - before], memo.chain)])
-        *_, asked = known.before, *chained(history[end:], known.before)
-        known.begin(asked, history[:end])
-        self._sessions.move_to_end(known.name)
-        return known, raws[ends[end - before - 1] :], history[end:]
+        conversation.before, *_ = reversed([*chained(digests[: end - prefix], memo.chain)])
+        *_, tail = conversation.before, *chained(history[end:], conversation.before)
+        conversation.begin(tail, history[:end])
+        self._sessions.move_to_end(conversation.name)
+        return conversation, raws[ends[end - prefix - 1] :], history[end:]
 
     def _ending(self, digests: Sequence[bytes], end: int, root: str, user: str) -> dict[str, int] | None:
         """Return the sessions that may have the first digests of a history, so many, at their end, with the number of their own.
@@ -513,7 +524,7 @@ class Histories:
         owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
         if len(owners) == FORKS:
             return None
-        return {each.name: each.count for each in owners if each.count - each.at in (0, rest, rest + 1)}
+        return {owner.name: owner.count for owner in owners if owner.count - owner.at in (0, rest, rest + 1)}
 
     def _remember(self, conversation: Conversation) -> None:
         """Keep the bytes of a history, so that the next one is recognised by them. It happens after the request, so nobody waits
@@ -543,10 +554,10 @@ class Histories:
         spoken, words = conversation.spoken, conversation.words
         conversation.spoken, conversation.words = [], []
         with self._lock:
-            for each in {conversation, self._sessions.get(conversation.name, conversation)}:
-                if each.turn != conversation.session.turn and (each is conversation or not each.busy):
+            for candidate in {conversation, self._sessions.get(conversation.name, conversation)}:
+                if candidate.turn != conversation.session.turn and (candidate is conversation or not candidate.busy):
                     # The same request was answered twice, and this one does not know what the other said.
-                    self.lose(each)
+                    self.lose(candidate)
             if conversation.prefilled and spoken:
                 # The client sees it as one message with what it began itself.
                 self.lose(conversation)
@@ -565,8 +576,8 @@ class Histories:
         """The session of that name, if it is in memory. Whoever changes it by hand changes the one that requests go on with, so
         none of them has to read it again."""
         with self._lock:
-            known = self._sessions.get(name)
-            return None if known is None else known.session
+            conversation = self._sessions.get(name)
+            return None if conversation is None else conversation.session
 
     def lose(self, conversation: Conversation) -> None:
         """Drop what memory holds of a session. The next request reads the session from the store."""
@@ -601,42 +612,44 @@ class Histories:
         """
         while True:
             with self._lock:
-                found = self._claimed(request)
-            if not isinstance(found, Conversation):
-                return found
-            found.taken.wait()
+                claim = self._claimed(request)
+            if not isinstance(claim, Conversation):
+                return claim
+            claim.taken.wait()
 
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """The same, or a session that takes the same request in just now."""
         chain = request.chain
         if request.repeated and (answered := self._answered(request)) is not None:
             return answered, len(chain)
-        busy = [each for each in self._sessions.values() if each.busy and each.user == request.user]
-        others = self._unkept(request)
+        busy = [entry for entry in self._sessions.values() if entry.busy and entry.user == request.user]
+        unkept = self._unkept(request)
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), max(request.answered, 1) - 1, -1):
-            said = self.store.backend.said_by(chain[at - 1], FORKS)
-            alike = alike or said
-            having = [*self._having(request, said, at)]
-            if (found := self._free_of([*others, *having], chain, at)) is not None:
-                return found, at
+            owners = self.store.backend.said_by(chain[at - 1], FORKS)
+            alike = alike or owners
+            having = [*self._having(request, owners, at)]
+            if (free := self._free_of([*unkept, *having], chain, at)) is not None:
+                return free, at
             if at == len(chain):
-                whole = {each.name for each in said}
-                for conversation in (*busy, *others, *having, *self._having(request, said, at + 1)):
+                whole = {entry.name for entry in owners}
+                for conversation in (*busy, *unkept, *having, *self._having(request, owners, at + 1)):
                     if conversation.busy and conversation.asked == chain[-1] and not conversation.taken.is_set():
                         return conversation
-                    if (asked := _asked_before(conversation, chain)) is not None:
-                        return conversation.again(*asked), at
+                    if (repeat := _asked_before(conversation, chain)) is not None:
+                        return conversation.again(*repeat), at
         if not alike and (continued := self._continued(request)) is not None:
             return continued
-        if not alike and (longest := self._longest(chain[: request.answered - 1])):
-            alike = self.store.backend.said_by(chain[longest - 1], FORKS)
-            having = [*others, *self._having(request, alike, longest)]
-            for at in sorted({len(each.chain) for each in having if longest <= len(each.chain) < request.answered}, reverse=True):
-                if (found := self._free_of(having, chain, at)) is not None:
-                    return found, at
-        conversation, at = self._fork(request, *self._nearest(request, [*busy, *others], alike), whole)
+        if not alike and (common := self._longest(chain[: request.answered - 1])):
+            alike = self.store.backend.said_by(chain[common - 1], FORKS)
+            having = [*unkept, *self._having(request, alike, common)]
+            for at in sorted(
+                {len(entry.chain) for entry in having if common <= len(entry.chain) < request.answered}, reverse=True
+            ):
+                if (free := self._free_of(having, chain, at)) is not None:
+                    return free, at
+        conversation, at = self._fork(request, *self._nearest(request, [*busy, *unkept], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
 
@@ -644,21 +657,25 @@ class Histories:
         """Return a session that has gone on behind a whole history, as it was then; None if there is none."""
         count = len(request.chain)
         for owner in self.store.backend.said_by(request.chain[-1], FORKS) if count else ():
-            known = self._current(owner.name, request)
-            if known is not None and len(known.chain) > count and known.chain[count - 1] == request.chain[-1]:
-                return known.again(turn_after(known.session, count), count)
+            conversation = self._current(owner.name, request)
+            if (
+                conversation is not None
+                and len(conversation.chain) > count
+                and conversation.chain[count - 1] == request.chain[-1]
+            ):
+                return conversation.again(turn_after(conversation.session, count), count)
         return None
 
     def _free_of(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
         """Begin with the first of some sessions that ends with the first digests of a chain, so many; None if there is none."""
-        for each in conversations:
+        for conversation in conversations:
             # Since the store was asked, another gateway may have gone on with it.
-            if not each.busy and len(each.chain) == at and each.chain[-1] == chain[at - 1]:
+            if not conversation.busy and len(conversation.chain) == at and conversation.chain[-1] == chain[at - 1]:
                 # The store has said so, or has just been given them.
-                each.kept = at
-                each.begin(chain[-1])
-                self._sessions.move_to_end(each.name)
-                return each
+                conversation.kept = at
+                conversation.begin(chain[-1])
+                self._sessions.move_to_end(conversation.name)
+                return conversation
         return None
 
     def _longest(self, chain: Sequence[bytes]) -> int:
@@ -677,43 +694,43 @@ class Histories:
         if counts is None:
             return None
         # The store has no digests of a session of which something was forgotten.
-        held = [each for each in self._sessions.values() if digests[end - 1] in each.digests[-len(rest) - 2 :]]
+        candidates = [entry for entry in self._sessions.values() if digests[end - 1] in entry.digests[-len(rest) - 2 :]]
         matches: list[tuple[bool, Conversation, int]] = []
-        for name, count in ({each.name: 0 for each in held if is_linkable(each.root, request.root)} | counts).items():
-            known = self._current(name, request)
-            if known is None or known.busy:
+        for name, count in ({entry.name: 0 for entry in candidates if is_linkable(entry.root, request.root)} | counts).items():
+            conversation = self._current(name, request)
+            if conversation is None or conversation.busy:
                 continue
-            if len(known.chain) == count:
-                known.kept = count
-            for at in {len(known.digests) - more for more in (0, len(rest), len(rest) + 1)}:
-                there = known.digests[at:] if at > 0 else [b""]
-                if there == rest[: len(there)] or (there[:-1] == rest and is_spoken(there[-1])):
-                    skipped = known.has(digests[:end], at, request.read)
+            if len(conversation.chain) == count:
+                conversation.kept = count
+            for at in {len(conversation.digests) - more for more in (0, len(rest), len(rest) + 1)}:
+                tail = conversation.digests[at:] if at > 0 else [b""]
+                if tail == rest[: len(tail)] or (tail[:-1] == rest and is_spoken(tail[-1])):
+                    skipped = conversation.has(digests[:end], at, request.read)
                     # What was forgotten may have been anything.
-                    sure = skipped == 0 and not known.gaps
+                    sure = skipped == 0 and not conversation.gaps
                     if sure or (skipped is not None and end >= MIN_OVERLAP and is_own(request.spoken(end))):
-                        matches.append((bool(skipped), known, at))
+                        matches.append((bool(skipped), conversation, at))
         best = [match for match in matches if not match[0]] or matches
         if len(best) != 1:
             return None
-        [(_, known, at)] = best
-        if len(known.digests) - at > len(rest):
-            turn = turn_before_reply(known.session)
-            twin = known.again(turn, len(known.digests) - 1)
+        [(_, conversation, at)] = best
+        if len(conversation.digests) - at > len(rest):
+            turn = turn_before_reply(conversation.session)
+            twin = conversation.again(turn, len(conversation.digests) - 1)
             twin.verbatim = False
             return twin, len(digests)
-        count = end + len(known.digests) - at
-        known.begin(request.chain[-1], digests[:count])
-        known.before = request.chain[count - 1]
-        self._sessions.move_to_end(known.name)
-        return known, count
+        count = end + len(conversation.digests) - at
+        conversation.begin(request.chain[-1], digests[:count])
+        conversation.before = request.chain[count - 1]
+        self._sessions.move_to_end(conversation.name)
+        return conversation, count
 
     def _current(self, name: str, request: _Request) -> Conversation | None:
         """Return a session as the store has it by now, if the request's user may have it linked; None where it is damaged."""
-        known, info = self._sessions.get(name), self._stored(name)
-        if known is not None and not known.busy and (info is None or not known.session.knows(info)):
+        conversation, info = self._sessions.get(name), self._stored(name)
+        if conversation is not None and not conversation.busy and (info is None or not conversation.session.knows(info)):
             # Another gateway has gone on with it.
-            self._put_away(known)
+            self._put_away(conversation)
         return self._conversation(name, request)
 
     def _linkable(self, request: _Request) -> list[Conversation]:
@@ -724,22 +741,26 @@ class Histories:
                 self._warm.clear()
             self._warm.add(request.user)
             self._read_newest(request.user)
-        idle = [each for each in reversed(self._sessions.values()) if each.user == request.user and not each.busy]
-        return [each for each in idle if is_linkable(each.root, request.root)]
+        idle = [
+            conversation
+            for conversation in reversed(self._sessions.values())
+            if conversation.user == request.user and not conversation.busy
+        ]
+        return [conversation for conversation in idle if is_linkable(conversation.root, request.root)]
 
-    def _having(self, request: _Request, said: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
+    def _having(self, request: _Request, owners: Iterable[HistoryOwner], count: int) -> Iterator[Conversation]:
         """The sessions that have so many digests, among those that have one of a history."""
-        for each in said:
-            if each.count == count:
-                conversation = self._conversation(each.name, request)
-                if conversation is not None and self._is_old(conversation, each, request.chain):
+        for owner in owners:
+            if owner.count == count:
+                conversation = self._conversation(owner.name, request)
+                if conversation is not None and self._is_old(conversation, owner, request.chain):
                     # A request that goes on with it here has what it knows for itself.
                     if conversation.busy:
                         self._drop(conversation.name, conversation)
                     else:
                         self._put_away(conversation)
-                    conversation = self._conversation(each.name, request)
-                if conversation is not None and shared(conversation.chain, request.chain) >= each.at:
+                    conversation = self._conversation(owner.name, request)
+                if conversation is not None and shared(conversation.chain, request.chain) >= owner.at:
                     yield conversation
 
     def _is_old(self, conversation: Conversation, owner: HistoryOwner, chain: Sequence[bytes]) -> bool:
@@ -762,26 +783,26 @@ class Histories:
         """The session that has most in common with a history, and how much: one of these, or one of the store's."""
         near, common = None, 0
         for conversation in conversations:
-            both = shared(conversation.chain, request.chain)
-            if both > common:
-                near, common = conversation, both
-        for each in alike:
-            found = self._conversation(each.name, request) if each.at > common else None
-            if found is not None and shared(found.chain, request.chain) > common:
-                return found, shared(found.chain, request.chain)
+            overlap = shared(conversation.chain, request.chain)
+            if overlap > common:
+                near, common = conversation, overlap
+        for owner in alike:
+            candidate = self._conversation(owner.name, request) if owner.at > common else None
+            if candidate is not None and shared(candidate.chain, request.chain) > common:
+                return candidate, shared(candidate.chain, request.chain)
         return near, common
 
     def _unkept(self, request: _Request) -> list[Conversation]:
         """Sessions of this root without a complete history in the store: something was forgotten, their last request was cut
         short, or they were imported. Completes it, unless something was forgotten."""
-        found = []
+        conversations = []
         for name in self.store.backend.unkept(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
             if conversation is not None and not conversation.busy:
                 conversation.fill(request.digests)
                 self._keep(conversation)
-                found.append(conversation)
-        return found
+                conversations.append(conversation)
+        return conversations
 
     def _conversation(self, name: str, request: _Request) -> Conversation | None:
         """The session of that name, if it is of the same user and root; None where it is damaged."""
@@ -799,12 +820,12 @@ class Histories:
         with suppress(StoreError):
             with session.lock:
                 window, page = session.window, session.window.last
-                if session.turn != conversation.turn or any(window.at(each) is Place.DROPPED for each in window.gone):
+                if session.turn != conversation.turn or any(window.at(dropped) is Place.DROPPED for dropped in window.gone):
                     return  # another gateway went on with it, or something was forgotten
-            for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
-                ends = tails(conversation.digests, conversation.root, conversation.user, after)
-                said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
-                if backend.keep_history(conversation.number, said, page=page):
+            for start in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
+                ends = tails(conversation.digests, conversation.root, conversation.user, start)
+                history = Digests(start, tuple(conversation.chain[start:]), tuple(ends))
+                if backend.keep_history(conversation.number, history, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -818,23 +839,23 @@ class Histories:
             StoreStale: another gateway has taken the same request meanwhile.
         """
         root, user = request.root, request.user
-        before, known = self._compacted(request) if request.link and request.before is None else (None, 0)
+        compacted, summary = self._compacted(request) if request.link and request.before is None else (None, 0)
         earlier = () if parent is None or not request.link else parent.linked_to
-        if before is not None:
-            earlier = (before.number, *before.linked_to)[:LINKED]
+        if compacted is not None:
+            earlier = (compacted.number, *compacted.linked_to)[:LINKED]
         copied = common
         if request.before is not None:
             # The client has none of it.
             parent, copied = request.before.conversation, len(request.before.digests)
-        if before is None and parent is not None:
+        if compacted is None and parent is not None:
             branch = self._share(request, parent, copied, earlier, whole)
             if branch is not None:
                 return branch
         if request.before is not None and parent is not None:
-            kept = copy_of(parent.session, request.before.turn)
+            copies = copy_of(parent.session, request.before.turn)
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-            kept = copy_of(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
+            copies = copy_of(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
         name = self._free(partial(_numbered, root), user)
         # Of two that look for a free name at the same time, both find the same one, and only one begins it; or the second one
         # finds here what the first has taken in.
@@ -842,16 +863,16 @@ class Histories:
         # What is appended first begins it.
         session = self._unbegun(partial(session_of, self.store), name, user)
         conversation = Conversation(session, root, earlier)
-        origin, others = before or parent, conversation.turn > 0
-        if not others and origin is not None:
-            old = [*kept, *request.read(copied, max(common, known))]
+        origin, occupied = compacted or parent, conversation.turn > 0
+        if not occupied and origin is not None:
+            old = [*copies, *request.read(copied, max(common, summary))]
             try:
-                self._begin(session, origin.session, earlier, old, kept)
+                self._begin(session, origin.session, earlier, old, copies)
             except BaseException:
                 self.store.release(name)
                 raise
-            conversation = Conversation(session, root, earlier) if kept else conversation
-        if others or conversation.turn != len(kept):
+            conversation = Conversation(session, root, earlier) if copies else conversation
+        if occupied or conversation.turn != len(copies):
             raise StoreStale(f"another gateway has begun session {session.name!r}", advice="read it again")
         self._drop(session.name, self._sessions.get(session.name, conversation))
         self._hold(conversation)
@@ -868,13 +889,13 @@ class Histories:
         Raises:
             StoreStale: another gateway has taken the same request meanwhile.
         """
-        session, before = parent.session, request.before
+        session, prior = parent.session, request.before
         # Something is appended in any case.
         common = min(common, len(request.digests) - 1)
         if not _has_shares(parent, common):
             return None
         self._check_untaken(request, whole)
-        turn = before.turn if before is not None and len(before.digests) == common else turn_after(session, common)
+        turn = prior.turn if prior is not None and len(prior.digests) == common else turn_after(session, common)
         branch = Conversation(self._prepare(parent, turn, earlier), parent.root, earlier)
         if len(branch.digests) != common:
             # Several messages came at once, and no event is between them.
@@ -897,8 +918,8 @@ class Histories:
         Raises:
             StoreStale: another gateway has taken the same request meanwhile.
         """
-        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
-        if not whole.issuperset(each.name for each in said):
+        owners = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        if not whole.issuperset(owner.name for owner in owners):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
 
     def _unbegun(self, opened: Callable[[str, str], Session], name: str, user: str) -> Session:
@@ -922,55 +943,55 @@ class Histories:
         free = 1
         while self._is_taken(name_of(free), user):
             free *= 2
-        taken = free // 2
-        while free - taken > 1:
-            middle = (taken + free) // 2
-            free, taken = (free, middle) if self._is_taken(name_of(middle), user) else (middle, taken)
+        occupied = free // 2
+        while free - occupied > 1:
+            middle = (occupied + free) // 2
+            free, occupied = (free, middle) if self._is_taken(name_of(middle), user) else (middle, occupied)
         return name_of(free)
 
     def _is_taken(self, name: str, user: str) -> bool:
         """Whether a name is. A session in which nothing was said yet is for whoever says something first."""
-        here = self._sessions.get(name)
-        if here is not None:
-            return here.busy or here.user != user or here.session.window.last > 0
+        conversation = self._sessions.get(name)
+        if conversation is not None:
+            return conversation.busy or conversation.user != user or conversation.session.window.last > 0
         try:
-            known = self._stored(name)
-            return known is not None and (known.user != user or known.pages > 0)
+            info = self._stored(name)
+            return info is not None and (info.user != user or info.pages > 0)
         except StoreCorrupt:
             return True
 
     def _begin(
-        self, session: Session, origin: Session, earlier: Sequence[int], known: Sequence[Message], kept: Sequence[Message]
+        self, session: Session, origin: Session, earlier: Sequence[int], messages: Sequence[Message], copies: Sequence[Message]
     ) -> None:
         """Begin a session: note in its ledger where it comes from, and append the messages that it takes over.
 
         Raises:
             StoreStale: another gateway has begun it.
         """
-        shared = sum(len(message.parts) for message in known)
+        shared = sum(len(message.parts) for message in messages)
         number = origin.number
         session.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
-        if kept:
-            session.append(*kept, after=0)
+        if copies:
+            session.append(*copies, after=0)
 
     def _compacted(self, request: _Request) -> tuple[Conversation | None, int]:
         """The session whose history a client has compacted into this one by itself, if any; and how many digests at its
         beginning belong to the compaction."""
-        others = self._linkable(request)
+        candidates = self._linkable(request)
         ends: list[tuple[range, Conversation]] = []
-        for conversation in others:
+        for conversation in candidates:
             common = shared(conversation.chain, request.chain)
-            if found := end_of(conversation.digests, request.digests, request.places, common):
-                ends.append((found, conversation))
-        for found, conversation in sorted(ends, key=lambda each: each[0].stop, reverse=True):
-            if is_own(request.read(found.start, found.stop)):
-                return conversation, found.stop
+            if span := end_of(conversation.digests, request.digests, request.places, common):
+                ends.append((span, conversation))
+        for span, conversation in sorted(ends, key=lambda pair: pair[0].stop, reverse=True):
+            if is_own(request.read(span.start, span.stop)):
+                return conversation, span.stop
         opening = list(request.opening(self._leads))
-        for conversation in others[:SUMMED] if opening else ():
-            for known, text in opening:
+        for conversation in candidates[:SUMMED] if opening else ():
+            for count, text in opening:
                 quoted = quotes(conversation.last, text)
                 if quoted and is_summary(conversation.last, quoted, conversation.session.originals()):
-                    return conversation, known
+                    return conversation, count
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
             self._leads.popitem(last=False)
@@ -1030,34 +1051,34 @@ class Histories:
         words = canonical([*conversation.spoken, *messages])
         new, cited = list(messages), list(pages)
         with conversation.saying:
-            for left in reversed(range(TRIES)):
+            for remaining in reversed(range(TRIES)):
                 try:
                     # If others went on with it, nothing is written, and it is read again.
-                    session = conversation.session if left == TRIES - 1 else self.current(conversation)
+                    session = conversation.session if remaining == TRIES - 1 else self.current(conversation)
                     with session.lock:
-                        others = said_after(session, conversation.start) if session.turn != conversation.turn else []
+                        foreign = said_after(session, conversation.start) if session.turn != conversation.turn else []
                         last = session.turn
-                    told = canonical(message for _, message in others)
-                    conversation.repeated = conversation.repeated or bool(told)
+                    foreign_digests = canonical(message for _, message in foreign)
+                    conversation.repeated = conversation.repeated or bool(foreign_digests)
                     conversation.heard = ()
                     if last < conversation.turn:
                         # A database that was killed has lost what was asked: a reply to it has no place.
                         self.lose(conversation)
                         raise StoreUnavailable("what was asked is lost", advice="ask again")
-                    if told and more:
+                    if foreign_digests and more:
                         conversation.waiting += new
-                    elif told and told[: len(words)] == words:
+                    elif foreign_digests and foreign_digests[: len(words)] == words:
                         conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
-                        conversation.turn, conversation.waiting = _end_of(others, len(words), conversation.start), []
+                        conversation.turn, conversation.waiting = _end_of(foreign, len(words), conversation.start), []
                     else:
-                        if told:
+                        if foreign_digests:
                             self._check_reserved(conversation)
                             new, cited = self._branch(conversation, new, cited)
                             last = conversation.turn
                         self._append_said(conversation, new, cited, words, last)
                     break
                 except StoreStale:
-                    if not left:
+                    if not remaining:
                         raise
         conversation.spoken += messages
         conversation.words = words
@@ -1076,16 +1097,16 @@ class Histories:
         """Append what was said, behind message `last`."""
         session = conversation.session
         if conversation.waiting:
-            said = conversation.kept_with(conversation.words)
-            session.append(*conversation.waiting, said=said, after=last)
-            conversation.note_kept(said)
+            history = conversation.kept_with(conversation.words)
+            session.append(*conversation.waiting, said=history, after=last)
+            conversation.note_kept(history)
             last += len(conversation.waiting)
             conversation.turn, conversation.waiting = last, []
         new = list(messages)
-        said = conversation.kept_with(words)
+        history = conversation.kept_with(words)
         with compacting(session):
-            keep(session, new[0], pages, *new[1:], said=said, after=last)
-        conversation.note_kept(said)
+            keep(session, new[0], pages, *new[1:], said=history, after=last)
+        conversation.note_kept(history)
         conversation.turn = last + len(new)
 
     def refresh(self, conversation: Conversation) -> None:
@@ -1121,18 +1142,18 @@ class Histories:
             StoreStale: others are faster again.
         """
         session, turn, old = conversation.session, conversation.turn, conversation.name
-        kept, start = copy_of(session, turn), len(copy_of(session, conversation.start))
-        own = tuple(page for number, page in pages if number == conversation.number)
+        copies, start = copy_of(session, turn), len(copy_of(session, conversation.start))
+        sources = tuple(page for number, page in pages if number == conversation.number)
         waiting = brought_over(conversation.waiting, session, turn)
-        said = brought_over(messages, session, turn)
-        [shown] = brought_over([msgspec.structs.replace(messages[0], sources=own)], session, turn)
+        carried = brought_over(messages, session, turn)
+        [first] = brought_over([msgspec.structs.replace(messages[0], sources=sources)], session, turn)
         with self._lock:
             if shares := _has_shares(conversation, len(conversation.digests)):
                 branch = self._prepare(conversation, turn, conversation.linked_to)
             else:
                 name = self._free(partial(_numbered, conversation.root), conversation.user)
                 branch = self._unbegun(self.store.session, name, conversation.user)
-                self._begin(branch, session, conversation.linked_to, kept, kept)
+                self._begin(branch, session, conversation.linked_to, copies, copies)
             self._drop(old, conversation)
             self._forget(old)
             conversation.session = branch
@@ -1141,8 +1162,8 @@ class Histories:
         if shares:
             conversation.kept = len(conversation.digests)
         else:
-            conversation.turn, conversation.kept, conversation.start = len(kept), 0, start
-        return said, [*pages, *((conversation.number, page) for page in shown.sources)]
+            conversation.turn, conversation.kept, conversation.start = len(copies), 0, start
+        return carried, [*pages, *((conversation.number, page) for page in first.sources)]
 
 
 class _Before(NamedTuple):
@@ -1161,13 +1182,13 @@ class _Request:
         root: what its sessions are called.
         link: whether its session may be linked to another one.
         repeated: whether an equal request was just answered.
-        before: what came before it, if the client does not send that.
+        prior: the earlier part of the history, if the client does not send it.
     """
 
     def __init__(
         self,
         form: Form,
-        asked: Asked,
+        req: ParsedRequest,
         user: str,
         digests: list[bytes],
         ends: list[int],
@@ -1175,9 +1196,9 @@ class _Request:
         *,
         link: bool,
         repeated: bool,
-        before: _Before | None = None,
+        prior: _Before | None = None,
     ) -> None:
-        self._form, self._asked, self._ends, self.before = form, asked, ends, before
+        self._form, self._asked, self._ends, self.before = form, req, ends, prior
         self.user, self.digests, self.root, self.link, self.repeated = user, digests, root, link, repeated
         self.chain = list(chained(digests, seed_of(root, user)))
         self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
@@ -1233,13 +1254,13 @@ def _apart(
     """Yield the new messages of a history with their digests. A long history that was said elsewhere comes before its newest
     messages: branches begin between two appends."""
     newest = sum(1 for _ in takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages)))
-    said = len(messages) - newest
-    if turn or not newest or said < SHARED:
+    older = len(messages) - newest
+    if turn or not newest or older < SHARED:
         yield from [(messages, digests)] if messages else ()
         return
-    count = len(digests) - sum(1 for _ in visible(messages[said:]))
-    yield messages[:said], digests[:count]
-    yield messages[said:], digests[count:]
+    count = len(digests) - sum(1 for _ in visible(messages[older:]))
+    yield messages[:older], digests[:count]
+    yield messages[older:], digests[count:]
 
 
 def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[int, int] | None:
@@ -1255,27 +1276,27 @@ def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[i
 
 def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
     """The number of the last message of so many digests after message `end`."""
-    said: list[Message] = []
+    collected: list[Message] = []
     for number, message in messages:
-        said.append(message)
-        if len(canonical(said)) > count:
+        collected.append(message)
+        if len(canonical(collected)) > count:
             break
         end = number
     return end
 
 
-def _runs(said: Sequence[bytes]) -> Iterator[range]:
+def _runs(rows: Sequence[bytes]) -> Iterator[range]:
     """Which messages of a history are one: what the assistant says in a row, with the reasoning before, between and behind it,
     which says nothing by itself."""
     start, spoken = 0, None
-    for at, here in enumerate(said):
-        joins = spoken is None or (spoken and (not here or here[0]))
+    for at, row in enumerate(rows):
+        joins = spoken is None or (spoken and (not row or row[0]))
         if not joins:
             yield range(start, at)
             start, spoken = at, None
-        spoken = here[-WIDTH] if here else spoken
-    if said:
-        yield range(start, len(said))
+        spoken = row[-WIDTH] if row else spoken
+    if rows:
+        yield range(start, len(rows))
 
 
 def _numbered(root: str, number: int) -> str:

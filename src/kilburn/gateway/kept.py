@@ -29,13 +29,13 @@ from kilburn.wire.plain import NOT_JSON
 SESSION = "@responses"
 """The session whose ledger says it; no client can name it."""
 
-KNOWN = 100_000
+MAX_IDS = 100_000
 """Ids that are known in memory: those that were named last. An older one is looked for in the ledger."""
 
 TRIES = 5
 """How often it is tried to write, if other gateways write at the same time."""
 
-LONGEST = 200
+MAX_ID_CHARS = 200
 """Characters of an id."""
 
 SHORTEST = 8
@@ -49,10 +49,10 @@ ANSWERS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
 
 READING = ("GET", "HEAD")
 
-_ID = re.compile(rb'"(?:id|[a-z_]{0,40}file_id)"\s*:\s*"([^"\\]{1,%d})"' % LONGEST)
+_ID = re.compile(rb'"(?:id|[a-z_]{0,40}file_id)"\s*:\s*"([^"\\]{1,%d})"' % MAX_ID_CHARS)
 """An id in JSON. Inside of a text the quotes would have backslashes."""
 
-_NAMED = re.compile(
+_ID_FIELDS = re.compile(
     rb'"(?:[a-z_]{0,40}(?:file|container|vector_store|batch|thread|conversation|upload|assistant|skill|video)_ids?|container)"'
     rb'\s*:\s*(\[[^\]]*|"[^"\\]*")'
 )
@@ -62,7 +62,7 @@ _NAMING = (b'_id"', b'_ids"', b'container"')
 """What the names end with before which these stand. Most requests have none of it, and that is found sooner."""
 
 _OURS = re.compile(rb"\[[pf]\d+(?:-[pf]\d+)? (?:out|in part)\b|\"" + HIDDEN.encode())
-_TEXT = re.compile(rb'"([^"\\]{1,%d})"' % LONGEST)
+_TEXT = re.compile(rb'"([^"\\]{1,%d})"' % MAX_ID_CHARS)
 _ESCAPE = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _DIGIT = re.compile("[0-9]")
 
@@ -85,12 +85,12 @@ class Kept:
 
     Args:
         opened: gives the store; it is asked for when something is named.
-        known: ids that are known in memory.
+        max_ids: number of ids that are kept in memory.
     """
 
-    def __init__(self, opened: Callable[[], Store], known: int = KNOWN) -> None:
+    def __init__(self, opened: Callable[[], Store], max_ids: int = MAX_IDS) -> None:
         self._opened = opened
-        self._most = known
+        self._most = max_ids
         self._lock = threading.RLock()
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._waiting: dict[str, str] = {}
@@ -122,27 +122,27 @@ class Kept:
             # A provider may read it as UTF-16.
             raise Problem(400, "invalid_body", "the body is no JSON in UTF-8")
         going = list(_named_in(body)) if kind == "responses" else []
-        named = [*going, *_mentioned(body)]
+        names = [*going, *_mentioned(body)]
         if kind not in KEEPS_NOTHING and not answers:
-            named += rest
-        if not is_kept(key) and (not named or not self._any()):
+            names += rest
+        if not is_kept(key) and (not names or not self._any()):
             return False
-        ids = {_digest(name) for name in named}
+        ids = {_digest(name) for name in names}
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
             owners = self._owners_of(ids) if ids else {}
-            if any(each != owner for each in owners.values()):
-                said = "there is nothing of this id that this user may read or go on from"
-                raise Problem(404, "not_of_this_user", said)
-            own = any(_digest(part) in owners for part in rest)
-            if is_kept(key) and lent and not own and not answers:
+            if any(holder != owner for holder in owners.values()):
+                reason = "there is nothing of this id that this user may read or go on from"
+                raise Problem(404, "not_of_this_user", reason)
+            is_own = any(_digest(part) in owners for part in rest)
+            if is_kept(key) and lent and not is_own and not answers:
                 _check_alone(method, kind, rest)
             if going:
                 self.claim((_digest(name) for name in going), key)
                 self.write()
         if not is_kept(key) or answers or kind in KEEPS_NOTHING or method == "HEAD" or rest[-1:] == ["content"]:
             return False
-        return kind == "responses" or own or (method == "POST" and not any(map(_is_id, rest)))
+        return kind == "responses" or is_own or (method == "POST" and not any(map(_is_id, rest)))
 
     def _any(self) -> bool:
         """Whether anybody owns anything."""
@@ -157,23 +157,23 @@ class Kept:
         Raises:
             StoreError: the store cannot say it.
         """
-        wanted = set(ids)
-        if any(each not in self._owners for each in wanted):
+        digests = set(ids)
+        if any(digest not in self._owners for digest in digests):
             self._learn()
-        found = {each: self._owners[each] for each in wanted if each in self._owners}
-        if len(found) < len(wanted) and not self._whole:
+        owners = {digest: self._owners[digest] for digest in digests if digest in self._owners}
+        if len(owners) < len(digests) and not self._whole:
             # Who got it first has it, so the oldest one counts.
             for event in self._session().events(0, Act.NOTE):
-                kept = event.data.get("kept", {})
-                for each in wanted & kept.keys() - found.keys():
-                    found[each] = kept[each]
-        self._know(found)
-        return found
+                noted = event.data.get("kept", {})
+                for digest in digests & noted.keys() - owners.keys():
+                    owners[digest] = noted[digest]
+        self._know(owners)
+        return owners
 
     def _know(self, owners: Mapping[str, str]) -> None:
-        for each, owner in owners.items():
-            self._owners.setdefault(each, owner)
-            self._owners.move_to_end(each)
+        for digest, owner in owners.items():
+            self._owners.setdefault(digest, owner)
+            self._owners.move_to_end(digest)
         # What is not written yet is known here alone.
         while len(self._owners) - len(self._waiting) > self._most:
             oldest = next(iter(self._owners))
@@ -193,9 +193,9 @@ class Kept:
             return
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            wanted = list(digests)
-            known = self._owners if self._whole else self._owners_of(wanted)
-            new = {each: owner for each in wanted if each not in known}
+            requested = list(digests)
+            owners = self._owners if self._whole else self._owners_of(requested)
+            new = {digest: owner for digest in requested if digest not in owners}
             self._waiting.update(new)
             self._know(new)
 
@@ -206,8 +206,8 @@ class Kept:
             StoreError: it waits for the next time.
         """
         with self._lock:
-            for left in reversed(range(TRIES if self._waiting else 0)):
-                with suppress(StoreStale) if left else nullcontext():
+            for remaining in reversed(range(TRIES if self._waiting else 0)):
+                with suppress(StoreStale) if remaining else nullcontext():
                     with self._session().batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
                     self._waiting.clear()
@@ -238,10 +238,10 @@ class Ids:
     def feed(self, piece: bytes) -> list[str]:
         """The digests of the ids that are new."""
         data = self._rest + piece
-        self._rest = data[-LONGEST - 60 :]
-        found = {_digest(match[1].decode("utf-8", "replace")) for match in _ID.finditer(data)} - self._seen
-        self._seen |= found
-        return list(found)
+        self._rest = data[-MAX_ID_CHARS - 60 :]
+        digests = {_digest(match[1].decode("utf-8", "replace")) for match in _ID.finditer(data)} - self._seen
+        self._seen |= digests
+        return list(digests)
 
 
 def is_kept(key: Key) -> bool:
@@ -287,11 +287,11 @@ def _check_alone(method: str, kind: str, rest: Sequence[str]) -> None:
 def _mentioned(body: bytes) -> Iterator[str]:
     """The ids of files and the like that a request names, wherever it does."""
     if b"\\u00" in body:
-        body = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), body)
+        body = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), body)
     if not any(word in body for word in _NAMING):
         return
-    for found in _NAMED.finditer(body):
-        for text in _TEXT.finditer(found[1]):
+    for match in _ID_FIELDS.finditer(body):
+        for text in _TEXT.finditer(match[1]):
             yield text[1].decode("utf-8", "replace")
 
 

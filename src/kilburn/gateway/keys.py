@@ -117,8 +117,8 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
         StoreError: the database cannot be read.
     """
     if is_url(path):
-        with closing(open_keys(os.fspath(path))) as stored:
-            return sorted((_key_of(body) for _, _, body in stored.since(0)), key=lambda key: key.created)
+        with closing(open_keys(os.fspath(path))) as store:
+            return sorted((_key_of(body) for _, _, body in store.since(0)), key=lambda key: key.created)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -134,18 +134,18 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     try:
         if len(data) > LARGEST:
             raise ValueError(f"over {LARGEST:,} bytes")
-        found = msgspec.json.decode(data, type=KeyFile)
-        if found.version != 1:
-            raise ValueError(f"version {found.version}")
-        if len({key.name for key in found.keys}) < len(found.keys):
+        key_file = msgspec.json.decode(data, type=KeyFile)
+        if key_file.version != 1:
+            raise ValueError(f"version {key_file.version}")
+        if len({key.name for key in key_file.keys}) < len(key_file.keys):
             raise ValueError("two keys of one name")
-        for key in found.keys:
+        for key in key_file.keys:
             _check(key)
     except (ValueError, msgspec.DecodeError, SpecError) as error:
         raise SpecError(
             f"{path} is no keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
         ) from None
-    return found.keys
+    return key_file.keys
 
 
 def _key_of(body: bytes) -> Key:
@@ -181,12 +181,12 @@ def _check(key: Key) -> None:
         raise SpecError("memory and rate are 0 or more")
 
 
-def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
+def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
     """Add a key to a file, which is created where there is none, or to a database; returns it and the key itself, which nothing
     keeps.
 
     Args:
-        asked: its options; `name`, `digest` and times are set here.
+        options: the key's options; `name`, `digest` and times are set here.
 
     Raises:
         SpecError: see `read_keys`; an option that cannot be. OSError, StoreError: it cannot be written; all is as it was.
@@ -197,10 +197,10 @@ def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
             name = secrets.token_hex(4)
         secret = f"kilburn-{name}-{secrets.token_urlsafe(32)}"
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        made = msgspec.structs.replace(asked, name=name, digest=digest, created=time.time(), revoked=0.0)
-        _check(made)
-        keys.append(made)
-    return made, secret
+        new_key = msgspec.structs.replace(options, name=name, digest=digest, created=time.time(), revoked=0.0)
+        _check(new_key)
+        keys.append(new_key)
+    return new_key, secret
 
 
 def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
@@ -224,7 +224,7 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
 def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[list[Key]]:
     """The keys of a file or of a database, which are written when the block ends; two programs at once take turns."""
     if is_url(path):
-        with closing(open_keys(os.fspath(path))) as stored, stored.changing() as bodies:
+        with closing(open_keys(os.fspath(path))) as store, store.changing() as bodies:
             keys = [_key_of(body) for body in bodies.values()]
             yield keys
             bodies.update({key.name: msgspec.json.encode(key) for key in keys})
@@ -265,8 +265,8 @@ class Keys:
             try:
                 self._read_changed(self._stored)
                 if self._changed and not self._known:
-                    what = "none of the keys in this database can be read"
-                    raise SpecError(what, advice="use the Kilburn that made them, or a newer one")
+                    problem = "none of the keys in this database can be read"
+                    raise SpecError(problem, advice="use the Kilburn that made them, or a newer one")
             except BaseException:
                 self._stored.close()
                 raise
@@ -282,8 +282,8 @@ class Keys:
         if any(not key.revoked for key in self._known.values()):
             return ""
         place = shown(os.fspath(self.path))
-        what = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
-        return f"{what}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
+        problem = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
+        return f"{problem}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
 
     def find(self, presented: bytes) -> Key | None:
         """The valid key that was presented; None if it is none of ours."""
@@ -297,27 +297,27 @@ class Keys:
     def valid(self, key: Key) -> Key | None:
         """A key that was found earlier, with the options that it has now; None if it was revoked since, or is another one's."""
         self._refresh()
-        known = self._known.get(key.name)
-        return known if known is not None and known.digest == key.digest and not known.revoked else None
+        current = self._known.get(key.name)
+        return current if current is not None and current.digest == key.digest and not current.revoked else None
 
-    def _watch(self, stored: StoredKeys) -> None:
-        with closing(stored):
+    def _watch(self, store: StoredKeys) -> None:
+        with closing(store):
             while not self._ended.wait(LATE / 2):
                 try:
-                    self._read_changed(stored)
+                    self._read_changed(store)
                 except StoreError as error:
                     log.warning("the keys cannot be read: %s", error)
 
-    def _read_changed(self, stored: StoredKeys) -> None:
-        began, known = time.monotonic(), dict(self._known)
-        for changed, name, body in stored.since(self._changed):
+    def _read_changed(self, store: StoredKeys) -> None:
+        began, keys = time.monotonic(), dict(self._known)
+        for changed, name, body in store.since(self._changed):
             self._changed = changed
             try:
-                known[name] = _key_of(body)
+                keys[name] = _key_of(body)
             except SpecError as error:
                 log.warning("a key in the database lets nobody in: %s", error)
-                known.pop(name, None)
-        self._known, self._read = known, began
+                keys.pop(name, None)
+        self._known, self._read = keys, began
 
     def _refresh(self) -> None:
         if self._stored is not None:
@@ -325,11 +325,11 @@ class Keys:
                 raise SpecError("the keys cannot be read", advice="see why the database does not answer")
             return
         try:
-            now = os.stat(self.path)
-            seen = now.st_mtime_ns, now.st_ino, now.st_size
-            if seen != self._seen:
+            status = os.stat(self.path)
+            version = status.st_mtime_ns, status.st_ino, status.st_size
+            if version != self._seen:
                 self._known = {key.name: key for key in read_keys(self.path)}
-                self._seen = seen
+                self._seen = version
         except (OSError, SpecError) as error:
             self._known, self._seen = {}, None
             raise _missing(self.path) if isinstance(error, FileNotFoundError) else error from None

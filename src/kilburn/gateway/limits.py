@@ -67,7 +67,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 
-def limits_of(given: Iterable[str], *, keyed: bool) -> RequestBounds:
+def limits_of(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
     """Bounds from texts such as "messages=5000".
 
     Args:
@@ -76,20 +76,20 @@ def limits_of(given: Iterable[str], *, keyed: bool) -> RequestBounds:
     Raises:
         SpecError: no limit of this name, or no number.
     """
-    asked: dict[str, str | int] = {"rate": RATE if keyed else 0}
-    for text in given:
+    bounds: dict[str, str | int] = {"rate": RATE if keyed else 0}
+    for text in settings:
         name, _, value = text.partition("=")
         if name not in RequestBounds.__struct_fields__:
             raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(RequestBounds.__struct_fields__)}")
-        asked[name] = value
+        bounds[name] = value
     try:
-        return msgspec.convert(asked, RequestBounds, strict=False)
+        return msgspec.convert(bounds, RequestBounds, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 
 
 _MARKS = b"[]{},"
-_OTHERS = bytes(set(range(256)) - set(_MARKS))
+_NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
@@ -118,8 +118,8 @@ class BodyTally:
     def feed(self, piece: bytes) -> None:
         """Count one piece."""
         self.size += len(piece)
-        if self._is_object is None and (begun := piece.lstrip(b" \t\r\n")):
-            self._is_object = begun.startswith(b"{")
+        if self._is_object is None and (start := piece.lstrip(b" \t\r\n")):
+            self._is_object = start.startswith(b"{")
         if not self._is_object:
             return
         piece = self._torn + piece
@@ -133,7 +133,7 @@ class BodyTally:
                 escapes[at] = (len(texts[at]) - len(texts[at].rstrip(b"\\"))) % 2 == 1
             # A text behind an escaped quote belongs to the same string as the text before it.
             texts = [*compress(texts, chain((True,), map(not_, escapes)))]
-        marks = b"".join(texts[self._in_text :: 2]).translate(None, _OTHERS)
+        marks = b"".join(texts[self._in_text :: 2]).translate(None, _NO_MARKS)
         self._in_text ^= len(texts) % 2 == 0
         opened = marks.count(b"[") + marks.count(b"{")
         self.values += opened + marks.count(b",")
@@ -153,9 +153,9 @@ class Bucket:
 
     def wait(self) -> float:
         """Seconds after which there is one; 0 if there is."""
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self.rate / 60)
-        self._at = now
+        moment = self._clock()
+        self._left = min(self._most, self._left + (moment - self._at) * self.rate / 60)
+        self._at = moment
         return max(0.0, 1 - self._left) * 60 / self.rate
 
     def take(self) -> float:

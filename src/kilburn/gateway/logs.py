@@ -17,7 +17,7 @@ from kilburn.terminal import say, spelled
 
 __all__ = ["Log"]
 
-LONGEST = 200
+MAX_PATH_CHARS = 200
 """Characters of a path, which a client may choose."""
 
 FIELDS = (
@@ -40,30 +40,30 @@ FIELDS = (
 
 def line_of(exchange: Exchange) -> dict[str, Any]:
     """What the log says of an exchange. Seconds are rounded to tenths of milliseconds."""
-    said: dict[str, Any] = {
+    line: dict[str, Any] = {
         "time": round(exchange.began, 3),
         "id": exchange.id,
         "client": exchange.client,
         "method": exchange.method,
-        "path": exchange.path[:LONGEST],
+        "path": exchange.path[:MAX_PATH_CHARS],
         "status": exchange.status,
         "seconds": round(exchange.seconds, 4),
         "bytes": exchange.size,
     }
     if exchange.key is not None:
-        said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
-    said |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
+        line |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
+    line |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
     if exchange.warnings and exchange.asked is None:
         # Behind a colon stand words of the conversation.
-        said["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
-    said |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
+        line["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
+    line |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
     if exchange.usage is not None:
-        said["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
+        line["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
     if exchange.after is not None:
-        said |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
+        line |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
     if exchange.asked is not None:
-        said["asked"] = exchange.asked.decode("utf-8", "replace")
-    return said
+        line["asked"] = exchange.asked.decode("utf-8", "replace")
+    return line
 
 
 class Log:

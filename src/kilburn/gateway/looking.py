@@ -15,8 +15,8 @@ from kilburn.errors import SpecError, StoreReadOnly
 
 
 def _as_it_is(name: str) -> Any:
-    def ask(self: LookingBackend, *given: Any, **more: Any) -> Any:
-        return getattr(self.whole, name)(*given, **more)
+    def ask(self: LookingBackend, *arguments: Any, **more: Any) -> Any:
+        return getattr(self.whole, name)(*arguments, **more)
 
     return ask
 
@@ -24,10 +24,10 @@ def _as_it_is(name: str) -> Any:
 def _of_a_segment(name: str) -> Any:
     """What names a segment by its number first."""
 
-    def ask(self: LookingBackend, segment: int, *given: Any, **more: Any) -> Any:
+    def ask(self: LookingBackend, segment: int, *arguments: Any, **more: Any) -> Any:
         if not self.has(segment):
             raise SpecError("there is no such session", advice="see the list of sessions")
-        return getattr(self.whole, name)(segment, *given, **more)
+        return getattr(self.whole, name)(segment, *arguments, **more)
 
     return ask
 
@@ -41,7 +41,7 @@ def _of_keys(name: str) -> Any:
     return ask
 
 
-def _refused(self: LookingBackend, *given: Any, **more: Any) -> Any:
+def _refused(self: LookingBackend, *arguments: Any, **more: Any) -> Any:
     raise StoreReadOnly("nothing is written by looking", advice="use a verb that changes something")
 
 
@@ -83,11 +83,11 @@ class LookingBackend:
         Raises:
             StoreReadOnly: it would be made.
         """
-        found = self.whole.segment(name, time=0.0, create=False)
-        found = found if found is not None and self._shows(found) else None
-        if found is None and create:
+        info = self.whole.segment(name, time=0.0, create=False)
+        info = info if info is not None and self._shows(info) else None
+        if info is None and create:
             raise StoreReadOnly(f"no {kind} {name!r} here, and nothing is made by looking", advice="see the list")
-        return found
+        return info
 
     def segments(self, under: str = "") -> Sequence[SegmentInfo]:
         """Those that may be seen."""
@@ -95,16 +95,21 @@ class LookingBackend:
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """Those that may be seen."""
-        found = self.whole.scope(kinds, user)
-        infos = {number: info for number, info in found.infos.items() if self._shows(info)}
-        damaged = [info for info in found.damaged if self._shows(info)]
+        scope_of_store = self.whole.scope(kinds, user)
+        infos = {number: info for number, info in scope_of_store.infos.items() if self._shows(info)}
+        damaged = [info for info in scope_of_store.damaged if self._shows(info)]
         return msgspec.structs.replace(
-            found, infos=infos, damaged=damaged, everything=found.everything and len(infos) == len(found.infos)
+            scope_of_store,
+            infos=infos,
+            damaged=damaged,
+            everything=scope_of_store.everything and len(infos) == len(scope_of_store.infos),
         )
 
     def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> Any:
         """In those that may be seen."""
-        among = [info.number for info in self.segments()] if segments is None else [one for one in segments if self.has(one)]
+        among = (
+            [info.number for info in self.segments()] if segments is None else [number for number in segments if self.has(number)]
+        )
         return self.whole.search(query, segments=among, limit=limit)
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
@@ -113,7 +118,7 @@ class LookingBackend:
 
     def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
         """Of those that may be seen."""
-        return {number: one for number, one in self.whole.passages(entries).items() if self.has(one.segment)}
+        return {number: passage for number, passage in self.whole.passages(entries).items() if self.has(passage.segment)}
 
     def close(self) -> None:
         """The backend is its owner's."""

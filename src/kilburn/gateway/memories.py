@@ -15,7 +15,7 @@ from weakref import WeakSet
 import msgspec
 
 from kilburn.event import Act
-from kilburn.gateway.form import Asked, Form
+from kilburn.gateway.form import Form, ParsedRequest
 from kilburn.kernel.brought import QUERY, behind, known
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -50,30 +50,30 @@ class Remembered(msgspec.Struct, frozen=True):
         fields = _fields(body)
         messages = _list(fields[form.key]) if bytes(fields[form.key]).lstrip().startswith(b"[") else None
         if messages is None:
-            both = f"{msgspec.json.decode(fields[form.key])}\n\n{self.text}"
-            return msgspec.json.encode({**fields, form.key: both})
+            combined = f"{msgspec.json.decode(fields[form.key])}\n\n{self.text}"
+            return msgspec.json.encode({**fields, form.key: combined})
         kind = "input_text" if form.name == "responses" else "text"
         changed = behind(messages, self.text, self.words, kind)
         return body if changed is None else msgspec.json.encode({**fields, form.key: changed})
 
 
-def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int, running: str = "") -> Remembered | None:
+def remembered(store: Store, form: Form, req: ParsedRequest, user: str, tokens: int, running: str = "") -> Remembered | None:
     """What is known about the user's last message, from facts, documents and sessions other than the running one, within so many
     tokens; None if there is nothing or the store cannot be read."""
     if tokens <= 0:
         return None
-    if not asked.messages:
-        form.split(asked)  # it was recognised by its bytes
-    words = _asked_for(form, asked)
+    if not req.messages:
+        form.split(req)  # it was recognised by its bytes
+    words = _asked_for(form, req)
     if not words.strip():
         return None
-    found = known(store, words, tokens, user, without=running)
-    return None if found is None else Remembered(words, found.text, found.tokens, found.trust, found.pages)
+    memories = known(store, words, tokens, user, without=running)
+    return None if memories is None else Remembered(words, memories.text, memories.tokens, memories.trust, memories.pages)
 
 
-def _asked_for(form: Form, asked: Asked) -> str:
+def _asked_for(form: Form, req: ParsedRequest) -> str:
     """The end of the user's last words."""
-    for raw in reversed(asked.messages):
+    for raw in reversed(req.messages):
         for message in reversed(form.read(raw)):
             texts = [part.text for part in message.parts if part.kind is Kind.TEXT]
             if message.role is Role.USER and texts:

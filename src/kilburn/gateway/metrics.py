@@ -35,7 +35,7 @@ SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 POLICIES = 20
 """Names of policies that are labels; another program may write any into a ledger, and what is more is `other`."""
 
-NOW = {
+CURRENT = {
     "store_bytes": "Size of the store's file and of its log.",
     "sessions_open": "Sessions in memory.",
     "learning_waiting": "Sessions that wait to be learned from.",
@@ -53,7 +53,7 @@ OWNED = ("sessions_open", "embedding_behind", "embedding_failing", "jobs_failed"
 SUMMED = ("sessions_open", "learning_waiting", "spans_waiting", "requests_waiting")
 """Of these, what each of several processes has of its own."""
 
-TOLD = (
+COUNTED_FIELDS = (
     *(
         "path",
         "status",
@@ -100,11 +100,11 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     lost: the provider gets what the client sent. The first request of a session saves nothing: it may be a fork, of which
     the provider's cache has more than is known here.
     """
-    usage, before, after = exchange.usage, exchange.before, exchange.after
-    if usage is None or not usage.sound or before is None or after is None or not before.prompts:
+    usage, start, end = exchange.usage, exchange.before, exchange.after
+    if usage is None or not usage.sound or start is None or end is None or not start.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
-    shipped = (after.tokens_shipped - before.tokens_shipped) / rounds
+    shipped = (end.tokens_shipped - start.tokens_shipped) / rounds
     if rounds == 1 and shipped >= exchange.sent:
         return 0.0
     # The session's counter may count more than the provider does. What the provider counts beyond it is sent beside the
@@ -113,8 +113,8 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     prompt = round(usage.prompt / rounds + scale * (exchange.sent - shipped))
     warm = exchange.idle is not None and exchange.idle <= prices.ttl
     cached = max(0, prompt - round(scale * exchange.new)) if warm else 0
-    written = prompt - cached if usage.written else 0
-    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=written)
+    cache_writes = prompt - cached if usage.written else 0
+    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=cache_writes)
     return prices.cost(alone) - prices.cost(usage)
 
 
@@ -154,15 +154,15 @@ class Metrics:
 
     Args:
         prices: of the upstream's tokens.
-        now: what is so now: a name of `NOW`, the tenant or "" where it is nobody's, and the figure.
-        own: what tells the figures of the process; None for this one's.
+        current: yields the present figures: a name of `CURRENT`, the tenant or "" for none, and the value.
+        collectors: collectors of process figures; None for those of this process.
     """
 
     def __init__(
         self,
         prices: Prices,
-        now: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
-        own: Iterable[Collector] | None = None,
+        current: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
+        collectors: Iterable[Collector] | None = None,
     ) -> None:
         self.prices = prices
         self._lock = threading.Lock()
@@ -173,11 +173,11 @@ class Metrics:
         self._due: dict[Any, float] = {}
         """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
         self._registry = CollectorRegistry()
-        if own is None:
+        if collectors is None:
             ProcessCollector(registry=self._registry)
-        for collector in own or ():
+        for collector in collectors or ():
             self._registry.register(collector)
-        self._now = now
+        self._now = current
         self._latest = _Latest()
         self._registry.register(self._latest)
         self._policies: set[str] = set()
@@ -268,10 +268,10 @@ class Metrics:
 
     def _of(self, family: Any, *labels: str) -> Any:
         """The series of these labels."""
-        known = self._series.get((family, labels))
-        if known is None:
-            known = self._series[family, labels] = family.labels(*labels)
-        return known
+        series = self._series.get((family, labels))
+        if series is None:
+            series = self._series[family, labels] = family.labels(*labels)
+        return series
 
     def _count(self, tenant: str, exchange: Exchange) -> None:
         row = self._row(tenant, exchange.session)
@@ -304,11 +304,11 @@ class Metrics:
         self._policies.add(name)
         return name
 
-    def _look(self, row: SessionTotals, after: Stats) -> None:
+    def _look(self, row: SessionTotals, stats: Stats) -> None:
         """The state of a session after its reply."""
-        row.window, row.tokens_in_window = after.window, after.tokens_in_window
-        row.fill, row.hit_rate = after.fill, after.hit_rate
-        alarm = after.hit_rate is not None and after.hit_rate < ALARM and after.hits + after.faults >= ENOUGH
+        row.window, row.tokens_in_window = stats.window, stats.tokens_in_window
+        row.fill, row.hit_rate = stats.fill, stats.hit_rate
+        alarm = stats.hit_rate is not None and stats.hit_rate < ALARM and stats.hits + stats.faults >= ENOUGH
         if alarm != row.alarm:
             self._alarms.labels(row.tenant).inc(1 if alarm else -1)
             row.alarm = alarm
@@ -318,10 +318,10 @@ class Metrics:
         if row is None:
             row = self._rows[tenant, session] = SessionTotals(tenant=tenant, session=session)
             if len(self._rows) > SESSIONS:
-                place, gone = self._rows.popitem(last=False)
+                place, dropped = self._rows.popitem(last=False)
                 del self._users[place]
-                if gone.alarm:
-                    self._alarms.labels(gone.tenant).dec()
+                if dropped.alarm:
+                    self._alarms.labels(dropped.tenant).dec()
         self._rows.move_to_end((tenant, session))
         return row
 
@@ -356,13 +356,13 @@ class _Latest(Collector):
     figures: Sequence[tuple[str, str, float]] = ()
 
     def collect(self) -> Iterator[Metric]:
-        made = {
+        families = {
             name: GaugeMetricFamily(f"kilburn_{name}", words, labels=["tenant"] if name in OWNED else [])
-            for name, words in NOW.items()
+            for name, words in CURRENT.items()
         }
         for name, tenant, figure in self.figures:
-            made[name].add_metric([tenant] if name in OWNED else [], figure)
-        yield from made.values()
+            families[name].add_metric([tenant] if name in OWNED else [], figure)
+        yield from families.values()
 
 
 class _Of(Collector):
@@ -373,13 +373,13 @@ class _Of(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._whole.collect():
-            kept = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
-            if kept:
-                family.samples = kept
+            samples = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
+            if samples:
+                family.samples = samples
                 yield family
 
 
-def _growth(before: Stats | None, after: Stats | None) -> dict[str, int]:
-    if before is None or after is None:
+def _growth(start: Stats | None, end: Stats | None) -> dict[str, int]:
+    if start is None or end is None:
         return {}
-    return {name: max(0, getattr(after, figure) - getattr(before, figure)) for name, figure in COUNTED.items()}
+    return {name: max(0, getattr(end, figure) - getattr(start, figure)) for name, figure in COUNTED.items()}

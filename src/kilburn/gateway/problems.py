@@ -80,10 +80,10 @@ def over_rate(rate: int, wait: float, *, user: bool = False) -> Problem:
     return Problem(429, code, f"over {rate:,} requests per minute {whose}", retry_after=wait)
 
 
-def over_most(most: int, *, user: bool = False) -> Problem:
+def over_most(limit: int, *, user: bool = False) -> Problem:
     """As many requests of a key, or of one end user, are being answered as may be."""
     whose, code = ("user", "user_concurrency_limit_exceeded") if user else ("key", "concurrency_limit_exceeded")
-    return Problem(429, code, f"{most} requests of this {whose} are being answered; wait for one to end", retry_after=1)
+    return Problem(429, code, f"{limit} requests of this {whose} are being answered; wait for one to end", retry_after=1)
 
 
 def reason_of(error: BaseException) -> str:
@@ -155,5 +155,5 @@ def body_of(problem: Problem, path: str, request: str) -> bytes:
         inner = {"type": kind, "message": problem.message}
         return msgspec.json.encode({"type": "error", "error": inner, "request_id": f"req_{request}"})
     kind = OPENAI.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    said = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
-    return msgspec.json.encode({"error": said})
+    fields = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+    return msgspec.json.encode({"error": fields})

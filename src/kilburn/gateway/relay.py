@@ -44,7 +44,7 @@ from kilburn.gateway.events import Events, Shape, shape_of
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
-from kilburn.gateway.form import Asked, Form, Reading, hidden
+from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
@@ -91,7 +91,7 @@ TOOLS = msgspec.json.encode(OFFERED)
 LAST = ("message_stop", "response.completed", "response.incomplete")
 """Names of events that end a reply; the chat form has data for that."""
 
-AGAIN = Retry()
+HIDDEN_ROUND_RETRY = Retry()
 """How often in a request a hidden round is asked again, and how long apart."""
 
 SOON = 1.0
@@ -166,20 +166,20 @@ class Relay:
         fields: Mapping[str, msgspec.Raw] | None,
     ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
-        asked = form.open(body, fields)
-        exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
+        req = form.open(body, fields)
+        exchange.model, exchange.stream = req.model[:LONGEST_MODEL], req.stream
         name = named(headers.get("x-kilburn-session", ""))
-        faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-        for left in reversed(range(TRIES)):
-            work = _Work(self, form, asked, key, exchange, faults=faults)
+        faults = req.faults and headers.get("x-kilburn-faults", "").lower() != "off"
+        for remaining in reversed(range(TRIES)):
+            work = _Work(self, form, req, key, exchange, faults=faults)
             link = key.link is not Link.OFF
-            conversation = self.histories.take(form, asked, name, key.user, link=link, hold=hold, prepare=work.prepare)
+            conversation = self.histories.take(form, req, name, key.user, link=link, hold=hold, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
                 work.reply = conversation.reply() if hold.repeated else None
                 if work.reply is not None:
                     return conversation, work
-                work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
+                work.known = remembered(self.histories.store, form, req, key.user, work.room, conversation.session.name)
                 if work.known is not None:
                     # A search takes a while: another program may have forgotten the session meanwhile.
                     self.histories.refresh(conversation)
@@ -188,7 +188,7 @@ class Relay:
             except StoreStale:
                 # Another gateway went on with it: it is read again.
                 self.histories.lose(conversation)
-                if not left:
+                if not remaining:
                     raise
             except BaseException:
                 self.histories.give(conversation)
@@ -203,30 +203,30 @@ class _Work:
         self,
         relay: Relay,
         form: Form,
-        asked: Asked,
+        req: ParsedRequest,
         key: Key,
         exchange: Exchange,
         *,
         faults: bool,
     ) -> None:
-        self.form, self.asked, self.key, self._exchange = form, asked, key, exchange
+        self.form, self.asked, self.key, self._exchange = form, req, key, exchange
         self.conversation: Conversation
         self.known: Remembered | None = None
         self._fields = 0
         """Tokens of the client's tools and other fields."""
         self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
-        self._kept_there = not asked.after or relay.upstream.speaks(form)
+        self._kept_there = not req.previous or relay.upstream.speaks(form)
         """Whether the upstream has what the request leaves out."""
         self.wanted = faults
-        self.tools = asked.open and relay.offer.to(asked.model, asked.fields)
+        self.tools = req.open and relay.offer.to(req.model, req.fields)
         """Whether our tools may be offered; if not, what they would bring is searched for."""
         self.faults = False
         """Whether they are in the body."""
         self.brought: Brought | None = None
         self.reply: Message | None = None
         """What an equal request was answered; the upstream is not asked."""
-        self.keeps = asked.choices == 1
+        self.keeps = req.choices == 1
         self.body = b""
         self.tokens = 0
         self.pages: tuple[int, ...] = ()
@@ -312,18 +312,22 @@ class _Work:
         self._warn(*shortened(session.window))
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
-        if misses and not self.tools and (found := self._brought(beside)) is not None:
-            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body) if found.text else self.body
-            if body is not self.body or not found.text:
-                self.body, self.brought = body, found
+        if misses and not self.tools and (passages := self._brought(beside)) is not None:
+            body = (
+                Remembered("", passages.text, passages.tokens, Trust.USER).beside(self.form, self.body)
+                if passages.text
+                else self.body
+            )
+            if body is not self.body or not passages.text:
+                self.body, self.brought = body, passages
 
     def _brought(self, beside: Sequence[tuple[int, int]]) -> Brought | None:
-        given = {tracing.OPERATION: "search_memory", tracing.CONVERSATION: self.conversation.name}
-        with tracing.span("search_memory", given) as made:
-            found = brought(self._store, self.conversation, self._found, beside)
-            made.set({tracing.RECORDS: 0 if found is None else len(found.pages)})
-        self._exchange.lookups.append(("brought", "abstained" if found is None or not found.text else "found"))
-        return found
+        attributes = {tracing.OPERATION: "search_memory", tracing.CONVERSATION: self.conversation.name}
+        with tracing.span("search_memory", attributes) as span:
+            passages = brought(self._store, self.conversation, self._found, beside)
+            span.set({tracing.RECORDS: 0 if passages is None else len(passages.pages)})
+        self._exchange.lookups.append(("brought", "abstained" if passages is None or not passages.text else "found"))
+        return passages
 
     def _with_memory(self, body: bytes) -> bytes:
         return body if self.known is None else self.known.beside(self.form, body)
@@ -331,8 +335,8 @@ class _Work:
     @property
     def counted(self) -> int:
         """Tokens of all that was sent, as they are counted here."""
-        used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
-        return self.tokens + self.conversation.session.budget.overhead - (self.room + self._found - used)
+        tokens = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
+        return self.tokens + self.conversation.session.budget.overhead - (self.room + self._found - tokens)
 
     def may_refuse_tools(self, error: ModelError) -> bool:
         """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any
@@ -483,7 +487,7 @@ class _Turn:
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
-                self._reading = work.form.reading(work.faults, held=work.keeps)
+                self._reading = work.form.reading(work.faults, holds=work.keeps)
             reading = self._reading
             shape, pieces = await shape_of(answer.pieces)
             answer = answer._replace(pieces=pieces)
@@ -587,9 +591,9 @@ class _Turn:
         message = reply.message
         if goes_on:
             # The client hears one reply, and what it is shown of it is kept once that is whole: it may ask again before.
-            shown = work.form.shown(message)
-            self._shown += shown
-            ids = set(map(id, shown))
+            visible = work.form.shown(message)
+            self._shown += visible
+            ids = set(map(id, visible))
             message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if id(part) not in ids))
         elif self._shown:
             message = work.form.led(message, self._shown)
@@ -604,14 +608,14 @@ class _Turn:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(message)), conversation.session.figures.tokens_seen
-        found = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
-        self._keep(reply, [said, *found], more=goes_on)
-        self._relay.figures.hide(conversation, seen)
+        call_message, tokens_before = work.heard(hidden(message)), conversation.session.figures.tokens_seen
+        results = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
+        self._keep(reply, [call_message, *results], more=goes_on)
+        self._relay.figures.hide(conversation, tokens_before)
         if not goes_on:
             return False
-        for left in reversed(range(TRIES)):
-            with suppress(StoreStale) if left else nullcontext():
+        for remaining in reversed(range(TRIES)):
+            with suppress(StoreStale) if remaining else nullcontext():
                 self._relay.histories.current(conversation)
                 work.render()
                 break
@@ -643,10 +647,10 @@ class _Turn:
         """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
         body = await gathered(answer, LONGEST_ERROR)
         try:
-            said = msgspec.json.decode(body)
+            decoded = msgspec.json.decode(body)
         except NOT_JSON:
-            said = None
-        error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
+            decoded = None
+        error = error_of("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
@@ -664,7 +668,7 @@ class _Turn:
         if not hidden_round or not isinstance(error, (RateLimited, Unavailable)):
             return False
         self._failed += 1
-        pause = AGAIN.pause(self._failed, error)
+        pause = HIDDEN_ROUND_RETRY.pause(self._failed, error)
         if pause is None:
             return False
         await anyio.sleep(pause)
@@ -714,13 +718,13 @@ class _Turn:
                 while piece is not None:
                     piece, out = await anext(answer.pieces, None), b""
                     for event in events.end() if piece is None else events.feed(piece):
-                        seen = reading.feed(event)
+                        visible = reading.feed(event)
                         if reading.failed is None:
-                            out += seen
+                            out += visible
                         elif not over and not reading.spoke and await self._unsaid(reading, reading.failed):
                             return None
                         else:
-                            failed += seen
+                            failed += visible
                         over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
                     if not self._started:
                         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -742,19 +746,19 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        own = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
+        own_headers = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         if self._exchange.unread:
-            own[UNREAD] = self._exchange.unread
+            own_headers[UNREAD] = self._exchange.unread
         if self._exchange.warnings:
-            own[WARNING] = "; ".join(self._exchange.warnings)[:LONGEST_WARNING].encode().decode("latin-1")
+            own_headers[WARNING] = "; ".join(self._exchange.warnings)[:LONGEST_WARNING].encode().decode("latin-1")
         if self._work.brought is not None:
-            own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
-        await start(self._send, status, {**headers, **own}, length)
+            own_headers["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
+        await start(self._send, status, {**headers, **own_headers}, length)
 
     async def _break_off(self, error: KilburnError) -> None:
         """Tell a client, in the middle of its stream, that there is no more."""
         status, code = status_of(error)
-        said = self._work.form.error(status, words_of(error), code)
+        error_body = self._work.form.error(status, words_of(error), code)
         self._exchange.problem = type(error).__name__
         with suppress(StoreError):
             # The store that refused the reply is away for this too; the client hears of the first refusal.
@@ -762,7 +766,7 @@ class _Turn:
         last = b""
         if self._reading is not None:
             # What came before an upstream broke off is heard; the end of a reply that cannot be kept is not.
-            last = self._reading.left() * isinstance(error, ModelError) + self._reading.broken(said)
+            last = self._reading.left() * isinstance(error, ModelError) + self._reading.broken(error_body)
         await self._send({"type": "http.response.body", "body": last})
 
 

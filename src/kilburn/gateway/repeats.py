@@ -80,8 +80,8 @@ class Repeats:
         try:
             while (await self._tally.take(demands)).refused >= 0:
                 if clock() >= end:
-                    what = "the same request is being answered; ask again to get its reply"
-                    raise Problem(409, "request_in_progress", what, retry_after=1)
+                    message = "the same request is being answered; ask again to get its reply"
+                    raise Problem(409, "request_in_progress", message, retry_after=1)
                 self.waiting += not attempts
                 attempts += 1
                 await asyncio.sleep(PAUSES[min(attempts, len(PAUSES)) - 1])

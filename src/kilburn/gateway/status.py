@@ -61,8 +61,8 @@ class Trouble:
 
     def note(self, error: StoreError | None) -> None:
         """A request met this error of the store; None: it met none."""
-        again = self._last is not None and error is self._last[1]
-        if not again and not isinstance(error, StoreStale):
+        is_repeat = self._last is not None and error is self._last[1]
+        if not is_repeat and not isinstance(error, StoreStale):
             self._last = None if error is None else (time.monotonic(), error)
 
     def check_rested(self) -> None:
@@ -114,18 +114,18 @@ def routes(
         keyed: whether clients have keys. Each then sees its tenant's figures, and one with `figures` those of all.
         serves: whether clients are served all the same if the gateway cannot work.
     """
-    known: list[tuple[float, str]] = []
+    results: list[tuple[float, str]] = []
     asking = asyncio.Lock()
 
     async def health(request: Request) -> Response:
         async with asking:
-            if not known or time.monotonic() - known[-1][0] > FRESH:
-                known[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
-        trouble = known[-1][1]
+            if not results or time.monotonic() - results[-1][0] > FRESH:
+                results[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
+        trouble = results[-1][1]
         # Anyone may ask: it names the class of what is wrong, and no file, host or session.
-        said = {"status": "ok" if not trouble else "unread" if serves else "failing"}
-        said |= {"version": kilburn.__version__, "search": search()}
-        return _json(said | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)
+        fields = {"status": "ok" if not trouble else "unread" if serves else "failing"}
+        fields |= {"version": kilburn.__version__, "search": search()}
+        return _json(fields | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)
 
     def of(request: Request) -> str | None:
         key: Key = request.state.key
@@ -137,10 +137,10 @@ def routes(
     async def sessions(request: Request) -> Response:
         key: Key = request.state.key
         try:
-            named = told(request.headers, b"", key)
+            user_name = told(request.headers, b"", key)
         except SpecError as error:
             raise Problem(400, "invalid_user", words_of(error)) from None
-        return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, named))), 200)
+        return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, user_name))), 200)
 
     return [Route("/health", health), Route("/metrics", page), Route("/sessions", sessions)]
 
@@ -153,5 +153,5 @@ def _trouble(check: Callable[[], object]) -> str:
     return ""
 
 
-def _json(said: Any, status: int) -> Response:
-    return Response(msgspec.json.encode(said), status, media_type="application/json")
+def _json(value: Any, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

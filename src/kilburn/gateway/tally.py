@@ -21,7 +21,7 @@ from kilburn.gateway.threads import in_thread
 log = logging.getLogger("kilburn.gateway")
 
 
-AGAIN = 1.0
+RETRY_SECONDS = 1.0
 """Seconds after which it is told again what it may not know."""
 
 
@@ -80,30 +80,30 @@ class Tally:
 
     async def _ask_all(self) -> None:
         try:
-            known = True
-            while self._waiting or (self._changed and known):
-                known = await self._ask_once()
-            if self._beat is None and (self._held or not known):
-                self._beat = asyncio.get_running_loop().call_later(LEASE / 3 if known else AGAIN, self._go_on)
+            answered = True
+            while self._waiting or (self._changed and answered):
+                answered = await self._ask_once()
+            if self._beat is None and (self._held or not answered):
+                self._beat = asyncio.get_running_loop().call_later(LEASE / 3 if answered else RETRY_SECONDS, self._go_on)
         finally:
             self._asking = None
 
     async def _ask_once(self) -> bool:
         """One question; whether it was answered."""
-        asked, self._waiting = self._waiting, []
+        requests, self._waiting = self._waiting, []
         changed, self._changed = self._changed, set()
-        held, began = {name: self._held[name] for name in changed}, time.monotonic()
+        counts, began = {name: self._held[name] for name in changed}, time.monotonic()
         self._held -= Counter()  # without those of which there are none
         try:
-            rulings = await in_thread(self._turnstile.count, [demands for demands, _ in asked], held)
+            rulings = await in_thread(self._turnstile.count, [demands for demands, _ in requests], counts)
         except StoreError as error:
             # Whether it was counted is not known: the next question says what is so.
-            self._changed |= changed | {demand.name for demands, _ in asked for demand in demands}
-            self._answer_failed(asked, error)
+            self._changed |= changed | {demand.name for demands, _ in requests for demand in demands}
+            self._answer_failed(requests, error)
             return False
         self._lapses += bool(self._held) and began - self._answered > LEASE
         self._answered = began
-        for (demands, future), ruling in zip(asked, rulings, strict=True):
+        for (demands, future), ruling in zip(requests, rulings, strict=True):
             self._answer(demands, future, ruling)
         return True
 
@@ -115,9 +115,9 @@ class Tally:
         if not future.cancelled():
             future.set_result(ruling)
 
-    def _answer_failed(self, asked: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
+    def _answer_failed(self, requests: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
         log.warning("what clients take cannot be counted: %s", error)
-        for demands, future in asked:
+        for demands, future in requests:
             if self._opens:
                 self._answer(demands, future, Ruling())
             elif not future.cancelled():

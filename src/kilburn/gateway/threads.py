@@ -16,35 +16,35 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 from kilburn.tracing import carried
 
 Result = TypeVar("Result")
-Given = TypeVarTuple("Given")
+Arguments = TypeVarTuple("Arguments")
 
-MOST = 40
+MAX_THREADS = 40
 """Threads of one event loop."""
 
 
-async def in_thread(work: Callable[[*Given], Result], *given: *Given) -> Result:
+async def in_thread(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """What `work` returns, or raises, done by a thread.
 
     What has begun goes on to its end: a task that is cancelled gets the result first, and ends at the next thing that it waits
     for. So nothing that the work took is lost.
     """
     loop = asyncio.get_running_loop()
-    known = _known.get(loop)
-    if known is None:
-        known = _known[loop] = _Threads()
-        weakref.finalize(loop, known.end)
+    threads = _threads.get(loop)
+    if threads is None:
+        threads = _threads[loop] = _Threads()
+        weakref.finalize(loop, threads.end)
     future = _Whole(loop=loop)
-    known.take(_Job(carried(work), given, loop, future))
+    threads.take(_Job(carried(work), arguments, loop, future))
     try:
-        done: Result = await future
+        result: Result = await future
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or not future.done():
             raise
         task.uncancel()
         task.cancel()
-        done = future.result()
-    return done
+        result = future.result()
+    return result
 
 
 class _Whole(asyncio.Future[Any]):
@@ -56,7 +56,7 @@ class _Whole(asyncio.Future[Any]):
 
 class _Job(NamedTuple):
     work: Callable[..., Any]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     loop: asyncio.AbstractEventLoop
     future: _Whole
 
@@ -74,7 +74,7 @@ class _Threads:
         """Have a job done."""
         if self._idle:
             self._idle.pop().put(job)
-        elif self._count < MOST:
+        elif self._count < MAX_THREADS:
             self._count += 1
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
             jobs.put(job)
@@ -104,7 +104,7 @@ def _work(jobs: SimpleQueue[_Job | None], of: weakref.ref[_Threads]) -> None:
         result: Any = None
         error: BaseException | None = None
         try:
-            result = job.work(*job.given)
+            result = job.work(*job.arguments)
         except BaseException as raised:  # noqa: BLE001 -- whoever waits for it gets it
             # No future takes a StopIteration.
             error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
@@ -120,4 +120,4 @@ def _work(jobs: SimpleQueue[_Job | None], of: weakref.ref[_Threads]) -> None:
         del threads, job, result, error
 
 
-_known: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()

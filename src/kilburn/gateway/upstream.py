@@ -67,7 +67,7 @@ HOP = frozenset({
 AUTOMATIC = ("user-agent", "accept", "content-type")
 """Headers that are not sent unless the client has them."""
 
-LONGEST = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes of one header of an answer."""
 
 ABSENT = (404, 405, 501)
@@ -127,23 +127,23 @@ class Response(NamedTuple):
 def is_lent(headers: Mapping[str, str]) -> bool:
     """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-    given = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
-    return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in given)
+    credentials = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
+    return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in credentials)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Headers by name, in small letters; those of one name as one list, which means the same (RFC 9110, 5.2)."""
     out: dict[str, str] = {}
-    for given, value in headers:
-        name = given.lower()
+    for spelling, value in headers:
+        name = spelling.lower()
         out[name] = f"{out[name]}, {value}" if name in out else value
     return out
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that are not of one connection: neither by their name, nor because `Connection` names them."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return {name: value for name, value in headers.items() if name not in HOP and name not in named}
+    connection_headers = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {name: value for name, value in headers.items() if name not in HOP and name not in connection_headers}
 
 
 class UpstreamApi(Protocol):
@@ -203,8 +203,8 @@ class Endpoint:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(self._timeout, 15.0), sock_read=self._timeout),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=AUTOMATIC,
-                max_line_size=LONGEST,
-                max_field_size=LONGEST,
+                max_line_size=MAX_HEADER_BYTES,
+                max_field_size=MAX_HEADER_BYTES,
             )
         return self._session
 
@@ -219,27 +219,27 @@ class Endpoint:
         whole, azure = body if isinstance(body, bytes) else b"", path.startswith(AZURE)
         if form is not None and not azure and not self.speaks(form):
             return self._translated(whole, headers, form)
-        sent = self._headers(headers, azure=azure)
+        out_headers = self._headers(headers, azure=azure)
         if whole is not body and "content-length" in headers:
-            sent["content-length"] = headers["content-length"]
+            out_headers["content-length"] = headers["content-length"]
         if form is None or azure or form.name != "responses":
-            return self._sent(method, path, body, sent, through=form is None)
-        return self._either(method, path, whole, sent, headers, form)
+            return self._sent(method, path, body, out_headers, through=form is None)
+        return self._either(method, path, whole, out_headers, headers, form)
 
     @asynccontextmanager
     async def _either(
-        self, method: str, path: str, whole: bytes, sent: dict[str, str], headers: Mapping[str, str], form: Form
+        self, method: str, path: str, whole: bytes, out_headers: dict[str, str], headers: Mapping[str, str], form: Form
     ) -> AsyncIterator[Response]:
         """The answer to a request as it is, or in the other form, if the endpoint has no such path."""
         async with AsyncExitStack() as stack:
-            answer = await stack.enter_async_context(self._sent(method, path, whole, sent))
+            answer = await stack.enter_async_context(self._sent(method, path, whole, out_headers))
             if answer.status in ABSENT:
                 with suppress(Refused):  # then it is the model that is not there
-                    other = await stack.enter_async_context(self._translated(whole, headers, form))
-                    if other.status < 400:
+                    translated = await stack.enter_async_context(self._translated(whole, headers, form))
+                    if translated.status < 400:
                         self._lacks.add(form.path)
-                    if other.status not in ABSENT:
-                        answer = other
+                    if translated.status not in ABSENT:
+                        answer = translated
             yield answer
 
     @asynccontextmanager
@@ -275,10 +275,14 @@ class Endpoint:
         try:
             if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
-            told = joined(response.headers.items())
-            answer = Response(response.status, _passed_on(told), self._pieces(response))
-            if through and "content-length" in told and told.get("content-encoding", "identity") == "identity":
-                answer.headers["content-length"] = told["content-length"]
+            response_headers = joined(response.headers.items())
+            answer = Response(response.status, _passed_on(response_headers), self._pieces(response))
+            if (
+                through
+                and "content-length" in response_headers
+                and response_headers.get("content-encoding", "identity") == "identity"
+            ):
+                answer.headers["content-length"] = response_headers["content-length"]
             yield answer
         finally:
             # Closes the connection, unless the answer was read to its end.
@@ -288,24 +292,24 @@ class Endpoint:
     async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
         """The answer to a client that speaks another form, in that form. No thread waits for it."""
         far = FORMS[self.form]
-        asked = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
-        path, sent = far.path, self._foreign(headers)
+        req = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
+        path, out_headers = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
-            if betas := betas_for(asked.request):
-                path, sent["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
-            given = messages_fields(asked.name, asked.request, cache=True)
-            given = {**given, **given.pop("extra_body", {}), "stream": True}
+            if betas := betas_for(req.request):
+                path, out_headers["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
+            fields = messages_fields(req.name, req.request, cache=True)
+            fields = {**fields, **fields.pop("extra_body", {}), "stream": True}
         else:
-            given = {**chat_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
-            given = {name: value for name, value in given.items() if value != UNLIMITED}
-        async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
+            fields = {**chat_fields(req.name, req.request, URL(self.url).host), **req.request.options}
+            fields = {name: value for name, value in fields.items() if value != UNLIMITED}
+        async with self._sent("POST", path, msgspec.json.encode(fields), out_headers) as answer:
             if answer.status >= 400:
-                yield await _refusal(asked.name, answer, form)
+                yield await _refusal(req.name, answer, form)
                 return
             if answer.status >= 300:
                 raise Unavailable(f"the upstream answered with status {answer.status}", advice="check the upstream")
-            async with aclosing(_heard(asked.name, answer, far)) as pieces:
-                yield await _told(pieces, form, asked, answer.headers)
+            async with aclosing(_heard(req.name, answer, far)) as pieces:
+                yield await _told(pieces, form, req, answer.headers)
             with anyio.move_on_after(LINGER):  # then its connection can be used again
                 async for _ in answer.pieces:
                     pass
@@ -313,16 +317,16 @@ class Endpoint:
     def _foreign(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers of a request in the endpoint's form, for a client that speaks another one: of the client's own, only its
         key means the same there."""
-        known = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
+        client_headers = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
         anthropic = self.form == "messages"
-        given = self._headers(known)
-        key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ").strip()
-        sent = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+        resolved = self._headers(client_headers)
+        key = resolved.get("x-api-key") or resolved.get("authorization", "").removeprefix("Bearer ").strip()
+        out_headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
         if anthropic:
-            sent["anthropic-version"] = "2023-06-01"
+            out_headers["anthropic-version"] = "2023-06-01"
         if key:
-            sent["authorization"] = f"Bearer {key}"  # as the SDKs of both do
-        return sent
+            out_headers["authorization"] = f"Bearer {key}"  # as the SDKs of both do
+        return out_headers
 
     async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
         """A body, which may take as long as it likes as long as it comes, and is taken."""
@@ -344,20 +348,20 @@ class Endpoint:
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
 
-        known, closed = protocol in self._answers, protocol.closed
+        watched, closed = protocol in self._answers, protocol.closed
         self._answers[protocol] = response.content
         if closed is None:
             lost(None)
-        elif not known:
+        elif not watched:
             closed.add_done_callback(lost)
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        said = False
+        has_data = False
         try:
             while piece := await response.content.readany():
-                said = True
+                has_data = True
                 yield piece
-            if not said and response.headers.get("content-encoding"):
+            if not has_data and response.headers.get("content-encoding"):
                 raise Unavailable("the upstream broke a compressed answer off", advice="try again")
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
@@ -368,20 +372,20 @@ class Endpoint:
                 yield rest
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
-    def _headers(self, given: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
+    def _headers(self, client_headers: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
         """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
         own, or the usual variable of the provider whose endpoint this is, and of no other."""
-        headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
+        headers = {name: value for name, value in _passed_on(client_headers).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
-        if is_lent(given):
+        if is_lent(client_headers):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
             headers.pop("api-key", None)
             anthropic = self.form == "messages"
-            named = given.get(KEY_FROM, "")
+            variable = client_headers.get(KEY_FROM, "")
             if azure:
-                headers |= {"api-key": key} if (key := os.environ.get(named or "AZURE_OPENAI_API_KEY")) else {}
-            elif key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
+                headers |= {"api-key": key} if (key := os.environ.get(variable or "AZURE_OPENAI_API_KEY")) else {}
+            elif key := os.environ.get(variable or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
                 headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
 
@@ -411,8 +415,8 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
 
     def read() -> _Asked:
         try:
-            made = msgspec.to_builtins(form.request(body, into, cap))
-            request = msgspec.convert(made, Request)  # every field is checked
+            fields = msgspec.to_builtins(form.request(body, into, cap))
+            request = msgspec.convert(fields, Request)  # every field is checked
             if request.max_tokens < 1:
                 raise ValueError("a reply has at least one token")
             if not request.messages:
@@ -425,17 +429,17 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
     return await in_thread(read) if len(body) > LARGE else read()
 
 
-async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, asked: _Asked, headers: Mapping[str, str]) -> Response:
+async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, req: _Asked, headers: Mapping[str, str]) -> Response:
     """What a model says, in a client's form. An error before the first piece has a status of its own."""
     first = await anext(pieces, None)
-    if asked.streamed and first is not None:
+    if req.streamed and first is not None:
         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-        return Response(200, {**headers, **kind}, _streamed(first, pieces, form, asked.name))
+        return Response(200, {**headers, **kind}, _streamed(first, pieces, form, req.name))
     while first is not None and not isinstance(first, Reply):
         first = await anext(pieces, None)
     if first is None:
-        raise Unavailable(f"{asked.name} ended its stream without a reply")
-    whole = msgspec.json.encode(form.whole(first, asked.name))
+        raise Unavailable(f"{req.name} ended its stream without a reply")
+    whole = msgspec.json.encode(form.whole(first, req.name))
     return Response(200, {**headers, "content-type": "application/json"}, _one(whole))
 
 
@@ -464,7 +468,7 @@ async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delt
     Raises:
         ModelError: it is an error, or no reply.
     """
-    reading = form.reading(False, held=False)
+    reading = form.reading(False, holds=False)
     shape, pieces = await shape_of(answer.pieces)
     if shape is Shape.EVENTS:
         async with aclosing(_events(pieces)) as events:
@@ -502,14 +506,14 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     """
     body = await gathered(answer)
     try:
-        said = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except NOT_JSON:
-        said = None
+        decoded = None
     text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
-    error = error_of(name, answer.status, said, text, answer.headers)
+    error = error_of(name, answer.status, decoded, text, answer.headers)
     if isinstance(error, Overlong | ToolsRefused):
         raise error
-    inner = said.get("error", said) if isinstance(said, dict) else None
+    inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
     words, code = (inner.get("message"), inner.get("code")) if isinstance(inner, dict) else (inner, None)
     whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else status_of(error)[1])
     return Response(answer.status, {**answer.headers, "content-type": "application/json"}, _one(msgspec.json.encode(whole)))
@@ -543,14 +547,14 @@ class InProcess:
         if form is None:
             yield self._other(path, body)
             return
-        asked = await _read(form, body, self.model.form, self._cap)
-        said = _Thread(self.model.name, iter(self.model.stream(asked.request)), self._pool)
+        req = await _read(form, body, self.model.form, self._cap)
+        thread = _Thread(self.model.name, iter(self.model.stream(req.request)), self._pool)
         try:
-            pieces = said.pieces() if asked.streamed else said.reply()
-            yield await _told(pieces, form, asked._replace(name=self.model.name), {})
+            pieces = thread.pieces() if req.streamed else thread.reply()
+            yield await _told(pieces, form, req._replace(name=self.model.name), {})
         finally:
             with anyio.CancelScope(shield=True):
-                await said.close()
+                await thread.close()
 
     def answers(self, path: str) -> bool:
         """Whether it answers a path of no form, below `/v1`."""
@@ -637,7 +641,7 @@ class _Thread:
         self._ended = True
 
 
-async def gathered(answer: Response, most: int = LARGEST) -> bytes:
+async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
     """All of an answer's body.
 
     Raises:
@@ -647,7 +651,7 @@ async def gathered(answer: Response, most: int = LARGEST) -> bytes:
     size = 0
     async for piece in answer.pieces:
         size += len(piece)
-        if size > most:
+        if size > max_bytes:
             raise Unavailable("the upstream's answer is too large", advice="check the upstream")
         pieces.append(piece)
     return b"".join(pieces)

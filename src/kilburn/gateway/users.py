@@ -27,7 +27,7 @@ from kilburn.wire.plain import NOT_JSON
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
 
-LONGEST = 100
+MAX_USER_CHARS = 100
 """Characters of a user in a name; of a longer one its digest stands there."""
 
 LONGEST_DEVICE = 1_000
@@ -36,7 +36,7 @@ LONGEST_DEVICE = 1_000
 SHARE = 4
 """An end user takes one part in so many of what the key may, so that nobody has all of it."""
 
-KNOWN = 10_000
+MAX_USERS = 10_000
 """End users whose rate is remembered: those that asked last."""
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
@@ -74,11 +74,11 @@ def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str,
         SpecError: a header that is not UTF-8.
     """
     try:
-        named = headers.get(HEADER, "").encode("latin-1").decode().strip()
+        user_name = headers.get(HEADER, "").encode("latin-1").decode().strip()
     except UnicodeError:
         raise SpecError(f"a {HEADER} that is not UTF-8", advice="send the bytes of its UTF-8, or letters of ASCII") from None
-    if named:
-        return _quoted(named)
+    if user_name:
+        return _quoted(user_name)
     if fields is not None and fields.keys().isdisjoint(NAMING):
         return ""
     try:
@@ -86,14 +86,14 @@ def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str,
     except NOT_JSON:
         return ""  # whoever reads the body refuses it; and what is not read at all has no session
     safety, user, metadata = map(_value, (naming.safety_identifier, naming.user, naming.metadata))
-    said = [_quoted(_text(value)) for value in (safety, user)]
-    named = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
-    device = _device(named)
+    users = [_quoted(_text(value)) for value in (safety, user)]
+    user_name = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
+    device = _device(user_name)
     if device is None:
-        said.append(_quoted(named))
+        users.append(_quoted(user_name))
     elif not key.person:
-        said.append(f"device={_quoted(device)}")
-    return "&".join(dict.fromkeys(filter(None, said)))
+        users.append(f"device={_quoted(device)}")
+    return "&".join(dict.fromkeys(filter(None, users)))
 
 
 def client_user(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -131,12 +131,12 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 
-def _device(said: str) -> str | None:
+def _device(text: str) -> str | None:
     """The device and the account of a `user_id` as Claude Code writes it, in its older form or its newer one; None for others."""
-    if found := _CLAUDE.fullmatch(said):
-        return f"{found[1]} {found[2]}"
+    if match := _CLAUDE.fullmatch(text):
+        return f"{match[1]} {match[2]}"
     try:
-        fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") and len(said) <= LONGEST_DEVICE else {}
+        fields = msgspec.json.decode(text, type=dict[str, str]) if text.startswith("{") and len(text) <= LONGEST_DEVICE else {}
     except NOT_JSON:
         return None
     if fields.keys() != {"device_id", "account_uuid", "session_id"}:
@@ -144,24 +144,24 @@ def _device(said: str) -> str | None:
     return f"{fields['device_id']} {fields['account_uuid']}"
 
 
-def _quoted(said: str) -> str:
+def _quoted(user: str) -> str:
     """A user as part of a name: without what separates parts, and not too long. No two users have the same."""
-    short = quote(said, safe="@:+") if len(said) <= LONGEST else said
-    return short if len(short) <= LONGEST else f"%-{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+    short = quote(user, safe="@:+") if len(user) <= MAX_USER_CHARS else user
+    return short if len(short) <= MAX_USER_CHARS else f"%-{hashlib.blake2b(user.encode(), digest_size=16).hexdigest()}"
 
 
-def below(key: Key, user: str, asked: Link) -> Key:
+def below(key: Key, user: str, link: Link) -> Key:
     """The key as it is for one request: its user is its own, or `/USER` or `/ITS USER/USER`, as no key has it; and `link` says
     on or off.
 
     Args:
         user: that the request names, as `told` gives it.
-        asked: what the operator says of links for the whole gateway.
+        link: the operator's setting of links for the whole gateway.
     """
-    said = {asked, key.link}
-    linked = Link.OFF not in said and (Link.ON in said or key.person or bool(user))
-    own = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
-    return msgspec.structs.replace(key, user=own, link=Link.ON if linked else Link.OFF)
+    policies = {link, key.link}
+    linked = Link.OFF not in policies and (Link.ON in policies or key.person or bool(user))
+    full_name = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
+    return msgspec.structs.replace(key, user=full_name, link=Link.ON if linked else Link.OFF)
 
 
 def sees(key: Key, user: str) -> Callable[[str], bool]:
@@ -175,11 +175,11 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
     if user:
         return below(key, user, Link.AUTO).user.__eq__
     if key.figures or not (key.name or key.user):
-        return lambda known: True
+        return lambda owner: True
     if key.user:
-        own = f"/{_quoted(key.user)}/"
-        return lambda known: known == key.user or known.startswith(own)
-    return lambda known: not known or (known.startswith("/") and known.count("/") == 1)
+        prefix = f"/{_quoted(key.user)}/"
+        return lambda owner: owner == key.user or owner.startswith(prefix)
+    return lambda owner: not owner or (owner.startswith("/") and owner.count("/") == 1)
 
 
 def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
@@ -199,8 +199,8 @@ def logged(user: str) -> str:
     """The user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
     if not user.startswith("/"):
         return user
-    own, _, end = user[1:].rpartition("/")
-    return f"{own}/{hashlib.blake2b(end.encode(), digest_size=8).hexdigest()}"
+    key_user, _, end = user[1:].rpartition("/")
+    return f"{key_user}/{hashlib.blake2b(end.encode(), digest_size=8).hexdigest()}"
 
 
 class Shares:
@@ -244,13 +244,13 @@ class Shares:
 
     def _demands(self, key: Key, user: str) -> tuple[Demand, ...]:
         """What a request takes of its key, and then of its user; nothing where there is no limit."""
-        rate, most = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
-        if not rate and not most:
+        rate, limit = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
+        if not rate and not limit:
             return ()
         name = key.name.encode()
-        demands = [Demand(_digest(name), rate, most)]
+        demands = [Demand(_digest(name), rate, limit)]
         if user:
-            demands.append(Demand(_digest(f"{key.name}/{_client(key)}{user}".encode()), _share(rate), _share(most)))
+            demands.append(Demand(_digest(f"{key.name}/{_client(key)}{user}".encode()), _share(rate), _share(limit)))
         return tuple(demands)
 
     @contextmanager
@@ -258,29 +258,29 @@ class Shares:
         if not user:
             yield
             return
-        most = _share(self._limits.per_key)
-        who = key.name, _client(key) + user
-        if most and self._running[who] >= most:
-            raise over_most(most, user=True)
-        self._check_rate(key, who)
-        self._running[who] += 1
+        limit = _share(self._limits.per_key)
+        client = key.name, _client(key) + user
+        if limit and self._running[client] >= limit:
+            raise over_most(limit, user=True)
+        self._check_rate(key, client)
+        self._running[client] += 1
         try:
             yield
         finally:
-            self._running[who] -= 1
-            if not self._running[who]:
-                del self._running[who]
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
 
-    def _check_rate(self, key: Key, who: tuple[str, str]) -> None:
+    def _check_rate(self, key: Key, client: tuple[str, str]) -> None:
         rate = key.rate or self._limits.rate
         if not rate:
             return
         rate = _share(rate)
-        bucket = self._buckets.get(who)
+        bucket = self._buckets.get(client)
         if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[who] = Bucket(rate)
-        self._buckets.move_to_end(who)
-        if len(self._buckets) > KNOWN:
+            bucket = self._buckets[client] = Bucket(rate)
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > MAX_USERS:
             self._buckets.popitem(last=False)
         if wait := bucket.take():
             raise over_rate(rate, wait, user=True)

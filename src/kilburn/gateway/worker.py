@@ -24,9 +24,9 @@ import msgspec
 
 from kilburn.errors import MissingExtra, Unavailable
 from kilburn.gateway.exchange import Exchange, SessionTotals
-from kilburn.gateway.metrics import TOLD
+from kilburn.gateway.metrics import COUNTED_FIELDS
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.workers import LONGEST, Saying, read_saying, written
+from kilburn.gateway.workers import MAX_LINE_BYTES, Saying, read_saying, written
 
 try:
     import uvicorn
@@ -51,13 +51,13 @@ CLOSE = (b"connection", b"close")
 
 def first_line(line: socket.socket) -> Saying:
     """What the parent says first: how this worker is to be, and as `id` its place."""
-    said = b""
-    while not said.endswith(b"\n"):
+    data = b""
+    while not data.endswith(b"\n"):
         piece = line.recv(1 << 16)
         if not piece:
             raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
-        said += piece
-    return read_saying(said)
+        data += piece
+    return read_saying(data)
 
 
 class Neighbours:
@@ -124,7 +124,7 @@ class Parent:
 
     async def connect(self, retire: Callable[[], object], stop: Callable[[], object]) -> None:
         """Begin to hear what the parent says. If it is gone, this one stops."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=LONGEST)
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._task = asyncio.create_task(self._hear(reader, retire, stop))
 
     async def _hear(self, reader: asyncio.StreamReader, retire: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -157,29 +157,29 @@ class Parent:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(written(kind, body, number))
 
-    async def _ask(self, kind: str, *given: Any) -> Any:
+    async def _ask(self, kind: str, *arguments: Any) -> Any:
         if self._writer is None or self._writer.is_closing():
             raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
-        self.tell(kind, given, number)
-        told = await self._waiting[number]
-        if "error" in told:
-            raise OSError(told["error"])
-        return told["value"]
+        self.tell(kind, arguments, number)
+        answer = await self._waiting[number]
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["value"]
 
     # Figures
 
     def observe(self, exchange: Exchange) -> None:
         """Have one exchange counted."""
         key = exchange.key
-        counted = {name: getattr(exchange, name) for name in TOLD}
+        counted = {name: getattr(exchange, name) for name in COUNTED_FIELDS}
         self.tell("seen", {**counted, "key": None if key is None else {"tenant": key.tenant, "user": key.user}})
 
     async def page(self, tenant: str | None) -> bytes:
         """See `Metrics.page`; of all workers."""
-        told: str = await self._ask("page", tenant)
-        return told.encode()
+        text: str = await self._ask("page", tenant)
+        return text.encode()
 
     async def sessions(self, tenant: str | None, sees: Callable[[str], bool]) -> list[SessionTotals]:
         """See `Metrics.sessions`; of all workers."""
@@ -188,9 +188,9 @@ class Parent:
 
     # Who is signed in
 
-    async def sign(self, verb: str, given: Sequence[Any]) -> Any:
+    async def sign(self, verb: str, arguments: Sequence[Any]) -> Any:
         """See `kilburn.gateway.workers.Signing.answer`."""
-        return await self._ask(verb, *given)
+        return await self._ask(verb, *arguments)
 
     # Whose turn it is
 
@@ -217,9 +217,9 @@ class Parent:
 class _Connections(set[Any]):
     """Connections of a server, which says when one is gone: the others learn how many it has."""
 
-    def __init__(self, gone: Callable[[], object]) -> None:
+    def __init__(self, on_discard: Callable[[], object]) -> None:
         super().__init__()
-        self._gone = gone
+        self._gone = on_discard
 
     def discard(self, connection: Any) -> None:
         super().discard(connection)
@@ -306,8 +306,8 @@ class WorkerServer(uvicorn.Server):
         self._parent.neighbours.has(self._connections)
 
     def _protocol(self) -> asyncio.Protocol:
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def retire(self) -> None:
         """Take no more connections, answer those that are there, and end."""

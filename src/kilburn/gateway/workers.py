@@ -26,7 +26,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra
 from kilburn.gateway.exchange import Exchange, SessionTotals
-from kilburn.gateway.metrics import NOW, SUMMED, Metrics
+from kilburn.gateway.metrics import CURRENT, SUMMED, Metrics
 from kilburn.prices import Prices
 from kilburn.terminal import say
 
@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 log = logging.getLogger("kilburn.gateway")
 
-LONGEST = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 """Bytes of a line."""
 
 CLOSING = 15.0
@@ -48,7 +48,7 @@ CLOSING = 15.0
 PATIENCE = 2.0
 """Seconds that a worker has for saying how it is; after that it is taken as it was."""
 
-MINUTE, AT_ONCE, LONGEST_PAUSE = 60.0, 3, 30.0
+MINUTE, AT_ONCE, MAX_PAUSE = 60.0, 3, 30.0
 """So many workers that end within so many seconds are started again at once; the next ones after 1, 2, 4 ... seconds."""
 
 INTERRUPTED = 130
@@ -84,7 +84,7 @@ def written(kind: str, body: Any = None, id: int = 0) -> bytes:
 class Signing(Protocol):
     """Who is signed in at a dashboard: see `kilburn.dashboard.signing.SignIns`."""
 
-    async def answer(self, verb: str, given: Sequence[Any]) -> Any:
+    async def answer(self, verb: str, arguments: Sequence[Any]) -> Any:
         """What one of `SIGNING` comes to, as JSON has it."""
         ...
 
@@ -102,12 +102,12 @@ class Pace:
 
     def pause(self) -> float:
         """One has ended; returns seconds."""
-        now = self._clock()
-        while self._ended and now - self._ended[0] >= MINUTE:
+        moment = self._clock()
+        while self._ended and moment - self._ended[0] >= MINUTE:
             self._ended.popleft()
-        self._ended.append(now)
+        self._ended.append(moment)
         more = len(self._ended) - AT_ONCE - 1
-        return 0.0 if more < 0 else min(LONGEST_PAUSE, 2.0**more)
+        return 0.0 if more < 0 else min(MAX_PAUSE, 2.0**more)
 
 
 class ServingProcess:
@@ -149,7 +149,7 @@ class Workers:
         drain: seconds that requests have for ending.
         prices: for what is saved.
         signing: who is signed in; None where nobody signs in.
-        told: called once when all serve.
+        notify: called once when all workers serve.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class Workers:
         drain: float,
         prices: Prices,
         signing: Signing | None = None,
-        told: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener, self._count, self._command, self._begin = listener, count, command, begin
-        self._drain, self._signing, self._told = drain, signing, told
+        self._drain, self._signing, self._told = drain, signing, notify
         self._figures: list[tuple[str, str, float]] = []
         self._own = _Processes(self._alive)
-        self._metrics = Metrics(prices, lambda: self._figures, own=[self._own])
+        self._metrics = Metrics(prices, lambda: self._figures, collectors=[self._own])
         self._pace = Pace()
         self._places: dict[int, ServingProcess] = {}
         self._all: set[ServingProcess] = set()
@@ -190,9 +190,9 @@ class Workers:
             loop.add_signal_handler(number, self._end, number)
         loop.add_signal_handler(signal.SIGHUP, self._restart)
         try:
-            begun = [await self._started(place) for place in range(1, self._count + 1)]
-            self._places = {worker.place: worker for worker in begun}
-            serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in begun)))
+            workers = [await self._started(place) for place in range(1, self._count + 1)]
+            self._places = {worker.place: worker for worker in workers}
+            serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in workers)))
             if serve is not None and not all(serve):
                 say("a worker ended before it served; what it said stands above")
                 self._status = 1
@@ -272,7 +272,7 @@ class Workers:
         with theirs:
             numbers = self._listener.fileno(), theirs.fileno()
             process = await asyncio.create_subprocess_exec(*self._command, *map(str, numbers), pass_fds=numbers)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         worker = ServingProcess(place, process, writer)
         self._all.add(worker)
         if self._ending.is_set():
@@ -352,13 +352,13 @@ class Workers:
                 self._do(self._answer(worker, line))
 
     async def _answer(self, worker: ServingProcess, line: Saying) -> None:
-        given = msgspec.json.decode(line.body)
+        arguments = msgspec.json.decode(line.body)
         try:
             if line.kind in SIGNING and self._signing is not None:
-                answer: Any = {"value": await self._signing.answer(line.kind, given)}
+                answer: Any = {"value": await self._signing.answer(line.kind, arguments)}
             else:
                 await self._gather()
-                answer = {"value": self._page(*given) if line.kind == "page" else self._rows(*given)}
+                answer = {"value": self._page(*arguments) if line.kind == "page" else self._rows(*arguments)}
         except Exception as error:  # noqa: BLE001 -- whoever asked must not wait for ever
             answer = {"error": str(error)}
         worker.tell("told", answer, line.id)
@@ -372,22 +372,22 @@ class Workers:
     async def _gather(self) -> None:
         """Ask every worker how it is. What it has answered so far it has said before: so that is counted, too."""
         async with self._asking:
-            asked = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
-            for worker in asked:
+            workers = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
+            for worker in workers:
                 worker.asked = asyncio.get_running_loop().create_future()
                 worker.tell("now")
-            if asked:
-                await asyncio.wait([worker.asked for worker in asked if worker.asked is not None], timeout=PATIENCE)
+            if workers:
+                await asyncio.wait([worker.asked for worker in workers if worker.asked is not None], timeout=PATIENCE)
             self._figures = list(together(worker.figures for worker in self._all))
 
 
 def together(figures: Any) -> Iterator[tuple[str, str, float]]:
     """What several workers say of what is so now, as one: what each has of its own is added, what all see is the greatest."""
-    known: dict[tuple[str, str], float] = {}
-    for name, tenant, figure in (one for some in figures for one in some if one[0] in NOW):
-        before = known.get((name, tenant), 0.0)
-        known[name, tenant] = before + figure if name in SUMMED else max(before, figure)
-    yield from ((name, tenant, figure) for (name, tenant), figure in known.items())
+    totals: dict[tuple[str, str], float] = {}
+    for name, tenant, figure in (entry for batch in figures for entry in batch if entry[0] in CURRENT):
+        previous = totals.get((name, tenant), 0.0)
+        totals[name, tenant] = previous + figure if name in SUMMED else max(previous, figure)
+    yield from ((name, tenant, figure) for (name, tenant), figure in totals.items())
 
 
 class _Processes(Collector):
@@ -399,17 +399,19 @@ class _Processes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         alive = self._alive()
-        own = {family.name: family for family in _process(os.getpid())}
+        families = {family.name: family for family in _process(os.getpid())}
         dead = resource.getrusage(resource.RUSAGE_CHILDREN)
         for family in (family for pid in alive for family in _process(pid)):
-            if family.name in SHARED and family.name in own:
-                own[family.name].samples[0] = (
-                    own[family.name].samples[0]._replace(value=own[family.name].samples[0].value + family.samples[0].value)
+            if family.name in SHARED and family.name in families:
+                families[family.name].samples[0] = (
+                    families[family.name]
+                    .samples[0]
+                    ._replace(value=families[family.name].samples[0].value + family.samples[0].value)
                 )
-        if "process_cpu_seconds" in own:
-            [sample] = own["process_cpu_seconds"].samples
-            own["process_cpu_seconds"].samples = [sample._replace(value=sample.value + dead.ru_utime + dead.ru_stime)]
-        yield from own.values()
+        if "process_cpu_seconds" in families:
+            [sample] = families["process_cpu_seconds"].samples
+            families["process_cpu_seconds"].samples = [sample._replace(value=sample.value + dead.ru_utime + dead.ru_stime)]
+        yield from families.values()
         yield GaugeMetricFamily("kilburn_workers", "Worker processes that run.", value=len(alive))
         yield CounterMetricFamily("kilburn_workers_ended", "Workers that ended without being told to.", value=self.ended)
 
