@@ -438,7 +438,7 @@ def test_no_reply_is_kept_to_a_question_that_the_database_lost(tmp_path: Path) -
         talk = [user("a"), assistant("a reply"), user("b")]
         with lost(path):
             conversation = take(histories, talk)
-        with pytest.raises(StoreUnavailable, match="what was asked is lost"):
+        with pytest.raises(StoreUnavailable, match="lost the request"):
             histories.said(conversation, parse(assistant("another reply")))
         histories.give(conversation)
         assert visible(store, name) == ["a", "a reply"]

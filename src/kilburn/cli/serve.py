@@ -429,7 +429,7 @@ def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count:
                 drain=asked.drain,
                 prices=settings.prices,
                 signing=signing,
-                told=lambda: _tell(settings, asked, listener),
+                notify=lambda: _tell(settings, asked, listener),
             )
             return await workers.run()
 

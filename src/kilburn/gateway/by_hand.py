@@ -1,8 +1,8 @@
-"""The verbs of a window over HTTP: what would leave, two prompts compared, a compaction taken back, pages kept and let go.
+"""Changes of a window by hand, over HTTP: previews, comparisons, undoing compactions, evicting, pinning and unpinning pages.
 
-A session that is in memory is changed there, under its own lock: a request that is being answered goes on, and its next round
-has the changed window, as the next request has. Another one is opened for this as the command line does it. Who may do what is
-said by `sees` alone, and what a client may not see is not there.
+A session in memory is changed there, under its own lock: a running request continues, and its next round has the changed window.
+Other sessions are opened as the command line opens them. `sees` decides which sessions a client may change; others do not exist
+for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 
 TRIES = 5
-"""How often a change is tried, if others change the same session at the same time."""
+"""Attempts at a change while others change the same session."""
 
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -48,33 +48,32 @@ Address = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class UndoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `undo` takes: tokens that the prompt may take then; None for what the last one might take."""
+    """Arguments of `undo`: the maximum tokens of the prompt afterwards; None for the last prompt's bound."""
 
     tokens: Tokens | None = None
 
 
 class PagesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `evict`, `pin` and `unpin` take: the address of a page or of a range, and a reason for the ledger."""
+    """Arguments of `evict`, `pin` and `unpin`: the address of a page or range, and a reason for the ledger."""
 
     pages: Address
     why: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
 
 
 class RangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `compact` takes: the address of a range, or None for all that is old, and how many newest messages stay."""
+    """Arguments of `compact`: the address of a range, or None for all old pages, and the number of newest messages that stay."""
 
     pages: Address | None = None
     keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2
 
 
 class WindowsByHand:
-    """The sessions and memories of a gateway, for people who look at them and change them by hand. Safe to use from several
-    threads.
+    """Reads and changes a gateway's sessions and memories for people. Safe to use from several threads.
 
     Args:
         db: the store's file.
-        opened: gives the sessions of a tenant.
-        budget, policy: of a session that is not in memory.
+        opened: returns the sessions of a tenant.
+        budget, policy: used for sessions that are not in memory.
     """
 
     def __init__(self, db: str, opened: Callable[[str], Histories], budget: Budget, policy: Any) -> None:
@@ -83,11 +82,11 @@ class WindowsByHand:
         self._reading: dict[str, Backend] = {}
 
     def looking(self, key: Key, user: str = "") -> LookingBackend:
-        """The store as this client may look at it."""
+        """Return the store, limited to the segments that this client may read."""
         return LookingBackend(self._backend(key.tenant), shows(key, user))
 
     def _backend(self, tenant: str) -> Backend:
-        """A connection of its own, so that no request waits for who looks."""
+        """Return a separate connection, so that no request waits for readers."""
         with self._lock:
             if tenant not in self._reading:
                 whole = self._opened(tenant).store.backend
@@ -96,14 +95,14 @@ class WindowsByHand:
             return self._reading[tenant]
 
     def budget(self, key: Key, name: str) -> Budget | None:
-        """What the window of a session may hold now, if it is in memory."""
+        """Return the present budget of a session's window, if the session is in memory."""
         session = self._opened(key.tenant).served(name)
         return None if session is None else session.budget
 
-    # What would be
+    # Reading
 
     def previewed(self, key: Key, user: str, name: str, tokens: int = 0) -> Preview:
-        """What would leave if a message of so many tokens came.
+        """Return which pages a message of so many tokens would evict.
 
         Raises:
             Problem: no such session. KilburnError: see `Session.preview`.
@@ -113,7 +112,7 @@ class WindowsByHand:
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """How two prompts differ; see `Session.difference`.
+        """Return the differences between two prompts; see `Session.difference`.
 
         Raises:
             Problem: no such session. KilburnError.
@@ -122,7 +121,7 @@ class WindowsByHand:
         return by_hand.opened(self.looking(key, user), name).difference(turn, until)
 
     def compaction(self, key: Key, user: str, name: str, pages: str | None, keep: int) -> Preview:
-        """What `compact` would do.
+        """Return a preview of `compact`.
 
         Raises:
             Problem: no such session. KilburnError: see `kilburn.agents.compaction.preview`.
@@ -131,13 +130,13 @@ class WindowsByHand:
         session = by_hand.opened(self.looking(key, user), name, budget=self.budget(key, name))
         return preview(session, keep=keep, pages=pages)
 
-    # What is changed
+    # Changing
 
     def change(self, key: Key, user: str, name: str, do: Callable[[Session], T]) -> T:
-        """Do something to a session, durably.
+        """Change a session durably.
 
         Raises:
-            Problem: no such session. KilburnError: nothing changed.
+            Problem: no such session. KilburnError: nothing was changed.
         """
         for _ in range(TRIES):
             with suppress(StoreStale):
@@ -162,10 +161,10 @@ class WindowsByHand:
         return result
 
     def memory(self, key: Key, owner: str, do: Callable[[UserMemory], T]) -> T:
-        """Do something to a memory, durably.
+        """Change a memory durably.
 
         Raises:
-            Problem: there is none that this client may change. KilburnError: nothing changed.
+            Problem: there is no such memory that this client may change. KilburnError: nothing was changed.
         """
         store = self._opened(key.tenant).store
         memories = [info for info in store.collections() if info.kind is SegmentKind.MEMORY and info.user == owner]
@@ -182,7 +181,7 @@ class WindowsByHand:
         return info
 
     def close(self) -> None:
-        """Release what was opened to look."""
+        """Close the connections for reading."""
         with self._lock:
             for backend in self._reading.values():
                 if backend.readonly:
@@ -191,30 +190,30 @@ class WindowsByHand:
 
 
 def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
-    """Take the newest compaction back."""
+    """Undo the newest compaction."""
     receipt = by_hand.undo(session, req.tokens)
     return _said(session, "taken back", [*receipt.left, *receipt.back]) | {"policy": receipt.policy, "turn": receipt.turn}
 
 
 def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
-    """Put the most telling lines in place of a range, or of what is old."""
+    """Replace a range, or all old pages, by their most informative lines."""
     receipt = compact(session, None, keep=req.keep, pages=req.pages)
     return {"session": session.name, "use": session.use, **msgspec.to_builtins(receipt)}
 
 
 def evicted(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Let pages go."""
+    """Evict pages."""
     return _said(session, "let go", session.evict(req.pages, req.why))
 
 
 def kept(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Keep pages."""
+    """Pin pages."""
     by_hand.keep(session, req.pages)
     return _said(session, "kept", [req.pages])
 
 
 def let_move(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Let a policy take pages out again."""
+    """Unpin pages, so that a policy may evict them."""
     session.unpin(req.pages)
     return _said(session, "may leave again", [req.pages])
 
@@ -230,14 +229,14 @@ CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {
     "pin": (PagesRequest, kept),
     "unpin": (PagesRequest, let_move),
 }
-"""Each verb that changes a session: what it takes, and what does it."""
+"""Type of the arguments, and the function, of each verb that changes a session."""
 
 LOOKS = ("preview", "diff")
 """The verbs that change nothing."""
 
 
 def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
-    """The routes, below `/sessions/NAME/`. A name may have slashes."""
+    """Return the routes below `/sessions/NAME/`. A name may have slashes."""
 
     async def verb(request: Request) -> Response:
         name, _, action = request.path_params["rest"].rpartition("/")

@@ -28,16 +28,16 @@ HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
 
 MAX_USER_CHARS = 100
-"""Characters of a user in a name; of a longer one its digest stands there."""
+"""Maximum length of a user within a name, in characters; a longer one is replaced by its digest."""
 
-LONGEST_DEVICE = 1_000
-"""Characters of what Claude Code says of itself as JSON."""
+MAX_DEVICE_CHARS = 1_000
+"""Maximum length of Claude Code's JSON about itself, in characters."""
 
 SHARE = 4
-"""An end user takes one part in so many of what the key may, so that nobody has all of it."""
+"""An end user may take this fraction of the key's limits (one fourth)."""
 
 MAX_USERS = 10_000
-"""End users whose rate is remembered: those that asked last."""
+"""Maximum number of end users whose rate is remembered, the last active ones."""
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 """Headers with a client's key for the provider."""
@@ -45,7 +45,7 @@ CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NO_CREDENTIALS = frozenset(key.encode() for key in STAND_INS)
 
 _CLAUDE = re.compile(r"user_([0-9a-f]{64})_account_([0-9a-f-]{36}|)_session_[0-9a-f-]{36}")
-"""What Claude Code says of itself: a device, an account, and a session, which changes every time."""
+"""Claude Code's older form of `user_id`: a device, an account, and a session, which changes every time."""
 
 
 class _Fields(msgspec.Struct):
@@ -57,18 +57,18 @@ class _Fields(msgspec.Struct):
 _fields = msgspec.json.Decoder(_Fields).decode
 
 NAMING = _Fields.__struct_fields__
-"""Fields of a body that say whose it is."""
+"""Fields of a body that name its end user."""
 
 
 def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
-    """The end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and Anthropic's
-    `metadata.user_id`; "" for none. If several of these fields differ, together they are the user.
+    """Return the end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and
+    Anthropic's `metadata.user_id`; "" for none. If several of these fields differ, the user is their combination.
 
-    What Claude Code writes into `user_id` by itself names a device and a session. The session is left out; and if the key is
-    one person's, it names nobody else.
+    Claude Code's own `user_id` names a device and a session. The session is ignored, and with one person's key the device is
+    ignored too.
 
     Args:
-        fields: of the body, if it was taken apart already.
+        fields: the body's fields, if it was parsed already.
 
     Raises:
         SpecError: a header that is not UTF-8.
@@ -84,7 +84,7 @@ def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str,
     try:
         naming = _fields(body) if fields is None else _Fields(**{name: fields[name] for name in NAMING if name in fields})
     except NOT_JSON:
-        return ""  # whoever reads the body refuses it; and what is not read at all has no session
+        return ""  # a body that is read later is refused then; one that is not read has no session
     safety, user, metadata = map(_value, (naming.safety_identifier, naming.user, naming.metadata))
     users = [_quoted(_text(value)) for value in (safety, user)]
     user_name = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
@@ -119,7 +119,7 @@ def _credential(value: bytes) -> bytes:
 
 
 def _value(raw: msgspec.Raw) -> object:
-    """What JSON says; its letters, where that is nothing that can be said, such as half of a character."""
+    """Decode JSON; return its raw text if it cannot be decoded, such as half of a character."""
     try:
         return msgspec.json.decode(raw)
     except NOT_JSON:
@@ -127,16 +127,16 @@ def _value(raw: msgspec.Raw) -> object:
 
 
 def _text(value: object) -> str:
-    """A text; what is none stands for itself, as its JSON."""
+    """Return a text as it is, and any other value as its JSON."""
     return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 
 def _device(text: str) -> str | None:
-    """The device and the account of a `user_id` as Claude Code writes it, in its older form or its newer one; None for others."""
+    """Return device and account of a `user_id` of Claude Code, in its older or newer form; None for others."""
     if match := _CLAUDE.fullmatch(text):
         return f"{match[1]} {match[2]}"
     try:
-        fields = msgspec.json.decode(text, type=dict[str, str]) if text.startswith("{") and len(text) <= LONGEST_DEVICE else {}
+        fields = msgspec.json.decode(text, type=dict[str, str]) if text.startswith("{") and len(text) <= MAX_DEVICE_CHARS else {}
     except NOT_JSON:
         return None
     if fields.keys() != {"device_id", "account_uuid", "session_id"}:
@@ -145,17 +145,17 @@ def _device(text: str) -> str | None:
 
 
 def _quoted(user: str) -> str:
-    """A user as part of a name: without what separates parts, and not too long. No two users have the same."""
+    """Return a user as a part of a name: without separators, not too long, and unique."""
     short = quote(user, safe="@:+") if len(user) <= MAX_USER_CHARS else user
     return short if len(short) <= MAX_USER_CHARS else f"%-{hashlib.blake2b(user.encode(), digest_size=16).hexdigest()}"
 
 
 def below(key: Key, user: str, link: Link) -> Key:
-    """The key as it is for one request: its user is its own, or `/USER` or `/ITS USER/USER`, as no key has it; and `link` says
-    on or off.
+    """Return the key for one request: its user is the key's own, or `/USER` or `/KEY USER/USER`, which no key has; `link` is on or
+    off.
 
     Args:
-        user: that the request names, as `told` gives it.
+        user: the end user that the request names, as `told` returns it.
         link: the operator's setting of links for the whole gateway.
     """
     policies = {link, key.link}
@@ -165,12 +165,12 @@ def below(key: Key, user: str, link: Link) -> Key:
 
 
 def sees(key: Key, user: str) -> Callable[[str], bool]:
-    """Whose sessions a client is told of: an end user's own; with a key of one person, that person's and those of its end
-    users; without keys and without a credential, those of all, since that is the operator of this machine; with another key,
-    those of its end users, and of nobody in particular.
+    """Return a predicate for the owners of the sessions that a client may see. An end user sees its own sessions. The key of a
+    person sees that person's and those of its end users. A client without keys and without a credential is the operator of this
+    machine and sees all. Another key sees those of its end users and those without an owner.
 
     Args:
-        user: that the request names, as `told` gives it.
+        user: the end user that the request names, as `told` returns it.
     """
     if user:
         return below(key, user, Link.AUTO).user.__eq__
@@ -183,8 +183,8 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
 
 
 def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
-    """What of a tenant a client may look at: the sessions that `sees` tells it of, and the memory, documents and notes of the
-    same users and of all users. What the gateway keeps for itself is nobody's."""
+    """Return a predicate for the segments of a tenant that a client may read: the sessions that `sees` allows, and the memory,
+    documents and notes of the same users and of all users. The gateway's own segments are hidden from all."""
     mine = sees(key, user)
 
     def shown(info: SegmentInfo) -> bool:
@@ -196,7 +196,7 @@ def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
 
 
 def logged(user: str) -> str:
-    """The user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
+    """Return the user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
     if not user.startswith("/"):
         return user
     key_user, _, end = user[1:].rpartition("/")
@@ -204,13 +204,12 @@ def logged(user: str) -> str:
 
 
 class Shares:
-    """What the end users of each key take: none of them more than a share of what the key may. And what the key takes, where
-    several gateways count together.
+    """Enforces the limits of end users, who share those of their key, and of keys, if several gateways count together.
 
     It is used in the event loop alone.
 
     Args:
-        tally: counts for all of them; None where this gateway is alone.
+        tally: counts for all gateways over the store; None if this gateway is alone.
     """
 
     def __init__(self, limits: RequestBounds, tally: Tally | None = None) -> None:
@@ -220,10 +219,10 @@ class Shares:
 
     @asynccontextmanager
     async def taken(self, key: Key, user: str) -> AsyncIterator[None]:
-        """One request, as long as it is answered.
+        """Count one request while it is answered.
 
         Raises:
-            Problem: it is over the user's share, or here and elsewhere together there is no room for it.
+            Problem: it exceeds the user's share, or the limits of all gateways together.
         """
         with self._here(key, user):
             demands = () if self._tally is None else self._demands(key, user)
@@ -287,7 +286,7 @@ class Shares:
 
 
 def _client(key: Key) -> str:
-    """The part of an end user's name that tells apart the clients of a gateway without keys."""
+    """Return the prefix of an end user's name that separates the clients of a gateway without keys."""
     return "" if key.name or not key.user else f"{key.user}/"
 
 
