@@ -21,7 +21,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.conversations import Conversation, chained, seed_of
+from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
 from kilburn.kernel.session import Session
@@ -29,6 +29,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN, canonical
 from kilburn.wire.form import parse
+from kilburn.wire.histories import chained, seed_of
 
 CHAT, MESSAGES = ChatForm(), MessagesForm()
 
@@ -322,7 +323,7 @@ def test_a_damaged_session_stops_no_other_one_and_not_its_client(tmp_path: Path,
             name = turn(histories, [user("the word sesame")], "1")
         path.write_bytes(path.read_bytes().replace(b"the word sesame", b"the word damage"))
     assert name.endswith("~2")
-    assert "is left out" in caplog.text
+    assert "is skipped" in caplog.text
 
 
 def test_a_name_of_the_client(histories: Histories) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -24,9 +24,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, address_of
 from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
-
-OF_WORDS = re.compile("chat-[0-9a-f]{16}")
-"""Name of a session to which its client gave no name."""
+from kilburn.wire.histories import chained, seed_of, tails
 
 BESIDE = 8
 """Maximum number of system prompts and tool lists whose cost is cached, for each session."""
@@ -384,49 +382,6 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
             "the conversation; send a smaller part of it, or raise the gateway's --window",
             param="messages",
         )
-
-
-def is_linkable(first: str, second: str) -> bool:
-    """Return whether two sessions of one user may be linked, by their roots. A session with a client's name is linked only to
-    others of that name."""
-    return first == second or bool(OF_WORDS.fullmatch(first) and OF_WORDS.fullmatch(second))
-
-
-def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
-    """Yield for each digest a digest of it and all earlier ones."""
-    for digest in digests:
-        start = hashlib.blake2b(start + digest, digest_size=16).digest()
-        yield start
-
-
-def tails(digests: Sequence[bytes], root: str, user: str, start: int = 0) -> Iterator[bytes | None]:
-    """Yield for each digest from `start` on: for an assistant's message, a digest of it and of the assistant's previous message;
-    None for others. It finds the user's sessions that may be linked to a session of this root."""
-    seed = seed_of("" if OF_WORDS.fullmatch(root) else root, user)
-    last = next(filter(is_spoken, reversed(digests[:start])), b"")
-    for digest in digests[start:]:
-        if is_spoken(digest):
-            yield hashlib.blake2b(seed + last + digest, digest_size=16).digest()
-            last = digest
-        else:
-            yield None
-
-
-def seed_of(root: str, user: str) -> bytes:
-    """Return the start value of the chains of a user's sessions of one root, which no other user shares."""
-    return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
-
-
-def shared(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    """Return the length of the common prefix of two chains; equal links have equal predecessors."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[middle - 1] == second[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def last_reply(session: Session) -> str:

@@ -35,22 +35,16 @@ from kilburn.errors import (
     StoreUnavailable,
 )
 from kilburn.event import Act
-from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes, texts_of
 from kilburn.gateway.conversations import (
     Asker,
     Conversation,
     Memo,
     brought_over,
-    chained,
     check_attachments,
     copy_of,
-    is_linkable,
     last_reply,
     renamed,
     said_after,
-    seed_of,
-    shared,
-    tails,
     turn_after,
     turn_before_reply,
 )
@@ -69,6 +63,19 @@ from kilburn.page import Place
 from kilburn.tracing import compacting
 from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
+from kilburn.wire.histories import (
+    OPENING,
+    chained,
+    end_of,
+    is_linkable,
+    is_own,
+    is_summary,
+    quotes,
+    seed_of,
+    shared,
+    tails,
+    texts_of,
+)
 
 log = logging.getLogger("kilburn.gateway")
 

@@ -99,7 +99,7 @@ class Kept:
         """Whether all owners that were read are still in memory."""
 
     def check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool = True) -> bool:
-        """Refuse a request that names another user's objects. Objects without an owner from which it continues become this user's.
+        """Refuse a request that names another user's objects. Objects without an owner that it continues become this user's.
 
         Args:
             path: the request's decoded path, from `/v1` on.

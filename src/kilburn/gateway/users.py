@@ -151,8 +151,8 @@ def _quoted(user: str) -> str:
 
 
 def below(key: Key, user: str, link: Link) -> Key:
-    """Return the key for one request: its user is the key's own, or `/USER` or `/KEY USER/USER`, which no key has; `link` is on or
-    off.
+    """Return the key for one request. Its user is the key's own, or `/USER` or `/KEY USER/USER`, which no key has; its `link` is
+    on or off.
 
     Args:
         user: the end user that the request names, as `told` returns it.

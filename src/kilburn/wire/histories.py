@@ -1,16 +1,20 @@
-"""Whether a client has made a history of an earlier session by itself: with a summary in its place, or with the middle left out.
+"""The identity of histories: chains of digests, and histories that a client has compacted by itself.
 
-Conversations share much by chance: greetings, the same files read by the same calls, the examples of a template. Two things they
-do not share by chance, and only these count:
+A client or a framework sends its whole history with each request. The chain of its digests identifies the session that it
+continues, for one user and one root; sessions of others never have the same links.
 
-- the end of the session, with what its assistant said there in many words, in a history that leaves out more of the session
-  than it puts in its place;
-- a summary, word for word, that was the session's last reply, that nobody else had said there, and that is much shorter than
-  the session.
+A client may also compact its history: it puts a summary in the place of old messages, or omits the middle. Conversations share
+much by chance: greetings, the same files read by the same calls, the examples of a template. Two things identify a session:
+
+- its end, with many words of its assistant, in a history that omits more of the session than it puts in its place;
+- a summary, word for word, that was the session's last reply, that occurs nowhere else in it, and that is much shorter than the
+  session.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,6 +22,10 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Role
+from kilburn.wire.digests import is_spoken
+
+OF_WORDS = re.compile("chat-[0-9a-f]{16}")
+"""Name of a session to which its client gave no name."""
 
 MIN_OWN_CHARS = 200
 """Characters of an assistant, in texts and arguments, that no two conversations have by chance."""
@@ -40,6 +48,49 @@ OPENING = 4
 
 PLACES = 8
 """Places in a history that are tried for the end of a session."""
+
+
+def is_linkable(first: str, second: str) -> bool:
+    """Return whether two sessions of one user may be linked, by their roots. A session with a client's name is linked only to
+    others of that name."""
+    return first == second or bool(OF_WORDS.fullmatch(first) and OF_WORDS.fullmatch(second))
+
+
+def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
+    """Yield for each digest a digest of it and all earlier ones."""
+    for digest in digests:
+        start = hashlib.blake2b(start + digest, digest_size=16).digest()
+        yield start
+
+
+def tails(digests: Sequence[bytes], root: str, user: str, start: int = 0) -> Iterator[bytes | None]:
+    """Yield for each digest from `start` on: for an assistant's message, a digest of it and of the assistant's previous message;
+    None for others. It finds the user's sessions that may be linked to a session of this root."""
+    seed = seed_of("" if OF_WORDS.fullmatch(root) else root, user)
+    last = next(filter(is_spoken, reversed(digests[:start])), b"")
+    for digest in digests[start:]:
+        if is_spoken(digest):
+            yield hashlib.blake2b(seed + last + digest, digest_size=16).digest()
+            last = digest
+        else:
+            yield None
+
+
+def seed_of(root: str, user: str) -> bytes:
+    """Return the start value of the chains of a user's sessions of one root, which no other user shares."""
+    return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
+
+
+def shared(first: Sequence[bytes], second: Sequence[bytes]) -> int:
+    """Return the length of the common prefix of two chains; equal links have equal predecessors."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[middle - 1] == second[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], common: int) -> range:
