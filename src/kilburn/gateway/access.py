@@ -74,7 +74,7 @@ VISITORS = 96
 
 
 class Access:
-    """Lets requests through to an application, or refuses them.
+    """Admits requests to an application, or refuses them.
 
     Args:
         app: what answers.
@@ -186,8 +186,8 @@ class Access:
         return problem
 
     def _check_framing(self, scope: Scope, values: HeaderValues) -> None:
-        """Where a request ends is said once: a proxy that reads it in another way would take its rest for somebody's request.
-        What else is wrong with lengths the server itself refuses."""
+        """Refuse ambiguous framing: a proxy that reads it differently would take the rest of the body for another request. The
+        server itself refuses other wrong lengths."""
         if b"transfer-encoding" not in values:
             return
         if b"content-length" in values:
@@ -196,7 +196,7 @@ class Access:
             raise Problem(400, "invalid_length", "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
 
     def _check_caller(self, values: HeaderValues) -> None:
-        """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
+        """Check Host and Origin, against web pages and names that resolve to this machine by deceit."""
         self._check_host(values)
         if any(origin.decode("latin-1").lower() not in self.origins for origin in values.get(b"origin", ())):
             raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
@@ -209,7 +209,7 @@ class Access:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
 
     async def _visited(self, people: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """What a person asks for with a browser. It is let in, and told where it comes from, by what answers."""
+        """Serve a person's browser. The application itself signs people in and checks where requests come from."""
         self._check_headers(scope["headers"], scope["state"].pop("given"))
         if self._visitors >= VISITORS:
             raise Problem(503, "overloaded", "the dashboard is answering as many requests as it may", retry_after=5)
@@ -257,7 +257,7 @@ class Access:
         return None
 
     def _check_headers(self, headers: list[tuple[bytes, bytes]], values: HeaderValues) -> int | None:
-        """The length of the body that the headers announce, if they do."""
+        """Check the headers; return the announced length of the body, if any."""
         limits = self.limits
         if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
             raise Problem(431, "headers_too_large", f"over {limits.headers} headers, or {limits.header_bytes:,} bytes of them")
@@ -271,7 +271,7 @@ class Access:
         return int(lengths[0])
 
     def _key(self, scope: Scope) -> tuple[Key, list[tuple[bytes, bytes]]]:
-        """Who asks, and the headers without the gateway's own key."""
+        """Return the client's key, and the headers without the gateway's own key."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self.keys is None:
             return self._anonymous_key(scope), headers
@@ -289,7 +289,7 @@ class Access:
         return key, [header for header in headers if header not in ours]
 
     def _anonymous_key(self, scope: Scope) -> Key:
-        """The key of a client of a gateway without keys."""
+        """Return the key of a client of a gateway without keys."""
         if not self.one_user and (user := client_user(scope["headers"])):
             return msgspec.structs.replace(self.anonymous, user=user)
         return self.anonymous
@@ -318,7 +318,7 @@ class Access:
             del self._running[key.name]
 
     async def _read(self, receive: Receive, exchange: Exchange) -> Receive | None:
-        """What gives the whole body in one message, and then what comes; None if the client left."""
+        """Return a receiver that yields the whole body in one message, and later messages; None if the client left."""
         body = await self._body(receive, exchange)
         if body is None:
             return None
@@ -334,7 +334,7 @@ class Access:
         return receiving
 
     def _flowing(self, receive: Receive, exchange: Exchange) -> Receive:
-        """What gives the body as it comes. Only the time for which the client is waited for counts against its pace."""
+        """Return a receiver of the body's pieces. Only the time spent waiting for the client counts against its pace."""
         limits, loop = self.limits, asyncio.get_running_loop()
         waited, ended = 0.0, False
 
@@ -359,7 +359,7 @@ class Access:
         return receiving
 
     async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
-        """The whole body, counted as it comes; None if the client left."""
+        """Read the whole body, and count it; return None if the client left."""
         limits = self.limits
         pieces: list[bytes] = []
         tally = BodyTally()
@@ -405,7 +405,7 @@ class Access:
         return Problem(413, "request_too_large", reason)
 
     async def _refuse(self, problem: Problem, exchange: Exchange, rest: Receive | None, send: Send) -> None:
-        """Answer with an error, and close the connection; where there is a rest of the body, once that has come."""
+        """Answer with an error, and close the connection after the rest of the body."""
         body = body_of(problem, exchange.path, exchange.id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(b"connection", b"close"), (b"x-request-id", exchange.id.encode())]
@@ -424,7 +424,7 @@ class Access:
 
 
 def check_local(scope: Scope) -> None:
-    """Let nobody but the operator, who works at this machine, see what all clients of a gateway without keys have.
+    """Allow only the operator, who works at this machine, to see the sessions of all clients of a gateway without keys.
 
     Raises:
         Problem: the request is of another machine, or a proxy forwarded it.
@@ -435,12 +435,12 @@ def check_local(scope: Scope) -> None:
 
 
 def is_probe(scope: Scope) -> bool:
-    """Whether a client asks if anything serves at this address, as Claude Code does. It needs no key."""
+    """Return whether a client, such as Claude Code, checks that a server exists at this address. That needs no key."""
     return bool(scope["path"] == "/" and scope["method"] == "HEAD")
 
 
 def by_name(headers: Iterable[tuple[bytes, bytes]]) -> HeaderValues:
-    """Headers, all values of each name together."""
+    """Return the headers with all values of each name."""
     values: HeaderValues = {}
     for name, value in headers:
         values.setdefault(name, []).append(value)
@@ -448,19 +448,19 @@ def by_name(headers: Iterable[tuple[bytes, bytes]]) -> HeaderValues:
 
 
 def name_in(values: HeaderValues) -> str:
-    """The client's own id of a request; "" for none that could be one."""
+    """Return the client's own id of a request; "" if there is no valid one."""
     value = next((values[name][0] for name in REQUEST_ID_HEADERS if name in values), b"")
     return value.decode() if A_NAME.fullmatch(value) else ""
 
 
 def parent_in(values: HeaderValues) -> str:
-    """The span that a request belongs to, as its header has it; "" for none that is one."""
+    """Return the parent span in the request's header; "" if there is no valid one."""
     parents = values.get(b"traceparent", [b""])
     return parents[0].decode() if len(parents) == 1 and A_PARENT.fullmatch(parents[0]) else ""
 
 
 def name_of(host: bytes) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host.decode("latin-1").lower()
     head, colon, port = name.rpartition(":")
     if colon and port.isdecimal() and (":" not in head or head.startswith("[")):
@@ -469,7 +469,7 @@ def name_of(host: bytes) -> str:
 
 
 def _secret(name: bytes, value: bytes) -> bytes:
-    """The key that a header carries; empty for other headers."""
+    """Return the key in a header; empty bytes for other headers."""
     if name in (b"x-api-key", b"api-key"):
         return value.strip()
     kind, _, rest = value.partition(b" ")

@@ -107,7 +107,7 @@ TEND = 600.0
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
-    """What a gateway is made of.
+    """The settings of a gateway.
 
     Args:
         db: the store's file.
@@ -169,7 +169,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Behind(NamedTuple):
-    """What a dashboard within a gateway gets of it.
+    """The parts of a gateway that its dashboard uses.
 
     Args:
         windows: what is looked at, and changed by hand.
@@ -184,18 +184,18 @@ class Behind(NamedTuple):
 
 
 class Among(Counts, Protocol):
-    """What is one for several processes that serve at one address: see `kilburn.gateway.worker.Parent`."""
+    """State that the processes of one address share: see `kilburn.gateway.worker.Parent`."""
 
     now: Callable[[], Any]
     used: MutableSequence[float]
 
     def turn(self, tenant: str) -> bool:
-        """Whether this process does what is done for a tenant in the background."""
+        """Return whether this process does a tenant's work in the background."""
         ...
 
 
 class Gateway:
-    """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
+    """State shared by all requests: the upstream, and a store for each tenant, opened at its first request.
 
     Args:
         turn: whether this process does what is done for a tenant in the background.
@@ -251,7 +251,7 @@ class Gateway:
                 self._embedder = resolve("search.embedders", settings.embedder) if is_named else usual_embedder()
 
     def prepare(self) -> None:
-        """Load what finds by meaning, so that no request waits for it."""
+        """Load the embedder before the first request."""
         try:
             if self._embedder is not None:
                 self._embedder.embed(["a"])
@@ -261,14 +261,14 @@ class Gateway:
 
     @property
     def search(self) -> str:
-        """Whether searches go by words, or by words and meaning."""
+        """How searches work: by words, or by words and meaning."""
         if self._embedder is None:
             return "words"
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
         return "words; meaning fails" if troubled else "words and meaning"
 
     def now(self) -> Iterator[tuple[str, str, float]]:
-        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.CURRENT`."""
+        """Yield the present figures: see `kilburn.gateway.metrics.CURRENT`."""
         files = [file for file in (self.settings.db, f"{self.settings.db}-wal") if os.path.exists(file)]
         with suppress(OSError):
             if files:
@@ -287,7 +287,7 @@ class Gateway:
                     yield "embedding_behind", tenant, bool(store.backend.unembedded(self._embedder.name, 1))
 
     def use(self) -> None:
-        """A request came: what is done in the background lets it go first."""
+        """Note a request, to which work in the background gives way."""
         self._used[0] = time.monotonic()
         self._asked += 1
         if self._asked % SETTLED == 0:
@@ -297,7 +297,7 @@ class Gateway:
         return time.monotonic() - self._used[0] < QUIET
 
     async def tending(self) -> None:
-        """Now and then, while nobody asks anything, end the sessions whose time is over, and learn what was left."""
+        """While no request comes, expire sessions by the tenants' rules, and learn from marked sessions, at intervals."""
         while self.settings.background:
             await asyncio.sleep(self.settings.tend)
             if not self._busy():
@@ -305,8 +305,8 @@ class Gateway:
                 await in_thread(self.learn_left)
 
     def learn_left(self) -> None:
-        """Learn once from the sessions of each open tenant that a gateway marked and did not come to, because it was killed. What
-        is said from now on is learned from after its reply. A request that comes ends it, and it goes on later."""
+        """Learn once from the marked sessions of each open tenant that an earlier gateway did not reach before it was killed.
+        Sessions of this gateway are learned from after their replies. A request interrupts the work, which continues later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
         for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
             if tenant in self._learned or not self._turn(tenant):
@@ -320,7 +320,7 @@ class Gateway:
                 log.warning("tenant %r: what was left is not learned: %s", tenant, error)
 
     def end_sessions(self) -> None:
-        """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""
+        """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
         for store in list(self._stores):
             if not self._turn(store.tenant):
                 continue
@@ -335,11 +335,11 @@ class Gateway:
                 log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *counts)
 
     def opened(self, tenant: str) -> Relay | None:
-        """What answers the requests of a tenant, if its store is open."""
+        """Return the relay of a tenant, if its store is open."""
         return self._open.get(tenant)
 
     def relay(self, tenant: str) -> Relay:
-        """What answers the requests of a tenant."""
+        """Return the relay of a tenant, and open its store if needed."""
         with self._lock:
             relay = self._open.get(tenant)
             if relay is None:
@@ -372,7 +372,7 @@ class Gateway:
             return relay
 
     def kept(self) -> Kept:
-        """Whose it is what the provider keeps."""
+        """Return the owners of objects that the provider stores."""
         return self._kept
 
     def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
@@ -391,12 +391,12 @@ class Gateway:
             owners.write()
 
     def failed(self, error: Exception | None) -> None:
-        """A request met an error of the store; None: it met none."""
+        """Note that a request met an error of the store, or none."""
         if error is None or isinstance(error, StoreError):
             self._trouble.note(error)
 
     def check_rested(self) -> None:
-        """Fail at once, where requests that cannot be read are served unread, and another one has just waited in vain.
+        """Fail at once if requests may be served unread and another request has just waited for the store in vain.
 
         Raises:
             StoreBusy: another program holds the store.
@@ -405,7 +405,8 @@ class Gateway:
             self._trouble.check_rested()
 
     def check(self) -> None:
-        """Check that the store of the gateway's own tenant can be read and written, as far as that can be known without a write.
+        """Check that the store of the gateway's own tenant can be read and written, as far as that can be determined without a
+        write.
 
         Raises:
             StoreError: it cannot.
@@ -414,7 +415,7 @@ class Gateway:
         self._trouble.check()
 
     async def close(self) -> None:
-        """Write what waits, and close everything."""
+        """Write pending data, and close everything."""
         await self.upstream.close()
         await self._tally.close()
         await in_thread(self._learners.close)
@@ -426,7 +427,7 @@ class Gateway:
 
 
 class _Endpoint:
-    """One path of the gateway, or all that are not named, as an ASGI application.
+    """One path of the gateway, or all other paths, as an ASGI application.
 
     Args:
         form: of what is asked there by POST; None where everything goes through unread.
@@ -437,7 +438,7 @@ class _Endpoint:
         self._gateway, self._form, self._shape, self._other = gateway, form, shape, alternative or shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a client that goes away ends the work."""
+        """Answer one request; stop if the client leaves."""
         self._gateway.use()
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
@@ -497,8 +498,8 @@ class _Endpoint:
         return fields, told(headers, body, key, fields)
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
-        """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
-        provider keeps of the answer is its user's too."""
+        """Check that the stored objects that a request names are its user's. Return a sender that makes the objects of the answer
+        this user's."""
         gateway = self._gateway
         if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
@@ -571,7 +572,7 @@ class _Endpoint:
             gateway.failed(exchange.unkept)
 
     async def _flow(self, scope: Scope, flow: _Flow, headers: Mapping[str, str], send: Send) -> None:
-        """Pass a body through as it comes."""
+        """Pass a body through as it arrives."""
 
         async def sending(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
@@ -608,7 +609,7 @@ class _Endpoint:
 
 
 class _UnlessLeft:
-    """What is done inside ends, without an error, when the client goes away.
+    """Cancels its block, without an error, when the client leaves.
 
     Args:
         over: set when the client's body is over, if that is read inside.
@@ -651,7 +652,7 @@ class _UnlessLeft:
 
 
 class _Flow:
-    """A body that is passed on as it comes."""
+    """A body that is passed on as it arrives."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -661,7 +662,7 @@ class _Flow:
         self.problem: Problem | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The pieces.
+        """Yield the pieces.
 
         Raises:
             Problem: it is too large, or too slow. ConnectionAbortedError: the client went away.
@@ -681,14 +682,14 @@ class _Flow:
                 yield piece
 
     async def drain(self) -> None:
-        """Take the rest, and throw it away."""
+        """Read the rest, and discard it."""
         with suppress(Problem, ConnectionAbortedError):
             async for _ in self:
                 pass
 
 
 def _check_path(scope: Scope) -> None:
-    """Refuse a path that may lead to another place than what it says, whoever reads it.
+    """Refuse a path that another server may resolve differently.
 
     Raises:
         Problem: it is refused.
@@ -701,7 +702,7 @@ def _check_path(scope: Scope) -> None:
 
 
 def _path_of(scope: Scope) -> str:
-    """The path below `/v1` and its query, as the client wrote them."""
+    """Return the path below `/v1` and its query, as the client wrote them."""
     raw = scope.get("raw_path") or quote(scope["path"], safe="/:@").encode()
     path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
     query = scope.get("query_string", b"").decode("latin-1")
@@ -709,7 +710,7 @@ def _path_of(scope: Scope) -> str:
 
 
 def _flows(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request has a body that nobody here reads, such as a file."""
+    """Return whether a request has a body that the gateway does not read, such as a file."""
     if scope["path"] in READ_PATHS or not scope["path"].startswith("/v1/"):
         return False
     headers = {name: value.lower() for name, value in scope["headers"]}
@@ -719,7 +720,7 @@ def _flows(scope: MutableMapping[str, Any]) -> bool:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client went away before."""
+    """Read the whole body; return None if the client left before its end."""
     pieces: list[bytes] = []
     while True:
         message = await receive()
@@ -731,7 +732,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def check(settings: Settings) -> None:
-    """Open the store once, and read the keys: whoever begins several processes with these settings hears at once what is wrong.
+    """Open the store once, and read the keys, so that errors are reported before several processes start with these settings.
 
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
@@ -755,7 +756,7 @@ def _check_store(gateway: Gateway) -> None:
 
 
 def build(settings: Settings, people: Callable[[Behind], App] | None = None, among: Among | None = None) -> App:
-    """The gateway as an ASGI application, behind its door.
+    """Return the gateway as an ASGI application with access control.
 
     Args:
         people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.

@@ -204,7 +204,7 @@ class ChatReading(Reading):
         return self._seen(chunk, event.raw) if self.faults else event.raw
 
     def _seen(self, chunk: dict[str, Any], raw: bytes) -> bytes:
-        """What the client sees of a chunk: no call of ours, and the end only at the end."""
+        """Return the bytes that the client sees of a chunk: no call of ours, and an end only at the end of the reply."""
         if not self._first:
             self._first = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
         choices = chunk.get("choices") or []
@@ -309,7 +309,7 @@ class ChatReading(Reading):
 
 
 def _separated(message: Message) -> Message:
-    """A later round's message as the client sees it behind what was said before."""
+    """Return a later round's message as the client sees it behind the earlier texts."""
     at = next(index for index, part in enumerate(message.parts) if part.kind == "text" and part.text)
     part = message.parts[at]
     parts = (*message.parts[:at], msgspec.structs.replace(part, text="\n\n" + part.text), *message.parts[at + 1 :])

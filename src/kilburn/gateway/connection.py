@@ -30,7 +30,8 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
     connections: a forwarded header proves nothing."""
 
     class BoundedProtocol(HttpToolsProtocol):
-        """A connection that is cut when its client neither asks nor reads, or sends what never becomes anything."""
+        """A connection that is closed if its client neither sends requests nor reads, or sends data that never becomes a
+        request."""
 
         _waiting: asyncio.TimerHandle | None = None
         _writing: asyncio.TimerHandle | None = None
@@ -149,7 +150,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """What is left of a timer: nothing."""
+    """Cancel a timer, and return None."""
     if timer is not None:
         timer.cancel()
     return None

@@ -96,7 +96,7 @@ class Exchange(msgspec.Struct, kw_only=True):
 
     @property
     def request(self) -> dict[str, str]:
-        """The ids by which what was made for it is found."""
+        """The ids by which the records of this request are found."""
         ids = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
         return {name: value for name, value in ids.items() if value}
 
@@ -109,10 +109,10 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class SessionTotals(msgspec.Struct, kw_only=True):
-    """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
-    `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window`, `fill` and `hit_rate` are as of its last
-    reply (see `kilburn.kernel.ledger.Stats`), and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved`
-    is money: see `kilburn.gateway.metrics.saved`."""
+    """The figures of one session since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
+    `replied` are the provider's, 0 if it reports none. `window`, `tokens_in_window`, `fill` and `hit_rate` are as of its last
+    reply (see `kilburn.kernel.ledger.Stats`), the hit rate over its whole life; `alarm` tells that it is under 60%. `saved` is
+    money: see `kilburn.gateway.metrics.saved`."""
 
     tenant: str
     session: str
@@ -139,14 +139,14 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
 
 class Rows(msgspec.Struct, kw_only=True):
-    """What `/sessions` answers: as of a time, in seconds since the epoch."""
+    """The answer of `/sessions`, as of a time in seconds since the epoch."""
 
     time: float
     sessions: list[SessionTotals]
 
 
 def together(first: Tokens | None, second: Tokens) -> Tokens:
-    """The usage of two calls."""
+    """Return the sum of two usages."""
     if first is None:
         return second
     beside = second.beside if first.beside is None else together(second.beside, first.beside)

@@ -37,7 +37,7 @@ LIMITING = frozenset({"output_config", "output_format", "parallel_tool_calls", "
 
 
 class MemoryTools(StrEnum):
-    """Whether a model is offered our tools."""
+    """When a model is offered our tools."""
 
     AUTO = "auto"
     """Until it refuses them."""
@@ -47,7 +47,7 @@ class MemoryTools(StrEnum):
 
 
 class Offer:
-    """Which models are offered our tools, for all tenants of a gateway.
+    """Decides which models are offered our tools, for all tenants of a gateway.
 
     Args:
         how: what the operator says: one of `MemoryTools`.
@@ -107,7 +107,7 @@ ENOUGH = "error: no more recalls in this turn; answer with what you have, or go 
 
 
 def answered(store: Store, conversation: Conversation, calls: Sequence[Part], exchange: Exchange, *, over: bool) -> list[Message]:
-    """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
+    """Return the results of calls of our tools, as messages. Results from an earlier session cite its pages.
 
     Args:
         exchange: is told what they came to.
@@ -119,7 +119,7 @@ def answered(store: Store, conversation: Conversation, calls: Sequence[Part], ex
 
 
 def brought(store: Store, conversation: Conversation, tokens: int, beside: Sequence[tuple[int, int]] = ()) -> Brought | None:
-    """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing.
+    """Return passages about the user's latest message from the session and the earlier ones; None if there are none.
 
     Args:
         beside: pages of which passages stand beside this prompt already.
@@ -181,13 +181,13 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
 
 
 def _cites(session: Session, reply: MemoryReply) -> tuple[tuple[int, int], ...]:
-    """What a reply from another session is from: pages of that one, and of its branches."""
+    """Return the pages of another session, and of its branches, that a reply is from."""
     owner = session.owner
     return (*((owner(page), page) for page in reply.sources), *reply.cites)
 
 
 def _within(arguments: str, tokens: int, **more: str) -> str:
-    """The arguments of a search that brings so many tokens at most, with more of them; what is not valid as it is."""
+    """Return the arguments of a search, limited to so many tokens; invalid arguments are returned unchanged."""
     try:
         fields = msgspec.json.decode(arguments, type=dict[str, object])
         requested = msgspec.convert(fields.get("tokens", memory_tools.TOKENS), int, strict=False)
@@ -197,7 +197,7 @@ def _within(arguments: str, tokens: int, **more: str) -> str:
 
 
 def _address_in(opened: Session, arguments: str) -> str | None:
-    """The arguments of a recall with the address as that session has it; None where it names another."""
+    """Return the arguments of a recall with the address within that session; None if the address names another."""
     try:
         fields = msgspec.json.decode(arguments, type=dict[str, object])
     except msgspec.DecodeError:

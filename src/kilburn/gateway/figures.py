@@ -20,8 +20,8 @@ MOVE_COUNTS = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_f
 
 
 class _Known(msgspec.Struct):
-    """A session after its last reply: its figures, tokens of our own calls and their results, the last event of its ledger, and
-    when that was."""
+    """A session's state after its last reply: its figures, the tokens of our own calls and their results, the last event of its
+    ledger, and the time."""
 
     stats: Stats
     hidden: int
@@ -30,7 +30,7 @@ class _Known(msgspec.Struct):
 
 
 class Figures:
-    """The figures of the sessions of one tenant, as long as they are in memory.
+    """The figures of one tenant's sessions in memory, by which a request's share is determined.
 
     What is known of a session is used by one request at a time, so it needs no lock.
     """
@@ -39,7 +39,7 @@ class Figures:
         self._known: WeakKeyDictionary[Conversation, _Known] = WeakKeyDictionary()
 
     def begin(self, exchange: Exchange, conversation: Conversation) -> None:
-        """The request's new messages are in the session."""
+        """Note that a request's new messages are in the session."""
         figures = conversation.session.figures
         record = self._known.get(conversation)
         if record is None:
@@ -53,11 +53,11 @@ class Figures:
         exchange.idle = None if record.used is None else exchange.began - record.used
 
     def hide(self, conversation: Conversation, tokens_before: int) -> None:
-        """What was appended since the session had seen so many tokens is none of the client's."""
+        """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
         self._known[conversation].hidden += conversation.session.figures.tokens_seen - tokens_before
 
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
-        """The request is over; its session is still its own."""
+        """Record a request's figures at its end, before its session is released."""
         record = self._known[conversation]
         session = conversation.session
         exchange.after = stats = session.figures
@@ -70,7 +70,7 @@ class Figures:
 
 
 def _hidden(session: Session) -> int:
-    """Tokens of our own calls and their results."""
+    """Return the tokens of our own calls and their results."""
     # Another request, which makes this one again, may be in the middle of a change.
     with session.lock:
         window, pages = session.window, session.window.pages.originals()

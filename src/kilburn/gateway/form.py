@@ -50,7 +50,7 @@ UNREADABLE = (
 
 
 class ParsedRequest(msgspec.Struct, kw_only=True):
-    """One request, taken apart.
+    """A client's request, parsed as far as needed.
 
     Args:
         raw: the client's bytes.
@@ -88,12 +88,12 @@ class ParsedRequest(msgspec.Struct, kw_only=True):
 
     @property
     def system(self) -> list[bytes]:
-        """What stands before the conversation, as JSON: messages of the chat form, and fields of the others."""
+        """The system prompt as JSON: messages of the chat form, and fields of the others."""
         return [*self.lead, *(bytes(self.fields[key]) for key in ("system", "instructions") if key in self.fields)]
 
     @property
     def beside(self) -> list[bytes]:
-        """What is sent beside the conversation and takes room in the window, as JSON."""
+        """The fields beside the conversation that take room in the window, as JSON."""
         return [*self.system, *([bytes(self.fields["tools"])] if "tools" in self.fields else ())]
 
 
@@ -115,7 +115,7 @@ class Form(ABC):
     """Fields that bound the reply."""
 
     def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
-        """Take a request apart.
+        """Parse a request's fields.
 
         Args:
             parsed: its fields, as `fields_of` returns them.
@@ -143,7 +143,7 @@ class Form(ABC):
         )
 
     def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
-        """Whether a request has no history, and goes through as it is.
+        """Return whether a request has no history here, and is passed through as it is.
 
         Args:
             parsed: its fields, as `fields_of` returns them.
@@ -151,7 +151,7 @@ class Form(ABC):
         return False
 
     def empty(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
-        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
+        """Return whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
 
         Args:
             parsed: its fields, as `fields_of` returns them.
@@ -162,7 +162,8 @@ class Form(ABC):
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
     def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
-        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else "".
+        """Return the id of the reply that a request continues; "" for none, or if the request also names other objects of its
+        provider.
 
         Args:
             parsed: its fields, as `fields_of` returns them.
@@ -170,7 +171,7 @@ class Form(ABC):
         return ""
 
     def split(self, req: ParsedRequest) -> None:
-        """Take the conversation apart.
+        """Split the conversation into messages.
 
         Raises:
             InvalidMessage: it is no list, or empty.
@@ -178,8 +179,8 @@ class Form(ABC):
         req.messages = listed(req.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
-        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring texts with
-        the same other fields are one part: each part becomes a page.
+        """Parse one message of the client, which may become several. In a message of more than `MAX_PARTS` parts, neighbouring
+        texts with the same other fields become one part: each part becomes a page.
 
         Raises:
             InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
@@ -187,7 +188,7 @@ class Form(ABC):
         return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
     def parsed(self, sources: Any) -> list[Message]:
-        """The messages of a decoded list.
+        """Parse the messages of a decoded list.
 
         Raises:
             InvalidMessage: one of them is none. DuplicateCall.
@@ -196,42 +197,42 @@ class Form(ABC):
 
     @abstractmethod
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        """The messages that a decoded message is."""
+        """Parse a decoded message, which may become several."""
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """The messages of a history, those joined that its provider takes back only together, and each result with the id of
-        its call."""
+        """Return the messages of a history, joined where its provider accepts them only together, and each result with its call's
+        id."""
         return numbered(messages)
 
     def shown(self, message: Message) -> list[Part]:
-        """The parts of a reply that calls our tools which the client sees: its texts."""
+        """Return the parts that the client sees of a reply with calls of our tools: its texts."""
         return [part for part in message.parts if part.kind is Kind.TEXT]
 
     def led(self, message: Message, parts: Sequence[Part]) -> Message:
-        """A reply that begins with words which the client saw before it. A provider wants its reasoning first."""
+        """Return a reply behind texts that the client saw before it. A provider requires its reasoning to be first."""
         first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
         return msgspec.structs.replace(message, parts=(*message.parts[:first], *parts, *message.parts[first:]))
 
     @abstractmethod
     def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
-        """The request with other messages, and with more tools."""
+        """Return the request with other messages and additional tools."""
 
     @abstractmethod
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-        """An error in this form."""
+        """Return an error in this form."""
 
     @abstractmethod
     def reading(self, faults: bool, *, holds: bool = True) -> Reading:
-        """Reads the replies to one request; see `Reading`."""
+        """Return a reader of the replies to one request; see `Reading`."""
 
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
-        """What a model is asked that runs here, with messages in its own form."""
+        """Return a client's request for a model, with messages in the model's form."""
 
     def asking(
         self, fields: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any
     ) -> Request:
-        """The same, of a decoded request, with its messages and its system prompt as the model takes them."""
+        """Return the same for a decoded request, given its messages and its system prompt in the model's form."""
         return Request(
             messages=messages,
             system=system,
@@ -244,15 +245,15 @@ class Form(ABC):
 
     @abstractmethod
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
-        """Writes the pieces of a model's reply as the events of this form."""
+        """Return a function that writes the pieces of a model's reply as events of this form."""
 
     @abstractmethod
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
-        """A model's reply as one body of this form."""
+        """Return a model's reply as one body of this form."""
 
 
 class Reading(ABC):
-    """Reads what the upstream answers to one request of a client, over several rounds, and says what the client sees of it.
+    """Reads the upstream's replies to one request of a client, over several rounds, and determines what the client sees.
 
     Every byte goes through as it came, until there is something of ours: a call of our tools, which is taken out, or another
     round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with
@@ -296,7 +297,7 @@ class Reading(ABC):
         self._begin()
 
     def feed(self, event: ServerEvent) -> bytes:
-        """What the client sees of one event, now."""
+        """Return the bytes that the client sees of one event now."""
         self.deltas, self._ends = [], False
         try:
             visible = self._feed(event)
@@ -310,10 +311,11 @@ class Reading(ABC):
 
     @abstractmethod
     def _feed(self, event: ServerEvent) -> bytes:
-        """The same; raises one of `UNREADABLE` for what is no event of this form."""
+        """Return the same; raise one of `UNREADABLE` for an invalid event."""
 
     def _slot(self, index: int, mine: bool) -> int | None:
-        """The number under which the client sees what begins here; None if it is a call of ours, and is not seen."""
+        """Return the number under which the client sees a new block; None if it is a call of ours, which the client does not
+        see."""
         slot = None if mine else self._next if self.changed else index
         self.changed = self.changed or mine
         self._slots[index] = slot
@@ -321,7 +323,7 @@ class Reading(ABC):
         return slot
 
     def take(self, body: bytes) -> None:
-        """Take a whole reply, of a request that is not streamed."""
+        """Read a complete reply that is not streamed."""
         self._raw = body
         try:
             self._take(body.removeprefix(MARK))
@@ -330,11 +332,11 @@ class Reading(ABC):
 
     @abstractmethod
     def _take(self, body: bytes) -> None:
-        """The same; raises one of `UNREADABLE` for what is no reply of this form."""
+        """Read the same; raise one of `UNREADABLE` for an invalid reply."""
 
     def _check(self, has_reply: bool, has_calls: bool) -> None:
-        """Raise Unavailable if there is no reply, if nothing says that it is whole, or if something of it could not be read: then
-        nobody knows what the client makes of it, and its next request says.
+        """Raise Unavailable if there is no reply, if it is incomplete, or if a part of it could not be read: then only the
+        client's next request tells what the client made of it.
 
         Args:
             has_reply: whether anything came. has_calls: whether the reply calls our tools, so that another round follows.
@@ -347,16 +349,16 @@ class Reading(ABC):
             raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
 
     def left(self) -> bytes:
-        """What is held back, where every byte goes through: the end of a reply, or the error that it ended with."""
+        """Return the bytes held back, if every byte is passed on: the end of a reply, or the error at its end."""
         return b"" if self.changed else b"".join(self._held)
 
     @property
     def id(self) -> str:
-        """The reply's id, as the client sees it, where it can go on from there by the id alone; else ""."""
+        """The reply's id as the client sees it, if the client can continue from it by the id alone; else ""."""
         return ""
 
     def reply(self) -> Reply:
-        """This round's reply, of which all has come.
+        """Return this round's complete reply.
 
         Raises:
             Unavailable: there is none, or it cannot be read.
@@ -370,10 +372,10 @@ class Reading(ABC):
 
     @abstractmethod
     def _reply(self) -> Reply:
-        """The same; raises one of `UNREADABLE`."""
+        """Return the same; raise one of `UNREADABLE`."""
 
     def begin_again(self) -> None:
-        """Begin the next round instead of this one, which said nothing but an error."""
+        """Begin the next round instead of this one, which had only an error."""
         self.faults, self.failed = True, None
         self.again()
 
@@ -398,7 +400,7 @@ class Reading(ABC):
         """Drop the state of the last round."""
 
     def end(self) -> bytes:
-        """What was held back until all rounds were over: the reply's end as events, or the whole body."""
+        """Return the bytes held back until all rounds ended: the reply's last events, or the whole body."""
         if not self.changed or (self._raw and (self.odd is not None or not self.ended)):
             return self._raw or self.left()
         try:
@@ -408,25 +410,25 @@ class Reading(ABC):
 
     @abstractmethod
     def _end(self) -> bytes:
-        """The same, written anew; raises one of `UNREADABLE`."""
+        """Return the same, written anew; raise one of `UNREADABLE`."""
 
     def broken(self, error: dict[str, Any]) -> bytes:
-        """The event that ends a stream with an error."""
+        """Return the event that ends a stream with an error."""
         return written(error, "error")
 
     def ours(self, reply: Reply) -> tuple[Part, ...]:
-        """The calls of a reply that are for us."""
+        """Return a reply's calls of our tools."""
         return tuple(part for part in reply.calls if part.name in OURS) if self.faults else ()
 
 
 def is_ours(called: Any) -> bool:
-    """Whether a tool, or a call of one, is ours by its name, whatever else a provider sends."""
+    """Return whether a tool or a call of one has the name of one of our tools."""
     name = called.get("name") if isinstance(called, dict) else None
     return isinstance(name, str) and name in OURS
 
 
 def hidden(message: Message) -> Message:
-    """A reply with its calls for us marked as such."""
+    """Return a reply whose calls of our tools are marked as hidden."""
     parts = tuple(
         msgspec.structs.replace(part, call=HIDDEN + (part.call or "")) if part.kind is Kind.CALL and part.name in OURS else part
         for part in message.parts
@@ -447,7 +449,7 @@ def join_texts(message: Message) -> Message:
 
 
 def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
-    """The fields of a body, each as its JSON; None where it is no object."""
+    """Return the fields of a body, each as its JSON; None if the body is no object."""
     try:
         return _fields(raw)
     except NOT_JSON:
@@ -455,7 +457,7 @@ def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
 
 
 def decoded(decode: Any, raw: bytes | msgspec.Raw, subject: str) -> Any:
-    """Decoded JSON.
+    """Decode JSON.
 
     Raises:
         InvalidMessage: it is not JSON, or not of this type.
@@ -474,7 +476,7 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def listed(raw: bytes | msgspec.Raw, subject: str) -> list[bytes]:
-    """A list, item by item.
+    """Return the items of a list, each as its JSON.
 
     Raises:
         InvalidMessage: it is empty, or no list.
@@ -486,13 +488,13 @@ def listed(raw: bytes | msgspec.Raw, subject: str) -> list[bytes]:
 
 
 def _begun(raw: msgspec.Raw) -> bytes:
-    """A list's JSON without the bracket that ends it, and anything else whole: copied once, since it may be long."""
+    """Return a list's JSON without its closing bracket, and other JSON whole. It may be long, so it is copied once."""
     whole = memoryview(raw)
     return bytes(whole[:-1] if bytes(whole[-1:]) == b"]" else whole).strip()
 
 
 def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
-    """A field's value; None where there is none, or where it cannot be read: the provider says what it thinks of it."""
+    """Return a field's value; None if it is missing or cannot be read, since the provider reports that."""
     if key not in fields:
         return None
     try:
@@ -502,7 +504,7 @@ def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
 
 
 def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
-    """A field's whole number, 0 where it has none."""
+    """Return a field's whole number, or 0 if it has none."""
     if key not in fields:
         return 0
     value = whole_number(_value(fields, key))
@@ -510,7 +512,7 @@ def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
 
 
 def _names(tools: Any) -> Iterator[str]:
-    """The names of the client's tools."""
+    """Yield the names of the client's tools."""
     for tool in tools if isinstance(tools, list) else ():
         inner = tool.get("function", tool) if isinstance(tool, dict) else None
         if isinstance(inner, dict) and isinstance(inner.get("name"), str):
@@ -518,12 +520,12 @@ def _names(tools: Any) -> Iterator[str]:
 
 
 def _blank(raw: bytes) -> bool:
-    """Whether a history, as JSON, has nothing in it."""
+    """Return whether a history's JSON is empty."""
     return len(raw) <= SHORT and raw.translate(None, b" \t\r\n") in (b"null", b"[]", b'""')
 
 
 def _specs(tools: Any) -> Iterator[ToolSpec]:
-    """A client's tools that are functions, of any form."""
+    """Yield a client's function tools, whatever the form."""
     for tool in of_theirs(tools):
         if tool.get("type") == "function" or "input_schema" in tool:
             function = tool.get("function", tool)
@@ -532,23 +534,23 @@ def _specs(tools: Any) -> Iterator[ToolSpec]:
 
 
 def with_tools(fields: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
-    """A request's fields with more tools behind the client's own."""
+    """Return a request's fields with more tools behind the client's own."""
     client_tools = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
     return {**fields, "tools": [*(client_tools or ()), *more]} if more else {**fields}
 
 
 def of_theirs(value: Any) -> list[Any]:
-    """A request's list of tools, or of blocks; empty where it has none."""
+    """Return a request's list of tools or of blocks; an empty list if it has none."""
     return value if isinstance(value, list) else []
 
 
 def unreadable(error: Exception) -> Unavailable:
-    """The error for a reply that is none."""
+    """Return the error for an invalid reply."""
     return Unavailable(f"the upstream sent what is no reply: {str(error)[:200]}", advice="check the upstream")
 
 
 def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
-    """The settings of a reply that both forms have, as one of them names them.
+    """Return the settings of a reply that both forms have, under the names of one of them.
 
     Raises:
         InvalidMessage: what ends a reply is no text, and no list of texts.
@@ -562,5 +564,5 @@ def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
 
 
 def usage_of(tokens: Tokens | None) -> Tokens:
-    """The tokens of a reply; zero where the provider reports none."""
+    """Return a reply's tokens; zero if the provider reports none."""
     return tokens or Tokens()

@@ -51,7 +51,7 @@ LARGEST = 16 << 20
 
 
 class Link(StrEnum):
-    """Whether a session is linked to an earlier one because it says the same."""
+    """Whether a session is linked to an earlier one with the same content."""
 
     AUTO = "auto"
     """Where it is known whose they are: the key is one person's, or the request names its user."""
@@ -62,7 +62,7 @@ class Link(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key: what it opens. It never holds the key itself.
+    """The options of one key, without its secret.
 
     Args:
         name: 8 hexadecimal digits, the public part; "" for a client that needs no key.
@@ -98,19 +98,19 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def person(self) -> bool:
-        """Whether it is one person's: it has a user, or it is of this machine, where no keys are needed."""
+        """Whether the key is one person's: it has a user, or it is of this machine, where no keys are needed."""
         return bool(self.user) or not self.name
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A keys file. A field that this version does not know may be a restriction, so a file with one is refused."""
+    """A file of keys. An unknown field may be a restriction, so a file with one is refused."""
 
     version: int = 1
     keys: list[Key] = []
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """The keys of a file or of a database, oldest first, revoked ones too.
+    """Return the keys of a file or of a database, oldest first, with revoked ones.
 
     Raises:
         SpecError: there is none, it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
@@ -149,7 +149,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
 
 
 def _key_of(body: bytes) -> Key:
-    """A key of a database.
+    """Decode a key of a database.
 
     Raises:
         SpecError: it is none, or has an option that this version does not know, which may be a restriction.
@@ -182,8 +182,8 @@ def _check(key: Key) -> None:
 
 
 def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
-    """Add a key to a file, which is created where there is none, or to a database; returns it and the key itself, which nothing
-    keeps.
+    """Add a key to a file, which is created if needed, or to a database. Return its options and its secret, which is stored
+    nowhere.
 
     Args:
         options: the key's options; `name`, `digest` and times are set here.
@@ -204,8 +204,8 @@ def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
 
 
 def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
-    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds where keys are in a database.
-    It stays in the list.
+    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds if keys are in a database. It
+    stays in the list.
 
     Raises:
         SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; all is as it was.
@@ -222,7 +222,7 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
 
 @contextmanager
 def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[list[Key]]:
-    """The keys of a file or of a database, which are written when the block ends; two programs at once take turns."""
+    """Yield the keys of a file or of a database, which are written when the block ends. Two programs take turns."""
     if is_url(path):
         with closing(open_keys(os.fspath(path))) as store, store.changing() as bodies:
             keys = [_key_of(body) for body in bodies.values()]
@@ -241,7 +241,7 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
 
 
 class Keys:
-    """The keys of a file, read again whenever it changes, or of a database, read every second what has changed.
+    """The keys of a file, read again after each change, or of a database, whose changes are read every second.
 
     Args:
         path: the file, or the URL of the database.
@@ -273,11 +273,11 @@ class Keys:
             threading.Thread(target=self._watch, args=(self._stored,), name="kilburn-keys", daemon=True).start()
 
     def close(self) -> None:
-        """Read no more; idempotent."""
+        """Stop reading; idempotent."""
         self._ended.set()
 
     def problem(self) -> str:
-        """Why nobody comes in, and what to do; "" if there is a valid key."""
+        """Return why no client is admitted, and what to do; "" if there is a valid key."""
         self._refresh()
         if any(not key.revoked for key in self._known.values()):
             return ""
@@ -286,7 +286,7 @@ class Keys:
         return f"{problem}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
 
     def find(self, presented: bytes) -> Key | None:
-        """The valid key that was presented; None if it is none of ours."""
+        """Return the valid key with this secret; None if there is none."""
         self._refresh()
         form = FORM.fullmatch(presented)
         key = self._known.get(form[1].decode()) if form else None
@@ -295,7 +295,7 @@ class Keys:
         return key if key is not None and same and not key.revoked else None
 
     def valid(self, key: Key) -> Key | None:
-        """A key that was found earlier, with the options that it has now; None if it was revoked since, or is another one's."""
+        """Return the present options of a key that was found earlier; None if it is revoked or replaced."""
         self._refresh()
         current = self._known.get(key.name)
         return current if current is not None and current.digest == key.digest and not current.revoked else None

@@ -23,7 +23,7 @@ RATE = 600
 
 
 class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds; a request over one is refused before its body is read, or while it is.
+    """Limits of requests. A request over a limit is refused before its body is read, or while it is read.
 
     Args:
         body: bytes of one request.
@@ -68,7 +68,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_of(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
-    """Bounds from texts such as "messages=5000".
+    """Parse limits from texts such as "messages=5000".
 
     Args:
         keyed: whether clients need keys; then there is a rate, unless it is given. On one's own machine there is none.
@@ -94,7 +94,7 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 class BodyTally:
-    """How much JSON a body is, counted piece by piece as it comes, before anything is made of it.
+    """Measures the JSON of a body, piece by piece, before it is parsed.
 
     A body that does not begin as an object is no JSON to anybody here, and has no values. Of what is no JSON in its middle it
     counts at least what a reader meets before it stops there.
@@ -112,7 +112,7 @@ class BodyTally:
 
     @property
     def weight(self) -> int:
-        """What it takes of `RequestBounds.bodies`."""
+        """Its share of `RequestBounds.bodies`."""
         return self.size + WEIGHT * self.values
 
     def feed(self, piece: bytes) -> None:
@@ -144,7 +144,7 @@ class BodyTally:
 
 
 class Bucket:
-    """Requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's."""
+    """The requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's requests."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self._clock = rate, clock
@@ -152,26 +152,26 @@ class Bucket:
         self._left, self._at = self._most, clock()
 
     def wait(self) -> float:
-        """Seconds after which there is one; 0 if there is."""
+        """Return the seconds until a request is allowed; 0 if one is."""
         moment = self._clock()
         self._left = min(self._most, self._left + (moment - self._at) * self.rate / 60)
         self._at = moment
         return max(0.0, 1 - self._left) * 60 / self.rate
 
     def take(self) -> float:
-        """Take one; returns 0, or the seconds after which there is one again."""
+        """Take one request; return 0, or the seconds until one is allowed."""
         wait = self.wait()
         if not wait:
             self._left -= 1
         return wait
 
     def give(self) -> None:
-        """Put one back: its request was refused for somebody else's sake."""
+        """Return a request that was refused for another reason."""
         self._left = min(self._most, self._left + 1)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there. Other names than `localhost` are not looked up."""
+    """Return whether only this machine can reach a server on a host. Names other than `localhost` are not resolved."""
     if host.lower() == "localhost":
         return True
     try:
@@ -181,7 +181,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listening(host: str, keys: object | None) -> None:
-    """Refuse to serve others without keys.
+    """Refuse to serve other machines without keys.
 
     Raises:
         SpecError: the host is not this machine's loopback, and there are no keys.

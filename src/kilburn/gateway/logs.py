@@ -39,7 +39,7 @@ FIELDS = (
 
 
 def line_of(exchange: Exchange) -> dict[str, Any]:
-    """What the log says of an exchange. Seconds are rounded to tenths of milliseconds."""
+    """Return the fields of an exchange's log line. Seconds are rounded to tenths of milliseconds."""
     line: dict[str, Any] = {
         "time": round(exchange.began, 3),
         "id": exchange.id,
@@ -67,7 +67,8 @@ def line_of(exchange: Exchange) -> dict[str, Any]:
 
 
 class Log:
-    """Writes lines. A line that cannot be written is counted in `lost`, and said once on standard error; the request goes on.
+    """Writes log lines. A line that cannot be written is counted in `lost`, reported once on standard error, and fails no
+    request.
 
     Args:
         out: where lines go, in text.

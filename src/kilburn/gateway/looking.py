@@ -22,7 +22,7 @@ def _as_it_is(name: str) -> Any:
 
 
 def _of_a_segment(name: str) -> Any:
-    """What names a segment by its number first."""
+    """Return a method whose first argument is the number of a segment."""
 
     def ask(self: LookingBackend, segment: int, *arguments: Any, **more: Any) -> Any:
         if not self.has(segment):
@@ -33,7 +33,7 @@ def _of_a_segment(name: str) -> Any:
 
 
 def _of_keys(name: str) -> Any:
-    """What names pages, each with the number of its segment."""
+    """Return a method that gets pages, each with the number of its segment."""
 
     def ask(self: LookingBackend, keys: Iterable[tuple[int, int]]) -> Any:
         return getattr(self.whole, name)([key for key in keys if self.has(key[0])])
@@ -46,7 +46,7 @@ def _refused(self: LookingBackend, *arguments: Any, **more: Any) -> Any:
 
 
 class LookingBackend:
-    """A backend for reading.
+    """A read-only backend with the visible segments.
 
     Args:
         shows: whether a segment may be seen.
@@ -70,7 +70,7 @@ class LookingBackend:
         """By its number, which is given once: whose a segment is does not change."""
 
     def has(self, number: int) -> bool:
-        """Whether a segment may be seen."""
+        """Return whether a segment is visible."""
         if number not in self._known:
             self._known |= {info.number: self._shows(info) for info in self.whole.segments() if info.number}
         return self._known.get(number, False)
@@ -78,7 +78,7 @@ class LookingBackend:
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name, if it may be seen; none is made.
+        """Return the segment of that name, if it is visible; none is created.
 
         Raises:
             StoreReadOnly: it would be made.
@@ -90,11 +90,11 @@ class LookingBackend:
         return info
 
     def segments(self, under: str = "") -> Sequence[SegmentInfo]:
-        """Those that may be seen."""
+        """Return the visible segments."""
         return [info for info in self.whole.segments(under) if self._shows(info)]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
-        """Those that may be seen."""
+        """Return the visible segments of some kinds."""
         scope_of_store = self.whole.scope(kinds, user)
         infos = {number: info for number, info in scope_of_store.infos.items() if self._shows(info)}
         damaged = [info for info in scope_of_store.damaged if self._shows(info)]
@@ -106,19 +106,19 @@ class LookingBackend:
         )
 
     def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> Any:
-        """In those that may be seen."""
+        """Search the visible segments."""
         among = (
             [info.number for info in self.segments()] if segments is None else [number for number in segments if self.has(number)]
         )
         return self.whole.search(query, segments=among, limit=limit)
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
-        """Of those that may be seen."""
+        """Return the citing pages in visible segments."""
         return [key for key in self.whole.citing(segment, pages) if self.has(key[0])]
 
     def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
-        """Of those that may be seen."""
+        """Return the passages in visible segments."""
         return {number: passage for number, passage in self.whole.passages(entries).items() if self.has(passage.segment)}
 
     def close(self) -> None:
-        """The backend is its owner's."""
+        """Do nothing: the backend's owner closes it."""

@@ -29,7 +29,7 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What is put beside the user's last message.
+    """Memories that are put beside the user's last message.
 
     Args:
         words: the end of that message, by which it is found again; "" for whatever the user said last.
@@ -46,7 +46,7 @@ class Remembered(msgspec.Struct, frozen=True):
     pages: tuple[tuple[int, int], ...] = ()
 
     def beside(self, form: Form, body: bytes) -> bytes:
-        """A request with this behind the user's last message; as it was, if that message has left the window."""
+        """Return a request with the memories behind the user's last message; unchanged if that message is evicted."""
         fields = _fields(body)
         messages = _list(fields[form.key]) if bytes(fields[form.key]).lstrip().startswith(b"[") else None
         if messages is None:
@@ -58,8 +58,8 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def remembered(store: Store, form: Form, req: ParsedRequest, user: str, tokens: int, running: str = "") -> Remembered | None:
-    """What is known about the user's last message, from facts, documents and sessions other than the running one, within so many
-    tokens; None if there is nothing or the store cannot be read."""
+    """Return memories about the user's last message, from facts, documents and sessions other than the running one, within so
+    many tokens; None if there are none or the store cannot be read."""
     if tokens <= 0:
         return None
     if not req.messages:
@@ -72,7 +72,7 @@ def remembered(store: Store, form: Form, req: ParsedRequest, user: str, tokens: 
 
 
 def _asked_for(form: Form, req: ParsedRequest) -> str:
-    """The end of the user's last words."""
+    """Return the end of the user's last text."""
     for raw in reversed(req.messages):
         for message in reversed(form.read(raw)):
             texts = [part.text for part in message.parts if part.kind is Kind.TEXT]
@@ -82,7 +82,7 @@ def _asked_for(form: Form, req: ParsedRequest) -> str:
 
 
 class Learners:
-    """Learns from sessions, one after the other, in a thread of its own.
+    """Learns from sessions, one after the other, in its own thread.
 
     Args:
         works: whether it does; otherwise workers do, for whom each session is marked.
@@ -98,17 +98,17 @@ class Learners:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait."""
+        """Number of sessions in the queue."""
         return len(self._waiting)
 
     def mark(self, session: Session) -> None:
-        """Note in a session that it is to be learned from, in the transaction of what is said next: whoever works later knows."""
+        """Mark a session for learning in the transaction of its next messages, so that later workers find it."""
         if session not in self._marked:
             self._marked.add(session)
             session.record(Act.NOTE, policy="gateway", learns=True)
 
     def learn(self, store: Store, session: Session, user: str) -> None:
-        """Learn from what was said in a session, soon."""
+        """Queue a session for learning."""
         with self._lock:
             if self._works and not self._closed and session not in self._waiting:
                 self._waiting.add(session)
@@ -128,7 +128,7 @@ class Learners:
             log.warning("session %s: nothing was learned: %s", session.name, type(error).__name__)
 
     def close(self) -> None:
-        """Stop. A session that is being learned from is given up, and learned from the next time."""
+        """Stop. A session in progress is learned from the next time."""
         with self._lock:
             self._closed = True
         if self._now is not None:

@@ -93,7 +93,7 @@ class _Writer:
         self._open = ""
 
     def write(self, piece: Delta | Reply) -> list[bytes]:
-        """The events of one piece."""
+        """Return the events of one piece."""
         out = [] if self._begun else [_say("message_start", message=self._message)]
         self._begun = True
         if isinstance(piece, Reply):
@@ -171,7 +171,7 @@ def _mark_of(req: ParsedRequest) -> dict[str, str]:
 
 
 def _marked_blocks(req: ParsedRequest) -> list[dict[str, Any]]:
-    """The blocks of messages on which the client placed a cache mark, in order and without it."""
+    """Return the blocks on which the client placed a cache mark, in order and without the mark."""
     source = bytes(req.fields["messages"])
     if b'"cache_control"' not in source:
         return []
@@ -210,7 +210,7 @@ def marked(
 
 
 def _can_end(message: dict[str, Any]) -> bool:
-    """Whether a mark may stand on a message's end: an empty text and thinking take none."""
+    """Return whether a cache mark may stand on the end of a message: an empty text and thinking take none."""
     content = message.get("content", "")
     last = content[-1] if isinstance(content, list) and content else {}
     return bool(content) and message["role"] == "assistant" and last.get("type") not in wire.THOUGHTS

@@ -92,7 +92,7 @@ COUNTED = {
 
 
 def saved(prices: Prices, exchange: Exchange) -> float:
-    """What this request would have cost without Kilburn, less what it cost; it may be below 0.
+    """Return the cost of this request without Kilburn, less its actual cost; it may be negative.
 
     Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
     provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
@@ -119,7 +119,7 @@ def saved(prices: Prices, exchange: Exchange) -> float:
 
 
 class Counts(Protocol):
-    """Who counts what the gateway answers, in this process or for several."""
+    """Counts the gateway's answers, in this process or for several."""
 
     def observe(self, exchange: Exchange) -> None:
         """Count one exchange."""
@@ -135,7 +135,7 @@ class Counts(Protocol):
 
 
 class OwnCounts:
-    """What this process counts by itself."""
+    """The counts of this process alone."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self.observe = metrics, metrics.observe
@@ -261,13 +261,13 @@ class Metrics:
                 self._count(tenant, exchange)
 
     def _add(self, more: float, family: Any, *labels: str) -> None:
-        """Let the series of these labels grow."""
+        """Increase a series."""
         series = self._of(family, *labels)
         if more:
             self._due[series] = self._due.get(series, 0) + more
 
     def _of(self, family: Any, *labels: str) -> Any:
-        """The series of these labels."""
+        """Return the series of these labels."""
         series = self._series.get((family, labels))
         if series is None:
             series = self._series[family, labels] = family.labels(*labels)
@@ -305,7 +305,7 @@ class Metrics:
         return name
 
     def _look(self, row: SessionTotals, stats: Stats) -> None:
-        """The state of a session after its reply."""
+        """Store a session's state after its reply."""
         row.window, row.tokens_in_window = stats.window, stats.tokens_in_window
         row.fill, row.hit_rate = stats.fill, stats.hit_rate
         alarm = stats.hit_rate is not None and stats.hit_rate < ALARM and stats.hits + stats.faults >= ENOUGH
@@ -326,7 +326,7 @@ class Metrics:
         return row
 
     def sessions(self, tenant: str | None = None, sees: Callable[[str], bool] = lambda user: True) -> list[SessionTotals]:
-        """The sessions that were used since the start, the last used first; of one tenant, or None for all.
+        """Return the sessions used since the start, last used first; of one tenant, or None for all.
 
         Args:
             sees: whether the sessions of a user may be told.
@@ -334,13 +334,13 @@ class Metrics:
         return [row for row, user in self.rows(tenant) if sees(user)]
 
     def rows(self, tenant: str | None = None) -> list[tuple[SessionTotals, str]]:
-        """The same, each with the user whose it is."""
+        """Return the same, each with its owner."""
         with self._lock:
             rows = [(row, self._users[at]) for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant)]
             return [(msgspec.structs.replace(row), user) for row, user in rows]
 
     def page(self, tenant: str | None = None) -> bytes:
-        """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
+        """Return the figures in Prometheus' text format; of one tenant, or None for all tenants and the process itself."""
         figures = list(self._now())  # it may wait for the store, and requests do not wait for that
         with self._lock:
             self._latest.figures = figures
@@ -351,7 +351,7 @@ class Metrics:
 
 
 class _Latest(Collector):
-    """What was looked up last."""
+    """The figures that were looked up last."""
 
     figures: Sequence[tuple[str, str, float]] = ()
 

@@ -57,7 +57,7 @@ _FILE = re.compile(r"(?<![\w/:.~])~?/(?!v\d)(?:[^\s/'\"`:;,()]+/)+[^\s/'\"`:;,()
 
 
 class Problem(Exception):
-    """A request that is not answered.
+    """An error that refuses a request.
 
     Args:
         status: of HTTP.
@@ -75,13 +75,13 @@ class Problem(Exception):
 
 
 def over_rate(rate: int, wait: float, *, user: bool = False) -> Problem:
-    """A key, or one end user, has made as many requests per minute as it may."""
+    """Return the error for a key or an end user over its requests per minute."""
     whose, code = ("of one user", "user_rate_limit_exceeded") if user else ("with this key", "rate_limit_exceeded")
     return Problem(429, code, f"over {rate:,} requests per minute {whose}", retry_after=wait)
 
 
 def over_most(limit: int, *, user: bool = False) -> Problem:
-    """As many requests of a key, or of one end user, are being answered as may be."""
+    """Return the error for a key or an end user with too many requests at once."""
     whose, code = ("user", "user_concurrency_limit_exceeded") if user else ("key", "concurrency_limit_exceeded")
     return Problem(429, code, f"{limit} requests of this {whose} are being answered; wait for one to end", retry_after=1)
 
@@ -106,14 +106,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def words_of(error: KilburnError) -> str:
-    """What a client is told of an error."""
+    """Return the message of an error for a client."""
     if isinstance(error, StoreError):
         return next(words for kind, (_, words) in STORE.items() if isinstance(error, kind))
     return _FILE.sub("…", f"{error.what}: {error.advice}" if error.advice else error.what)
 
 
 def problem_of(error: KilburnError) -> Problem:
-    """The refusal of a change by hand, or of a look."""
+    """Return the error for a refused change or look by hand."""
     match error:
         case StoreStale():
             status, code = 409, "store_changed"
@@ -140,12 +140,12 @@ def has_openai_api(url: str) -> bool:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a route is of Anthropic's API; errors of all others have OpenAI's form."""
+    """Return whether a route is of Anthropic's API; errors of all others have OpenAI's form."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def body_of(problem: Problem, path: str, request: str) -> bytes:
-    """The error's body, in JSON.
+    """Return the error's body as JSON.
 
     Args:
         request: the request's id, which Anthropic's form has.

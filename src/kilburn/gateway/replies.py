@@ -11,7 +11,7 @@ MAX_REPLIES = 200_000
 
 
 class ReplyPlace(NamedTuple):
-    """Where a reply is.
+    """The place of a reply.
 
     Args:
         session: the name of its session, and `number`, which no other session ever has.
@@ -26,7 +26,7 @@ class ReplyPlace(NamedTuple):
 
 
 class ReplyPlaces:
-    """The places of the replies that were noted last. There may be very many, so each is a row of bytes. Its owner holds a lock.
+    """The places of the last replies. There may be very many, so each is a row of bytes. The owner holds a lock.
 
     Args:
         max_replies: number of replies that are kept in memory.
@@ -42,7 +42,7 @@ class ReplyPlaces:
         return len(self._young) + len(self._old)
 
     def get(self, key: str) -> ReplyPlace | None:
-        """The place of a reply."""
+        """Return the place of a reply, if it is in memory."""
         row = self._young.get(key.encode()) or self._old.get(key.encode())
         if row is None:
             return None
@@ -50,7 +50,7 @@ class ReplyPlaces:
         return ReplyPlace(session, number, turn, tuple(calls))
 
     def keep(self, key: str, place: ReplyPlace) -> None:
-        """Note the place of a reply."""
+        """Store the place of a reply."""
         self._young[key.encode()] = msgspec.msgpack.encode(place)
         if 2 * len(self._young) >= self._most:
             self._old, self._young = self._young, {}

@@ -121,7 +121,7 @@ class ResponsesForm(ChatForm):
 
 
 def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
-    """The id of the reply that a request goes on from, and whether it names anything else that only its provider has."""
+    """Return the id of the reply that a request continues, and whether it names other objects that only its provider has."""
     given_keys = (fields_of(raw) if parsed is None else parsed) or {}
     if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
         return "", False
@@ -137,8 +137,8 @@ def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[s
 
 
 def _chat(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items as another provider takes them: no blocks of OpenAI's own, and one message for all that the assistant says in a
-    row."""
+    """Convert items for another provider: without OpenAI's own blocks, and with one message for consecutive items of the
+    assistant."""
     out: list[dict[str, Any]] = []
     for message in map(items.read, sources):
         if message["role"] != "assistant":
@@ -212,7 +212,7 @@ class _Writer:
         return written({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
     def write(self, piece: Delta | Reply) -> list[bytes]:
-        """The events of one piece."""
+        """Return the events of one piece."""
         out = []
         if not self._number:
             out += [self._say("response.created", response=self._head), self._say("response.in_progress", response=self._head)]
@@ -290,8 +290,8 @@ class ResponsesReading(Reading):
         return self._told(data, kind, event.raw) if self.faults else self._seen(data, kind, event.raw)
 
     def _told(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """What the client hears of an event now. Reasoning waits for what comes of it. If that is a call of ours, the client sees
-        neither: a provider takes such reasoning back only with its call."""
+        """Return the bytes that the client gets of an event now. Reasoning is held back until the next item. If that is a call of
+        ours, the client gets neither: a provider accepts such reasoning only with its call."""
         index, item = data.get("output_index"), data.get("item")
         begins = kind == "response.output_item.added"
         if isinstance(index, int) and begins and isinstance(item, dict) and item.get("type") == "reasoning":
@@ -306,13 +306,13 @@ class ResponsesReading(Reading):
         return self._thought() + self._seen(data, kind, raw)
 
     def _thought(self) -> bytes:
-        """The reasoning that waited."""
+        """Return the reasoning held back."""
         waited = [event for events in self._thinking.values() for event in events]
         self._thinking.clear()
         return b"".join(self._seen(*event) for event in waited)
 
     def _end_round(self, source: Any) -> None:
-        """The end of a reply; some servers do not repeat there what it was, or send none."""
+        """Process the end of a reply; some servers do not repeat the output there, or send no end."""
         response: dict[str, Any] = dict(source) if isinstance(source, dict) else {}
         output = response.get("output") or list(self._items.values())
         if not output and self._text:
@@ -341,7 +341,7 @@ class ResponsesReading(Reading):
         return self._shown(data, kind, raw)
 
     def _shown(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """An event as the client sees it: as it came, unless it names our tools, or has other numbers by now."""
+        """Return an event as the client sees it: unchanged, unless it names our tools or is renumbered."""
         visible = _unseen(data) if self.faults else data
         if self.changed:
             return self._numbered(visible, kind)
@@ -416,7 +416,7 @@ class ResponsesReading(Reading):
 
 
 def _unseen(data: dict[str, Any]) -> dict[str, Any]:
-    """An event whose response names neither our tools nor calls of them; itself if it does not."""
+    """Return an event whose response names neither our tools nor calls of them; the same event if it already is one."""
     response = data.get("response")
     if not isinstance(response, dict):
         return data
@@ -427,7 +427,7 @@ def _unseen(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _visible(listed: list[Any]) -> list[Any]:
-    """Tools without ours; or items without calls of ours, and without the reasoning that led to them."""
+    """Return tools without ours, or items without calls of ours and the reasoning that led to them."""
     visible: list[Any] = []
     hides = False
     for entry in reversed(listed):

@@ -30,12 +30,12 @@ _SILENT = bytes((_NOTHING,)).ljust(WIDTH, b"\0")
 
 
 def key_of(form: bytes, raw: bytes) -> bytes:
-    """The digest of a message's bytes in a wire form, by its name."""
+    """Return the digest of a message's bytes in the wire form of this name."""
     return hashlib.blake2b(raw, digest_size=16, person=form).digest()
 
 
 class Sayings:
-    """What messages say, by their digests. Safe to use from several threads.
+    """A table from digests of messages' bytes to digests of their content. Safe to use from several threads.
 
     Args:
         rows: digests that are kept, an even number.
@@ -48,11 +48,11 @@ class Sayings:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, however much it is used."""
+        """Bytes of the table, which never change."""
         return len(self._table)
 
     def get(self, key: bytes) -> bytes | None:
-        """What a message says, `WIDTH` bytes for each digest; None if that is not here."""
+        """Return the digests of a message's content, `WIDTH` bytes each; None if they are not in the table."""
         prefix = b""
         while True:
             first, row, second, second_row = _PAIR.unpack_from(self._table, hash(key) % self._pairs * _PAIR.size)
@@ -68,7 +68,7 @@ class Sayings:
             key = _next(key)
 
     def keep(self, key: bytes, row: bytes) -> None:
-        """Keep what a message says."""
+        """Store the digests of a message's content."""
         if len(row) > MAX_DIGESTS * WIDTH:
             return
         for at in range(0, len(row), WIDTH):
@@ -88,5 +88,5 @@ class Sayings:
 
 
 def _next(key: bytes) -> bytes:
-    """The key of the row that says more."""
+    """Return the key of a row with further digests."""
     return hashlib.blake2b(key, digest_size=16).digest()

@@ -18,7 +18,7 @@ STATUS = "http.response.status_code"
 
 
 def begin(exchange: Exchange, headers: Mapping[str, str]) -> None:
-    """A request for a model begins; its span is a part of its client's, if that says so."""
+    """Begin the span of a request to a model, as a part of the client's span, if it names one."""
     parents = {"traceparent": exchange.parent, "tracestate": headers.get("tracestate", "")} if exchange.parent else {}
     attributes = {
         METHOD: exchange.method,
@@ -33,7 +33,7 @@ def begin(exchange: Exchange, headers: Mapping[str, str]) -> None:
 
 
 def call(exchange: Exchange, form: Form, *, compacted: bool) -> tracing.Span:
-    """One call of the upstream."""
+    """Begin the span of one call of the upstream."""
     if not exchange.span.wanted:
         return tracing.NONE
     attributes = {
@@ -51,12 +51,12 @@ def call(exchange: Exchange, form: Form, *, compacted: bool) -> tracing.Span:
 
 
 def answered(span: tracing.Span, finish: str, usage: Tokens | None) -> None:
-    """A call of the upstream has its reply."""
+    """Record the reply in the span of a call of the upstream."""
     span.set({tracing.FINISHED: [finish] if finish else None, **tracing.used(usage)})
 
 
 def end(exchange: Exchange) -> None:
-    """A request is over."""
+    """End the span of a request."""
     span = exchange.span
     if not span.wanted:
         return

@@ -47,7 +47,7 @@ REST = 2.0
 
 
 class Trouble:
-    """Whether the store can be written, as far as that can be known without a write. Safe to use from several threads.
+    """Determines whether the store can be written, without writing. Safe to use from several threads.
 
     Args:
         path, tenant: of the store.
@@ -60,7 +60,7 @@ class Trouble:
         self._last: tuple[float, StoreError] | None = None
 
     def note(self, error: StoreError | None) -> None:
-        """A request met this error of the store; None: it met none."""
+        """Note the store's error that a request met, or None."""
         is_repeat = self._last is not None and error is self._last[1]
         if not is_repeat and not isinstance(error, StoreStale):
             self._last = None if error is None else (time.monotonic(), error)
@@ -76,7 +76,7 @@ class Trouble:
             raise last[1].with_traceback(None)
 
     def check(self) -> None:
-        """Ask the disk how much is free, become the writer and write nothing, and see what the last request met.
+        """Check the free disk space, become the writer without writing, and check the last request's error.
 
         Raises:
             StoreError: the store could not be written.
@@ -106,7 +106,7 @@ class Trouble:
 def routes(
     counts: Counts, check: Callable[[], object], search: Callable[[], str], *, keyed: bool, serves: bool = False
 ) -> list[Route]:
-    """The routes.
+    """Return the routes.
 
     Args:
         check: raises if the gateway cannot work.

@@ -26,7 +26,7 @@ RETRY_SECONDS = 1.0
 
 
 class Tally:
-    """Asks whether requests may come in. It is used in one event loop alone.
+    """Admits requests within limits that gateways share. It is used in one event loop alone.
 
     Args:
         turnstile: where it is counted.
@@ -65,11 +65,11 @@ class Tally:
 
     @property
     def lapses(self) -> int:
-        """How often this gateway was silent for so long that others may have what it holds."""
+        """Number of times this gateway was silent for so long that others may have taken over its leases."""
         return self._lapses + (time.monotonic() - self._answered > LEASE)
 
     def give(self, demands: Sequence[Demand]) -> None:
-        """A request is over; what it took of its rate it keeps."""
+        """Give back a finished request's demands, except its share of the rate."""
         self._held.subtract(demand.name for demand in demands)
         self._changed.update(demand.name for demand in demands)
         self._ask()
@@ -89,7 +89,7 @@ class Tally:
             self._asking = None
 
     async def _ask_once(self) -> bool:
-        """One question; whether it was answered."""
+        """Ask the turnstile once; return whether it answered."""
         requests, self._waiting = self._waiting, []
         changed, self._changed = self._changed, set()
         counts, began = {name: self._held[name] for name in changed}, time.monotonic()
@@ -124,14 +124,14 @@ class Tally:
                 future.set_exception(error)
 
     def _go_on(self) -> None:
-        """Say that this gateway is there, as long as it answers something."""
+        """Renew this gateway's leases while it answers requests."""
         self._beat = None
         self._changed.update(self._held)
         if self._changed:
             self._ask()
 
     async def close(self) -> None:
-        """Nothing is answered any more."""
+        """Give up all leases."""
         if self._beat is not None:
             self._beat.cancel()
         asking = self._asking

@@ -23,7 +23,7 @@ MAX_THREADS = 40
 
 
 async def in_thread(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-    """What `work` returns, or raises, done by a thread.
+    """Run `work` in a thread, and return its result or raise its error.
 
     What has begun goes on to its end: a task that is cancelled gets the result first, and ends at the next thing that it waits
     for. So nothing that the work took is lost.
@@ -48,7 +48,7 @@ async def in_thread(work: Callable[[*Arguments], Result], *arguments: *Arguments
 
 
 class _Whole(asyncio.Future[Any]):
-    """A future that comes true, whether or not anybody still waits for it."""
+    """A future that completes even if no task waits for it any more."""
 
     def cancel(self, msg: Any = None) -> bool:
         return False
@@ -62,8 +62,8 @@ class _Job(NamedTuple):
 
 
 class _Threads:
-    """The threads of one event loop; only it uses this object. The one that was used last is used first: what it needs is still
-    near its processor."""
+    """The threads of one event loop, which alone uses this object. The last used thread is used first, because its data is still
+    in the processor's cache."""
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[_Job | None]] = []
@@ -71,7 +71,7 @@ class _Threads:
         self._count = 0
 
     def take(self, job: _Job) -> None:
-        """Have a job done."""
+        """Run a job."""
         if self._idle:
             self._idle.pop().put(job)
         elif self._count < MAX_THREADS:
@@ -83,7 +83,7 @@ class _Threads:
             self._waiting.append(job)
 
     def done(self, jobs: SimpleQueue[_Job | None], future: _Whole, result: Any, error: BaseException | None) -> None:
-        """A thread has done its job."""
+        """Note that a thread has finished its job."""
         if self._waiting:
             jobs.put(self._waiting.popleft())
         else:
@@ -94,7 +94,7 @@ class _Threads:
             future.set_exception(error)
 
     def end(self) -> None:
-        """End the threads that have nothing to do."""
+        """End the idle threads."""
         while self._idle:
             self._idle.pop().put(None)
 

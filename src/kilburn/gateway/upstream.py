@@ -125,14 +125,14 @@ class Response(NamedTuple):
 
 
 def is_lent(headers: Mapping[str, str]) -> bool:
-    """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
+    """Return whether a request uses the gateway's key for the provider, and not one of the client's own."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
     credentials = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
     return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in credentials)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by name, in small letters; those of one name as one list, which means the same (RFC 9110, 5.2)."""
+    """Return headers by lower-case name; several of one name are joined as a list, which means the same (RFC 9110, 5.2)."""
     out: dict[str, str] = {}
     for spelling, value in headers:
         name = spelling.lower()
@@ -141,20 +141,20 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that are not of one connection: neither by their name, nor because `Connection` names them."""
+    """Return the headers that do not concern a single connection, by their name or by the `Connection` header."""
     connection_headers = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     return {name: value for name, value in headers.items() if name not in HOP and name not in connection_headers}
 
 
 class UpstreamApi(Protocol):
-    """Answers requests."""
+    """Answers requests in the clients' forms."""
 
     def speaks(self, form: Form) -> bool:
-        """Whether requests of a form go through as they are, as far as is known; otherwise they are translated."""
+        """Return whether requests of a form are passed on as they are, as far as is known; others are translated."""
         ...
 
     def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None) -> Any:
-        """An async context with the `Response`.
+        """Return an async context with the `Response`.
 
         Args:
             path: below `/v1`, or from `/openai/` on, with the query, as it is in an address: with `%` where the client has one.
@@ -230,7 +230,7 @@ class Endpoint:
     async def _either(
         self, method: str, path: str, whole: bytes, out_headers: dict[str, str], headers: Mapping[str, str], form: Form
     ) -> AsyncIterator[Response]:
-        """The answer to a request as it is, or in the other form, if the endpoint has no such path."""
+        """Yield the answer to a request as it is, or translated if the endpoint has no such path."""
         async with AsyncExitStack() as stack:
             answer = await stack.enter_async_context(self._sent(method, path, whole, out_headers))
             if answer.status in ABSENT:
@@ -246,7 +246,7 @@ class Endpoint:
     async def _sent(
         self, method: str, path: str, body: Body, headers: dict[str, str], *, through: bool = False
     ) -> AsyncIterator[Response]:
-        """The endpoint's answer to a request as it is.
+        """Yield the endpoint's answer to a request as it is.
 
         Args:
             through: whether the answer goes to the client as it is, so that its length is known.
@@ -290,7 +290,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
-        """The answer to a client that speaks another form, in that form. No thread waits for it."""
+        """Yield the endpoint's answer, translated for a client of another form. No thread waits for it."""
         far = FORMS[self.form]
         req = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
         path, out_headers = far.path, self._foreign(headers)
@@ -315,8 +315,7 @@ class Endpoint:
                     pass
 
     def _foreign(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers of a request in the endpoint's form, for a client that speaks another one: of the client's own, only its
-        key means the same there."""
+        """Return the headers of a translated request: of the client's own headers, only its key has the same meaning there."""
         client_headers = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
         anthropic = self.form == "messages"
         resolved = self._headers(client_headers)
@@ -329,14 +328,14 @@ class Endpoint:
         return out_headers
 
     async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
-        """A body, which may take as long as it likes as long as it comes, and is taken."""
+        """Yield a body's pieces; the timeout restarts with each piece."""
         async for piece in body:
             with suppress(RuntimeError):  # the answer is there before the body was over
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
             yield piece
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
-        """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
+        """End an answer with its connection: aiohttp leaves a reader waiting if the answer is framed wrongly."""
         protocol = response.connection.protocol if response.connection is not None else None
         if protocol is None:
             return
@@ -373,8 +372,8 @@ class Endpoint:
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
     def _headers(self, client_headers: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
-        """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
-        own, or the usual variable of the provider whose endpoint this is, and of no other."""
+        """Return the client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the
+        client's own, or from the usual variable of the endpoint's provider."""
         headers = {name: value for name, value in _passed_on(client_headers).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
         if is_lent(client_headers):
@@ -396,7 +395,7 @@ class Endpoint:
 
 
 class _Asked(NamedTuple):
-    """A request as a model is asked it: the model's name, and whether the reply is to be streamed."""
+    """A request for a model, the model's name, and whether the client wants a stream."""
 
     request: Request
     name: str
@@ -404,7 +403,7 @@ class _Asked(NamedTuple):
 
 
 async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
-    """What a client asks, for a model of a form. A long conversation is read by a thread, so that nobody else waits for it.
+    """Convert a client's request for a model's form. A thread reads a long conversation, so that the event loop is not blocked.
 
     Args:
         cap: tokens of a reply where the request says nothing.
@@ -430,7 +429,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
 
 
 async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, req: _Asked, headers: Mapping[str, str]) -> Response:
-    """What a model says, in a client's form. An error before the first piece has a status of its own."""
+    """Return a model's reply in a client's form. An error before the first piece has a status of its own."""
     first = await anext(pieces, None)
     if req.streamed and first is not None:
         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -444,7 +443,7 @@ async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, req: _Asked, h
 
 
 async def replayed(reply: Reply, form: Form, model: str, *, streamed: bool) -> Response:
-    """What an upstream has answered already, in a client's form."""
+    """Return a stored reply in a client's form."""
 
     async def pieces() -> AsyncIterator[Delta | Reply]:
         if reply.text:
@@ -463,7 +462,7 @@ async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], 
 
 
 async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
-    """What an endpoint answers in its own form, streamed or whole.
+    """Yield the pieces of an endpoint's reply in its own form, streamed or whole.
 
     Raises:
         ModelError: it is an error, or no reply.
@@ -499,7 +498,7 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[ServerEvent, N
 
 
 async def _refusal(name: str, answer: Response, form: Form) -> Response:
-    """An error of an endpoint, in a client's form, with its status, its words and its headers.
+    """Return an endpoint's error in a client's form, with its status, message and headers.
 
     Raises:
         Overlong, ToolsRefused: it means that.
@@ -520,8 +519,8 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
 
 
 class InProcess:
-    """A model of this process behind the forms of the gateway. Its generator blocks, so it has threads of its own: nothing else
-    of the gateway waits for them.
+    """A model of this process behind the forms of the gateway. Its generator blocks, so it has threads of its own, and the rest
+    of the gateway does not wait for them.
 
     Args:
         model: the model.
@@ -557,7 +556,7 @@ class InProcess:
                 await thread.close()
 
     def answers(self, path: str) -> bool:
-        """Whether it answers a path of no form, below `/v1`."""
+        """Return whether the model answers a path without a form, below `/v1`."""
         return path.partition("?")[0] in ("/messages/count_tokens", "/models")
 
     def _other(self, path: str, body: bytes) -> Response:
@@ -581,8 +580,8 @@ class InProcess:
 
 
 class _Thread:
-    """A generator that blocks, asked from threads of a pool, and closed when nobody listens any more: a thread has it only as
-    long as it makes a piece, or a reply that is wanted whole."""
+    """A blocking generator that runs in threads of a pool, and is closed when its client leaves. It occupies a thread only while
+    it makes a piece, or a reply that is not streamed."""
 
     def __init__(self, name: str, pieces: Iterator[Delta | Reply], pool: ThreadPoolExecutor) -> None:
         self._name, self._pieces, self._pool = name, pieces, pool
@@ -590,15 +589,15 @@ class _Thread:
         self._left = self._ended = False
 
     async def pieces(self) -> AsyncIterator[Delta | Reply]:
-        """The pieces. A client that leaves while it waits for a thread gives its place back; one that leaves while its piece is
-        made, when it is made."""
+        """Yield the pieces. A client that leaves while it waits for a thread gives up its place in the queue; one that leaves
+        while its piece is made occupies the thread until the piece is complete."""
         while (piece := await asyncio.wrap_future(self._pool.submit(self._next))) is not None:
             yield piece
             if isinstance(piece, Reply):
                 return
 
     async def reply(self) -> AsyncIterator[Delta | Reply]:
-        """The reply alone, made and ended by one thread. A client that leaves gives its place back as with `pieces`."""
+        """Yield only the reply, made and ended by one thread. A client that leaves is treated as in `pieces`."""
         if (reply := await asyncio.wrap_future(self._pool.submit(self._whole))) is not None:
             yield reply
 
@@ -626,7 +625,7 @@ class _Thread:
             return None
 
     async def close(self) -> None:
-        """End the generator; while it is asked, as soon as it answers."""
+        """End the generator; if it is running, as soon as it yields."""
         self._left = True
         if not self._ended and self._lock.acquire(blocking=False):
             try:
@@ -642,7 +641,7 @@ class _Thread:
 
 
 async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
-    """All of an answer's body.
+    """Return an answer's whole body.
 
     Raises:
         Unavailable: it is larger than that.
@@ -662,7 +661,7 @@ async def _one(piece: bytes) -> AsyncIterator[bytes]:
 
 
 def status_of(error: KilburnError) -> tuple[int, str | None]:
-    """The HTTP status that says what an error of a model, or of the gateway, means, and OpenAI's code for it."""
+    """Return the HTTP status of an error of a model or of the gateway, and OpenAI's code for it."""
     match error:
         case Overlong():
             return 400, "context_length_exceeded"

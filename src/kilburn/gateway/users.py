@@ -242,7 +242,7 @@ class Shares:
                 self._tally.give(demands)
 
     def _demands(self, key: Key, user: str) -> tuple[Demand, ...]:
-        """What a request takes of its key, and then of its user; nothing where there is no limit."""
+        """Return a request's demands on its key, and then on its user; none without limits."""
         rate, limit = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
         if not rate and not limit:
             return ()

@@ -50,7 +50,7 @@ CLOSE = (b"connection", b"close")
 
 
 def first_line(line: socket.socket) -> Saying:
-    """What the parent says first: how this worker is to be, and as `id` its place."""
+    """Read the parent's first message: the worker's settings, and its place as `id`."""
     data = b""
     while not data.endswith(b"\n"):
         piece = line.recv(1 << 16)
@@ -92,17 +92,17 @@ class Neighbours:
         self.leave()
 
     def has(self, connections: int) -> bool:
-        """This worker has so many; returns whether another one has fewer."""
+        """Store this worker's number of connections; return whether another worker has fewer."""
         self._counts[self._place] = connections + 1
         return any(0 < count <= connections for count in self._counts)
 
     def leave(self) -> None:
-        """This worker takes none."""
+        """Note that this worker accepts no connections."""
         self._counts[self._place] = 0
 
 
 class Parent:
-    """The way to the parent, and what is one for all workers: the figures, who is signed in, and whose turn it is.
+    """The connection to the parent, and the state that all workers share: figures, signed-in people, and turns.
 
     Args:
         line: the socket that leads there.
@@ -123,7 +123,7 @@ class Parent:
         """What the gateway can say at once."""
 
     async def connect(self, retire: Callable[[], object], stop: Callable[[], object]) -> None:
-        """Begin to hear what the parent says. If it is gone, this one stops."""
+        """Begin to receive the parent's messages. If the parent ends, this worker stops."""
         reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._task = asyncio.create_task(self._hear(reader, retire, stop))
 
@@ -153,7 +153,7 @@ class Parent:
         return [(name, tenant, float(figure)) for name, tenant, figure in self.now()]
 
     def tell(self, kind: str, body: Any = None, number: int = 0) -> None:
-        """Say something to the parent."""
+        """Send a message to the parent."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(written(kind, body, number))
 
@@ -171,7 +171,7 @@ class Parent:
     # Figures
 
     def observe(self, exchange: Exchange) -> None:
-        """Have one exchange counted."""
+        """Send an exchange to be counted."""
         key = exchange.key
         counted = {name: getattr(exchange, name) for name in COUNTED_FIELDS}
         self.tell("seen", {**counted, "key": None if key is None else {"tenant": key.tenant, "user": key.user}})
@@ -195,8 +195,8 @@ class Parent:
     # Whose turn it is
 
     def turn(self, tenant: str) -> bool:
-        """Whether this worker does what is done for a tenant in the background: the first that wants to, until it ends. Two
-        would do nothing twice, as the store has one of it; they would compute it twice."""
+        """Return whether this worker does a tenant's work in the background: the first one that asks, until it ends. Two workers
+        would compute the same results twice."""
         if tenant not in self._turns:
             name = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
             file = os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -209,13 +209,13 @@ class Parent:
         return True
 
     def leave_turns(self) -> None:
-        """Let others do it; the end of the process does the same."""
+        """Give up the turns, as the end of the process does."""
         while self._turns:
             os.close(self._turns.popitem()[1])
 
 
 class _Connections(set[Any]):
-    """Connections of a server, which says when one is gone: the others learn how many it has."""
+    """A server's connections; reports when one ends, so that the other workers learn the number."""
 
     def __init__(self, on_discard: Callable[[], object]) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class _Connections(set[Any]):
 
 
 class WorkerServer(uvicorn.Server):
-    """uvicorn's server, which takes connections from a socket that it shares.
+    """uvicorn's server, which accepts connections from a shared socket.
 
     Args:
         linger: see `LINGER`.
@@ -243,13 +243,13 @@ class WorkerServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals for a whole group of processes are the parent's matter; it says when this one ends."""
+        """Ignore signals to the whole process group: the parent handles them, and tells this worker to end."""
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, and say so."""
+        """Begin to serve, and report it to the parent."""
         await self._parent.connect(self.retire, self.stop)
         await super().startup(sockets=[])
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
@@ -279,8 +279,7 @@ class WorkerServer(uvicorn.Server):
         return len({*self.server_state.connections, *self._coming.values()})
 
     def _accept(self) -> None:
-        """Take one connection, or leave it to a worker that has fewer; the loop comes back if there are more, unless another
-        worker is faster."""
+        """Accept one connection, or leave it to a worker that has fewer. The event loop calls again if there are more."""
         loop = asyncio.get_running_loop()
         if self._parent.neighbours.has(self._connections) and self._yielded < YIELDS:
             # Its number stands: it is only a moment.
@@ -310,7 +309,7 @@ class WorkerServer(uvicorn.Server):
         return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def retire(self) -> None:
-        """Take no more connections, answer those that are there, and end."""
+        """Accept no more connections, finish those that are open, and end."""
         if self._retiring is None:
             self._close_after_answers()
             self._retiring = asyncio.get_running_loop().create_task(self._retired())
@@ -323,12 +322,12 @@ class WorkerServer(uvicorn.Server):
         self.should_exit = True
 
     def stop(self) -> None:
-        """Take nothing new, end what is in flight, and end."""
+        """Accept no more connections, finish the running requests, and end."""
         self._close_after_answers()
         self.should_exit = True
 
     def _close_after_answers(self) -> None:
-        """Take no more connections; and each answer says that it is the last one of its connection."""
+        """Accept no more connections, and mark each answer as the last of its connection."""
         self._leave()
         self._listener.close()
         if CLOSE not in self.config.encoded_headers:
@@ -340,7 +339,7 @@ class WorkerServer(uvicorn.Server):
                 cycle.keep_alive = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what is in flight, within its time."""
+        """End the running requests, within their time."""
         self._leave()
         if self._coming:
             await asyncio.wait(list(self._coming))

@@ -59,7 +59,7 @@ SIGNING = ("wait", "enter", "find", "leave")
 
 
 class Saying(msgspec.Struct, omit_defaults=True):
-    """What goes between a worker and its parent.
+    """A message between a worker and its parent.
 
     Args:
         kind: what it is: "begin", "now" and "retire" to a worker; "ready", "seen" and questions from it; "told" answers one.
@@ -77,20 +77,20 @@ _read_exchange = msgspec.json.Decoder(Exchange).decode
 
 
 def written(kind: str, body: Any = None, id: int = 0) -> bytes:
-    """A line."""
+    """Encode a message as a line."""
     return msgspec.json.encode(Saying(kind, id, msgspec.Raw(msgspec.json.encode(body)))) + b"\n"
 
 
 class Signing(Protocol):
-    """Who is signed in at a dashboard: see `kilburn.dashboard.signing.SignIns`."""
+    """The signed-in people of a dashboard: see `kilburn.dashboard.signing.SignIns`."""
 
     async def answer(self, verb: str, arguments: Sequence[Any]) -> Any:
-        """What one of `SIGNING` comes to, as JSON has it."""
+        """Return the result of one of `SIGNING`, as JSON."""
         ...
 
 
 class Pace:
-    """How long to wait before a worker that ended is started again.
+    """Determines the pause before an ended worker is replaced.
 
     Args:
         clock: seconds that never go back.
@@ -101,7 +101,7 @@ class Pace:
         self._ended: deque[float] = deque()
 
     def pause(self) -> float:
-        """One has ended; returns seconds."""
+        """Note that a worker ended; return the pause before the next one, in seconds."""
         moment = self._clock()
         while self._ended and moment - self._ended[0] >= MINUTE:
             self._ended.popleft()
@@ -111,7 +111,7 @@ class Pace:
 
 
 class ServingProcess:
-    """One of the processes.
+    """One of the worker processes.
 
     Args:
         place: which one it is, from 1; the one that is begun in its place has the same.
@@ -128,7 +128,7 @@ class ServingProcess:
         self.asked: asyncio.Future[None] | None = None
 
     def tell(self, kind: str, body: Any = None, id: int = 0) -> None:
-        """Send it a line; one that is gone hears nothing."""
+        """Send it a message, unless it has ended."""
         if not self.writer.is_closing():
             self.writer.write(written(kind, body, id))
 
@@ -139,7 +139,7 @@ class ServingProcess:
 
 
 class Workers:
-    """The parent. Its `run` is for an event loop of its own, in the main thread.
+    """The parent process. Its `run` needs an event loop of its own, in the main thread.
 
     Args:
         listener: where all listen.
@@ -183,8 +183,8 @@ class Workers:
         return [worker.process.pid for worker in self._all]
 
     async def run(self) -> int:
-        """Serve until a signal ends it; returns the exit status: 0 if it was told to end, 130 by Ctrl-C, 1 if no worker can
-        serve or one had to be killed."""
+        """Serve until a signal; return the exit status: 0 after a request to end, 130 after Ctrl-C, 1 if no worker can serve or
+        one had to be killed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
@@ -204,7 +204,7 @@ class Workers:
         return self._status
 
     async def _unless_ending(self, waited: asyncio.Future[Any]) -> Any:
-        """What comes of it; None if all is to end before."""
+        """Return the result of a future; None if the workers are to end first."""
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait([waited, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -222,7 +222,7 @@ class Workers:
                 worker.signal(signal.SIGKILL)
 
     def _restart(self) -> None:
-        """Have each worker replaced, one after the other. Who asks again meanwhile has it done again."""
+        """Replace all workers, one after the other. A further request meanwhile repeats it."""
         if self._ending.is_set() or not self._places:
             return
         if self._rolling is not None and not self._rolling.done():
@@ -251,7 +251,7 @@ class Workers:
             await self._roll()
 
     async def _over(self, worker: ServingProcess) -> None:
-        """Wait until a worker that was told to end has ended; not for ever."""
+        """Wait until a worker has ended, and kill it after some time."""
         await asyncio.wait([worker.ended], timeout=self._drain + CLOSING)
         if not worker.ended.done():
             say(f"worker {worker.place} does not end; it is killed")
@@ -282,7 +282,7 @@ class Workers:
         return worker
 
     async def _hear(self, worker: ServingProcess, reader: asyncio.StreamReader) -> None:
-        """What a worker says, until it ends."""
+        """Process a worker's messages until it ends."""
         with suppress(OSError):
             while line := await reader.readline():
                 try:
@@ -301,7 +301,7 @@ class Workers:
             await self._replace(worker, status)
 
     async def _replace(self, worker: ServingProcess, status: int) -> None:
-        """A worker that serves is gone: begin another one in its place, until one serves."""
+        """Replace a worker that ended, until a new one serves."""
         self._own.ended += 1
         while self._places[worker.place] is worker:
             pause = self._pace.pause()
@@ -324,7 +324,7 @@ class Workers:
                 new.tell("retire")  # a restart was faster
 
     async def _close(self) -> None:
-        """End all workers: they accept nothing any more, and what they answer has its time."""
+        """End all workers: they accept no connections, and have some time to finish their answers."""
         self._ending.set()
         self._listener.close()
         for worker in self._all:
@@ -370,7 +370,7 @@ class Workers:
         return self._metrics.rows(tenant)
 
     async def _gather(self) -> None:
-        """Ask every worker how it is. What it has answered so far it has said before: so that is counted, too."""
+        """Ask every worker for its figures. Exchanges that it has answered before are counted by then."""
         async with self._asking:
             workers = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
             for worker in workers:
@@ -382,7 +382,7 @@ class Workers:
 
 
 def together(figures: Any) -> Iterator[tuple[str, str, float]]:
-    """What several workers say of what is so now, as one: what each has of its own is added, what all see is the greatest."""
+    """Combine the present figures of several workers: sums of their own figures, and the maximum of shared ones."""
     totals: dict[tuple[str, str], float] = {}
     for name, tenant, figure in (entry for batch in figures for entry in batch if entry[0] in CURRENT):
         previous = totals.get((name, tenant), 0.0)
@@ -391,7 +391,7 @@ def together(figures: Any) -> Iterator[tuple[str, str, float]]:
 
 
 class _Processes(Collector):
-    """What all processes take together. What ended ones have computed stays in the sum."""
+    """Figures of all processes together. The processor time of ended ones stays in the sum."""
 
     def __init__(self, alive: Callable[[], list[int]]) -> None:
         self._alive = alive
@@ -427,6 +427,6 @@ def _process(pid: int) -> Sequence[Metric]:
 
 
 def command_of(module: str, function: str) -> list[str]:
-    """What begins a worker, with this Python: nothing is imported from the folder in which it is begun."""
+    """Return the command that starts a worker with this Python. Nothing is imported from the working directory."""
     run = f"import sys; from {module} import {function}; sys.exit({function}(*map(int, sys.argv[1:])))"
     return [sys.executable, "-P", "-c", run]

@@ -94,7 +94,7 @@ def shared(first: Sequence[bytes], second: Sequence[bytes]) -> int:
 
 
 def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], common: int) -> range:
-    """The stretch of a history that is the end of a session, if a compaction can have put it there; else an empty range.
+    """Return the range of a history that is the end of a session, if a compaction can have put it there; else an empty range.
 
     Args:
         session, digests: of the session's messages, and of the history's.
@@ -113,14 +113,15 @@ def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[b
 
 
 def is_own(messages: Iterable[Message]) -> bool:
-    """Return whether an assistant says so much in these messages that it is no chance. No more are read than needed."""
+    """Return whether an assistant's text in these messages is too long to be equal by chance. No more messages are read than
+    needed."""
     parts = (part for message in messages if message.role is Role.ASSISTANT for part in message.parts)
     sizes = accumulate(len(part.text) for part in parts if part.kind in (Kind.TEXT, Kind.CALL))
     return any(size >= MIN_OWN_CHARS for size in sizes)
 
 
 def quotes(reply: str, text: str) -> list[str]:
-    """The stretches of a reply that a text has; none, if they are too few for a quotation."""
+    """Return the stretches of a reply that a text contains; none if they are too few for a quotation."""
     if len(reply) < MIN_SUMMARY_CHARS or len(text) * STRETCHES < len(reply) * MIN_STRETCHES:
         return []
     stretches: list[str] = []
@@ -135,8 +136,8 @@ def quotes(reply: str, text: str) -> list[str]:
 
 
 def is_summary(reply: str, quoted: Sequence[str], session: Iterable[Message]) -> bool:
-    """Whether a session's last reply, of which these stretches are quoted, can be its summary: they are its own words, and the
-    session is longer."""
+    """Return whether a session's last reply, of which these stretches are quoted, can be its summary: only the reply has them,
+    and the session is longer."""
     size, texts = 0, []
     for message in session:
         size += sum(len(part.text) for part in message.parts)
@@ -147,7 +148,7 @@ def is_summary(reply: str, quoted: Sequence[str], session: Iterable[Message]) ->
 
 
 def texts_of(raw: bytes) -> Iterator[str]:
-    """The strings in a piece of JSON that was read before."""
+    """Yield the strings in JSON that was decoded before."""
     waiting: list[Any] = [msgspec.json.decode(raw)]
     while waiting:
         value = waiting.pop()
