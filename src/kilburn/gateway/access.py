@@ -1,8 +1,8 @@
-"""Who comes in, and with how much: Host, Origin, key, limits. Pure ASGI, so a client that leaves is noticed.
+"""Admission of requests: Host, Origin, key and limits. Pure ASGI, so that a client that leaves is noticed.
 
-The order is: Host and Origin, headers, key, rate, how many at once, size, body. What follows finds the `Key` in
-`scope["state"]["key"]` and the whole body in one message. The gateway's own key is taken out of the headers: it cannot be
-passed on by mistake.
+The checks are, in this order: Host and Origin, headers, key, rate, concurrent requests, size, body. The application finds the
+`Key` in `scope["state"]["key"]` and the whole body in one message. The gateway's own key is removed from the headers, so that it
+cannot be passed on.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ HeaderValues = dict[bytes, list[bytes]]
 """The values of each header."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""The names under which this machine may be called."""
+"""Host names of this machine."""
 
 LINGER = 5.0
-"""Seconds for which the rest of a refused body is read and thrown away: who is cut off while sending sees no reply."""
+"""Seconds for which the rest of a refused body is read and discarded: a client that is cut off while sending gets no reply."""
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-"""What a client may ask with. TRACE would tell it the provider's key."""
+"""Methods that a client may use. TRACE would reveal the provider's key."""
 
 OPEN = "/health"
-"""The one path that needs no key."""
+"""The only path that needs no key."""
 
 REQUEST = b"x-kilburn-request"
-"""The header of every answer with the id of its request."""
+"""Response header with the id of the request."""
 
 REQUEST_ID_HEADERS = (b"x-client-request-id", b"x-request-id")
-"""Headers with the client's own id of a request, the first that is there."""
+"""Headers with the client's own id of a request, in order of precedence."""
 
 A_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
-"""An id that is kept; another one is as good as none."""
+"""Matches a client's id of a request; others are ignored."""
 
 A_PARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 FIGURES = ("/metrics", "/sessions")
-"""What a key with `figures` opens."""
+"""Paths for a key with `figures`."""
 
 LOOKING, READING = ("/metrics/", "/sessions/"), ("GET", "HEAD")
-"""Below what, and with which methods, a key with `looks` asks."""
+"""Path prefixes and methods for a key with `looks`."""
 
 FORWARDED = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"))
-"""Headers that a proxy adds: what it forwards is not of this machine."""
+"""Headers that proxies add: a forwarded request is not from this machine."""
 
 PEOPLE = "/dashboard"
-"""Where people look with a browser, which has no key to send: what answers there asks for one itself."""
+"""Path of the dashboard. A browser has no key, so the dashboard signs people in itself."""
 
 VISITORS = 96
-"""Requests of people that are answered at once. They take nothing of what clients may."""
+"""Maximum number of concurrent requests of browsers, which do not count against the limits of clients."""
 
 
 class Access:
@@ -137,7 +137,7 @@ class Access:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                # An upstream may be a gateway too.
+                # The upstream may be a gateway itself.
                 headers = [header for header in message["headers"] if header[0].lower() != REQUEST]
                 message = {**message, "headers": [*headers, (REQUEST, exchange.id.encode())]}
             elif exchange.first is None and (message.get("body") or not message.get("more_body")):
@@ -221,7 +221,7 @@ class Access:
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
-        # It has the gateway's own key.
+        # The headers have the gateway's own key.
         values: HeaderValues = scope["state"].pop("given")
         length = self._check_headers(scope["headers"], values)
         if scope["path"] == OPEN or is_probe(scope):

@@ -69,16 +69,17 @@ log = logging.getLogger("kilburn.gateway")
 FAIL = ("closed", "open")
 
 LARGE = 1 << 20
-"""Bytes of a body that is read by a thread, so that nobody else waits for it."""
+"""Minimum size of a body that is parsed by a thread instead of the event loop, in bytes."""
 
 SEARCHED = 1 << 16
-"""Bytes of a body that is searched for what it names; of a longer one it is asked first whether there is anything to name."""
+"""Maximum size of a body that is searched for ids first, in bytes. For a longer one, the gateway first checks whether any id has
+an owner."""
 
 READ_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Paths whose bodies become sessions."""
 
 FLOWING = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream", b"application/pdf")
-"""Types of bodies that are not held. Others are read, since they may say whose they are and what they are about."""
+"""Content types of bodies that are passed through. Others are read, because they may name an end user and stored objects."""
 
 AZURE_PATH = re.compile(r"/openai(?:/v1|/deployments/[A-Za-z0-9_-][A-Za-z0-9_.-]*)?(/.+)")
 """A path of Azure's API; the group is the same path below `/v1`."""
@@ -89,21 +90,21 @@ OTHER_APIS = {
     "/api/": "Ollama's own API is not served here; use the OpenAI-compatible one: clients call this gateway's /v1, and its "
     "upstream is Ollama's /v1",
 }
-"""The paths of APIs that are refused, and what to do instead."""
+"""Paths of unsupported APIs, with the message for the client."""
 
 NOTHING = "there is nothing at this path; see the list of paths in the documentation"
 
 QUIET = 1.0
-"""Seconds without a new request, after which the gateway does what can wait."""
+"""Seconds without a new request, after which work in the background may run."""
 
 ONLY_LEARN = Ways(kinds=(JobKind.LEARN,), embedder=None)
-"""What is done of what a gateway before this one left; the other kinds of work are found again by themselves."""
+"""The work that is done for an earlier gateway. Other kinds of work are found again without it."""
 
 SETTLED = 500
-"""Requests after which memory that was given up goes back to the system."""
+"""Number of requests after which freed memory is returned to the system."""
 
 TEND = 600.0
-"""Seconds between two looks at which sessions end."""
+"""Seconds between two checks for expired sessions."""
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
@@ -517,7 +518,7 @@ class _Endpoint:
                 try:
                     await in_thread(gateway.claim, digests, key, writes)
                 except StoreError as error:
-                    # It holds as long as the gateway runs, and is written with the next one.
+                    # The owner stays in memory, and is written with the next one.
                     writes = False
                     gateway.failed(error)
                     log.warning("whose a response is was not written: %s", type(error).__name__)
@@ -564,7 +565,7 @@ class _Endpoint:
             exchange.unread, exchange.form = reason, form.name
             log.warning("a request is served unread: %s", error if isinstance(error, StoreError) else type(error).__name__)
             if exchange.rounds:
-                # A provider would answer it under this key with its first answer.
+                # A provider would repeat its first answer under the same idempotency key.
                 headers = {name: value for name, value in headers.items() if name != "idempotency-key"}
             headers = {**headers, **exchange.span.carried()}
             await forward(gateway.upstream, "POST", path, body, headers, send, form, reason)
@@ -576,7 +577,7 @@ class _Endpoint:
 
         async def sending(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                # An upstream may answer before the body is over; a client that is cut off while it sends sees no answer.
+                # An upstream may answer before the end of the body, and a client that is cut off while sending gets no answer.
                 with anyio.move_on_after(LINGER):
                     await flow.drain()
             await send(message)
@@ -658,7 +659,7 @@ class _Flow:
         self._receive = receive
         self.over = anyio.Event()
         self.left = False
-        """Whether the client went away before its end."""
+        """Whether the client left before its end."""
         self.problem: Problem | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -696,7 +697,7 @@ def _check_path(scope: Scope) -> None:
     """
     path: str = scope["path"]
     parts = re.split(r"[/\\]", path)
-    # The provider's key may open more at other places than what is asked for here.
+    # The provider's key may give access to more at other paths.
     if any(part.partition(";")[0] in (".", "..") for part in parts) or unquote(path) != path or not path.isprintable():
         raise Problem(404, "unknown_url", NOTHING)
 
@@ -783,7 +784,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             if keys is not None:
                 keys.close()
 
-    # Whoever exports them may be slow; no request waits for that.
+    # Exporting spans may be slow; no request waits for it.
     tracing.end_aside()
     counts: Counts = OwnCounts(Metrics(settings.prices, gateway.now)) if among is None else among
     if among is not None:
@@ -809,7 +810,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             await PlainResponse()(scope, receive, send)
             return
         if azure := AZURE_PATH.fullmatch(path):
-            # What it asks for is known by the path below `/v1`; `raw_path` is what goes upstream.
+            # The path below `/v1` decides about the request; `raw_path` goes upstream.
             scope = {**scope, "path": f"/v1{azure[1]}", "raw_path": scope.get("raw_path") or quote(path, safe="/:@").encode()}
         await endpoints.get(scope.get("path", ""), router)(scope, receive, send)
 

@@ -1,6 +1,6 @@
-"""What is known of one request and its reply, and of a session's requests together.
+"""The record of one request and its reply, and the totals of a session.
 
-`access` begins an exchange, whoever answers fills it in, metrics, logs and spans read it.
+`access` begins an exchange, the relay fills it in, and metrics, logs and spans read it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kilburn.model import Tokens
 from kilburn.tracing import NONE, Span
 
 LEAVING = "on_leaving"
-"""In a request's state: takes what is to be done when its client goes away, and returns what takes that back. To wait for it in a
-task of its own, as ASGI has it, takes much longer."""
+"""Key in a request's state: a function that takes a callback for the client's leaving, and returns a function that removes it. A
+waiting task, as in plain ASGI, takes much longer."""
 
 
 class Exchange(msgspec.Struct, kw_only=True):

@@ -1,7 +1,7 @@
-"""What the gateway asks of a provider's form: take a request apart, put it together again, and read replies.
+"""The gateway's interface to a provider's form: parsing requests, rewriting them, and reading replies.
 
-A request's known fields are read, and every other one stays byte for byte as the client wrote it. What stands before the
-conversation (system prompt, tools) stays the client's too: it is counted, and never changed.
+A request's known fields are read, and all others stay byte for byte as the client wrote them. The system prompt and the tools are
+counted, and never changed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 SHORT = 1 << 12
-"""Bytes of a body that is looked into to see whether it has a history."""
+"""Maximum size of a body that is searched for a history, in bytes."""
 
 MAX_PARTS = 100
-"""Parts of a message above which neighbouring texts with the same other fields are joined."""
+"""Maximum number of parts of a message; with more, neighbouring texts with the same other fields are joined."""
 
 ROUNDS_FIELD = "kilburn_rounds"
-"""A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
+"""A field of the client's usage: the usage of each round, if there were hidden rounds."""
 
 UNREADABLE = (
     msgspec.DecodeError,
@@ -46,7 +46,7 @@ UNREADABLE = (
     Unavailable,
     WireError,
 )
-"""What reading raises where a provider sends something else than its form."""
+"""Exceptions of parsing a reply that does not follow its provider's form."""
 
 
 class ParsedRequest(msgspec.Struct, kw_only=True):
@@ -110,9 +110,9 @@ class Form(ABC):
     key: ClassVar[str] = "messages"
     """The field with the conversation."""
     rendered: ClassVar[str]
-    """The form in which a session renders its prompt for this one."""
+    """The form in which a session renders its prompt for this form."""
     caps: ClassVar[tuple[str, ...]]
-    """Fields that bound the reply."""
+    """Fields that limit the reply."""
 
     def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
         """Parse a request's fields.
@@ -270,30 +270,30 @@ class Reading(ABC):
         self._holds = holds
         self._held: list[bytes] = []
         self._raw = b""
-        """The reply, where it is whole."""
+        """The reply, if it is not streamed."""
         self.changed = False
-        """Whether the client sees something else than what came: there was a call of ours, or another round."""
+        """Whether the client sees other bytes than the upstream's: after a call of ours, or another round."""
         self.rounds = 0
         self.spoke = False
-        """Whether there was more in this round than its beginning."""
+        """Whether this round had more than its first events."""
         self.usage: dict[str, Any] = {}
         """The usage that this round reports."""
         self._earlier_usage: list[dict[str, Any]] = []
         """The usage that each earlier round reported."""
         self.failed: dict[str, Any] | None = None
-        """An error that came inside the reply."""
+        """An error within the reply."""
         self.ended = False
-        """Whether anything says that this round is over: a reason, or the event that ends a reply."""
+        """Whether this round is known to be complete, by a reason or by the last event of a reply."""
         self.odd: Exception | None = None
-        """Why something of this round could not be read."""
+        """The error by which a part of this round could not be read."""
         self.deltas: list[Delta] = []
-        """The pieces of text that the last event brought."""
+        """The pieces of text in the last event."""
         self._ends = False
-        """Whether the last event ends a reply, or says why it ends."""
+        """Whether the last event ends a reply, or has the reason of its end."""
         self._next = 0
-        """The number of the next block, item or call that the client sees."""
+        """The number of the client's next block, item or call."""
         self._slots: dict[int, int | None] = {}
-        """The numbers under which the client sees those of this round; None for a call of ours."""
+        """The client's numbers of this round's blocks, items or calls; None for a call of ours."""
         self._begin()
 
     def feed(self, event: ServerEvent) -> bytes:
@@ -305,7 +305,7 @@ class Reading(ABC):
             self.odd, visible = error, event.raw
         if self.changed or not self._holds or not (self._held or self._ends or self.failed is not None):
             return visible
-        # What comes behind the end, a comment for example, is not heard before it.
+        # Events behind the end, such as comments, are held back with it.
         self._held.append(visible)
         return b""
 

@@ -1,7 +1,7 @@
-"""The gateway's keys: who may come in, as which tenant and user, and with what options.
+"""The gateway's keys, each with its tenant, user and options.
 
-A key is `kilburn-NAME-SECRET`: 8 hexadecimal digits that name it, and 256 random bits. The file holds the SHA-256 of the
-whole key, never the key, so a reader of the file cannot come in. A slow hash adds nothing: nobody guesses 256 bits.
+A key is `kilburn-NAME-SECRET`: a name of 8 hexadecimal digits, and 256 random bits. The file holds the SHA-256 of the whole key,
+so that a reader of the file cannot use it. A slow hash adds nothing: 256 bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ log = logging.getLogger("kilburn.gateway")
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 LATE = 2.0
-"""Seconds after which every gateway knows what was changed in a database."""
+"""Seconds after which every gateway knows a change of the keys in a database."""
 
 OLD = 30.0
-"""Seconds for which keys let in when the database with them does not answer."""
+"""Seconds for which known keys are accepted while their database does not answer."""
 
 STAND_INS = frozenset({"", "kilburn", "none"})
-"""Keys that a client sends because its SDK requires one: the gateway's own provider key is used instead."""
+"""Placeholder keys of clients whose SDK requires one: the gateway's own provider key is used instead."""
 
 LARGEST = 16 << 20
-"""Bytes of a keys file, which is some 50,000 keys."""
+"""Maximum size of a keys file, in bytes: about 50,000 keys."""
 
 
 class Link(StrEnum):
     """Whether a session is linked to an earlier one with the same content."""
 
     AUTO = "auto"
-    """Where it is known whose they are: the key is one person's, or the request names its user."""
+    """Links if the user is known: the key is one person's, or the request names its user."""
     ON = "on"
     """Always."""
     OFF = "off"
@@ -175,7 +175,7 @@ def _check(key: Key) -> None:
         if key.user.startswith("/"):
             raise SpecError(f"the user {key.user[:40]!r} begins with /", advice="these are end users below a key; give another")
     if key.upstream and not VARIABLE.fullmatch(key.upstream):
-        # What was given may be the provider's key itself, so it is not repeated.
+        # The text may be the provider's key itself, so the error does not repeat it.
         raise SpecError("that is no name of an environment variable", advice="give the variable's name, never the provider's key")
     if key.memory < 0 or key.rate < 0:
         raise SpecError("memory and rate are 0 or more")
@@ -216,7 +216,7 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
                 if not key.revoked:
                     keys[at] = msgspec.structs.replace(key, revoked=time.time())
                 return keys[at]
-        # The name is what stands before the secret; who gives the whole key by mistake does not see it repeated.
+        # If the whole key is given by mistake, the error shows only its first characters.
         raise SpecError(f"no key {name[:8]!r}", advice="see `kilburn keys list`; the name is the 8 digits after `kilburn-`")
 
 
@@ -290,7 +290,7 @@ class Keys:
         self._refresh()
         form = FORM.fullmatch(presented)
         key = self._known.get(form[1].decode()) if form else None
-        # What is compared are hashes, in a time that does not depend on where they differ.
+        # The hashes are compared in constant time.
         same = hmac.compare_digest(hashlib.sha256(presented).hexdigest(), key.digest if key is not None else "0" * 64)
         return key if key is not None and same and not key.revoked else None
 

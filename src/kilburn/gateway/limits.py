@@ -1,4 +1,4 @@
-"""What one client, and all of them together, may take of the gateway."""
+"""Limits of what one client, and all clients together, may take of the gateway."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["RequestBounds"]
 
 WEIGHT = 128
 """Bytes of text that take as much memory as one value of JSON: a message of one letter becomes a page, with its state and its
-line in the ledger."""
+event in the ledger."""
 
 RATE = 600
-"""Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
+"""Default requests per minute of a key: ten a second continuously, 150 at once."""
 
 
 class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class BodyTally:
         piece = self._torn + piece
         self._torn = b""
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            # What it escapes comes with the next piece.
+            # The escaped character is in the next piece.
             piece, self._torn = piece[:-1], b"\\"
         texts = piece.split(b'"')
         if any(escapes := [*map(bytes.endswith, texts, repeat(b"\\"))]):

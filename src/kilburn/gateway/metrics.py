@@ -1,6 +1,6 @@
-"""Figures of the gateway: for Prometheus, and for each session that was used since it started.
+"""Figures of the gateway: for Prometheus, and for each session used since the start.
 
-Every series has the tenant as a label, so that a tenant sees its own only. No label holds what a client may choose at will.
+Every series has the tenant as a label, so that a tenant sees only its own. No label has a value that clients choose freely.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ except ModuleNotFoundError as error:
 
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/v1/models")
 FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Bounds, in seconds, for what the gateway adds."""
+"""Bounds of the histogram of the gateway's own time, in seconds."""
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 POLICIES = 20
-"""Names of policies that are labels; another program may write any into a ledger, and what is more is `other`."""
+"""Maximum number of policy names that are labels. Another program may write any name into a ledger, so further ones are
+`other`."""
 
 CURRENT = {
     "store_bytes": "Size of the store's file and of its log.",
@@ -45,13 +46,13 @@ CURRENT = {
     "requests_waiting": "Requests that wait for an equal one that is being answered.",
     "jobs_failed": "Jobs in the background that failed again and again; `kilburn worker --status` names them.",
 }
-"""What is looked up when it is asked for."""
+"""Figures that are looked up for each page."""
 
 OWNED = ("sessions_open", "embedding_behind", "embedding_failing", "jobs_failed")
-"""Of these, what each tenant has of its own."""
+"""Figures of `CURRENT` for each tenant."""
 
 SUMMED = ("sessions_open", "learning_waiting", "spans_waiting", "requests_waiting")
-"""Of these, what each of several processes has of its own."""
+"""Figures of `CURRENT` for each process."""
 
 COUNTED_FIELDS = (
     *(
@@ -71,12 +72,12 @@ COUNTED_FIELDS = (
     ),
     *("session", "began", "sent", "new", "usage", "compacted", "before", "after", "idle"),
 )
-"""What is counted of an exchange, beside the tenant and the user of its key."""
+"""Fields of an exchange that are counted, beside its tenant and user."""
 
 OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
 
 SESSIONS = 2000
-"""Sessions whose figures are kept; the longest unused one goes first."""
+"""Maximum number of sessions with figures; the least recently used one is dropped first."""
 
 COUNTED = {
     "new": "tokens_seen",
@@ -168,10 +169,10 @@ class Metrics:
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
         self._users: dict[tuple[str, str], str] = {}
-        """Whose each of them is; who watches is not told."""
+        """The owner of each session, which is not shown."""
         self._series: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._due: dict[Any, float] = {}
-        """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
+        """Growth of series since the last page. prometheus_client is too slow to be called in each request."""
         self._registry = CollectorRegistry()
         if collectors is None:
             ProcessCollector(registry=self._registry)

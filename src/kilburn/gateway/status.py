@@ -1,4 +1,4 @@
-"""How the gateway is: /health for whoever asks, /metrics and /sessions for keys, each with what is its own."""
+"""The state of the gateway: /health for everybody, /metrics and /sessions for keys, each with its own figures."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ except ModuleNotFoundError as error:
 
 
 FRESH = 1.0
-"""Seconds for which a health check's result is given again, so that nobody keeps the disk busy with it."""
+"""Seconds for which a health check's result is reused, so that frequent checks do not load the disk."""
 
 
 WAIT = 0.5
 """Seconds that a health check waits for another writer."""
 
 FREE = 4 << 20
-"""Bytes without which a disk is full: a write needs some for the store's log."""
+"""Minimum free space of a disk, in bytes: a write needs some for the store's log."""
 
 RECENT = 10.0
-"""Seconds for which a write that failed counts, if no other one was tried since."""
+"""Seconds for which a failed write counts if none was tried since."""
 
 REST = 2.0
-"""Seconds after a request has waited in vain for another program, in which others do not wait for it."""
+"""Seconds after a request has waited for another program in vain, in which other requests do not wait for it."""
 
 
 class Trouble:
@@ -88,7 +88,7 @@ class Trouble:
             if room.f_bavail * room.f_frsize < FREE:
                 raise StoreFull("there is no space left for the store", advice="free some space")
         with self._lock:
-            # A connection of its own: requests do not wait for this one.
+            # A separate connection, so that requests do not wait for it.
             self._backend = self._backend or open_backend(self._path, tenant=self._tenant, busy_timeout=WAIT)
             with self._backend.together():
                 pass
@@ -122,7 +122,7 @@ def routes(
             if not results or time.monotonic() - results[-1][0] > FRESH:
                 results[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
         trouble = results[-1][1]
-        # Anyone may ask: it names the class of what is wrong, and no file, host or session.
+        # Everybody may ask, so it names the class of the error, and no file, host or session.
         fields = {"status": "ok" if not trouble else "unread" if serves else "failing"}
         fields |= {"version": kilburn.__version__, "search": search()}
         return _json(fields | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)

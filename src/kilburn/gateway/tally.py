@@ -1,8 +1,8 @@
-"""What several gateways let in together.
+"""Limits and leases that several gateways share.
 
-One gateway counts in its memory (`kilburn.gateway.access`, `kilburn.gateway.users`), which costs nothing. Several over one store
-ask before each request where all of them count: in the database, or in a file of the machine. Requests that come while others ask
-go together in the next question, and with it what is over. A gateway that says nothing more loses what it holds after a while.
+One gateway counts in its memory (`kilburn.gateway.access`, `kilburn.gateway.users`), at no cost. Several gateways over one store
+ask a turnstile before each request: the database, or a file of the machine. Requests that arrive during a question are asked
+about together in the next one, along with the finished ones. A gateway that is silent for some time loses its leases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("kilburn.gateway")
 
 
 RETRY_SECONDS = 1.0
-"""Seconds after which it is told again what it may not know."""
+"""Seconds between two attempts to reach a turnstile that does not answer."""
 
 
 class Tally:
@@ -37,11 +37,11 @@ class Tally:
         self._turnstile, self._opens = turnstile, opens
         self._waiting: list[tuple[Sequence[Demand], asyncio.Future[Ruling]]] = []
         self._held: Counter[bytes] = Counter()
-        """Requests that are being answered, by the name of a demand."""
+        """Number of running requests by the name of a demand."""
         self._changed: set[bytes] = set()
-        """Names of which the turnstile does not know that."""
+        """Names whose numbers the turnstile does not have yet."""
         self._answered = 0.0
-        """When the last question was put that was answered, by `time.monotonic`."""
+        """Start of the last question that was answered, by `time.monotonic`."""
         self._lapses = 0
         self._asking: asyncio.Task[None] | None = None
         self._beat: asyncio.TimerHandle | None = None
@@ -93,11 +93,11 @@ class Tally:
         requests, self._waiting = self._waiting, []
         changed, self._changed = self._changed, set()
         counts, began = {name: self._held[name] for name in changed}, time.monotonic()
-        self._held -= Counter()  # without those of which there are none
+        self._held -= Counter()  # removes zero counts
         try:
             rulings = await in_thread(self._turnstile.count, [demands for demands, _ in requests], counts)
         except StoreError as error:
-            # Whether it was counted is not known: the next question says what is so.
+            # It is not known whether it was counted: the next question sends the actual numbers.
             self._changed |= changed | {demand.name for demands, _ in requests for demand in demands}
             self._answer_failed(requests, error)
             return False

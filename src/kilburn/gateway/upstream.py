@@ -1,7 +1,7 @@
-"""Where a request goes: an endpoint, over HTTP, or a model that runs in this process.
+"""The upstream of the gateway: an endpoint over HTTP, or a model in this process.
 
-Both answer with a status, headers and pieces of bytes in the client's form. Leaving the block of `ask` ends the work there,
-also before the first piece.
+Both answer with a status, headers and pieces of bytes in the client's form. Leaving the block of `ask` ends the work, also before
+the first piece.
 """
 
 from __future__ import annotations
@@ -62,50 +62,49 @@ HOP = frozenset({
     "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect", "set-cookie",
     "proxy-connection", "alt-svc",
 })  # fmt: skip
-"""Headers that are of one connection or one host, or that are made anew."""
+"""Headers of a single connection or host, or that are set anew."""
 
 AUTOMATIC = ("user-agent", "accept", "content-type")
-"""Headers that are not sent unless the client has them."""
+"""Headers that are sent only if the client sends them."""
 
 MAX_HEADER_BYTES = 1 << 16
-"""Bytes of one header of an answer."""
+"""Maximum length of a header of an answer, in bytes."""
 
 ABSENT = (404, 405, 501)
-"""Statuses of a path that is not there."""
+"""Statuses of a missing path."""
 
 KEY_FROM = "x-kilburn-key-from"
-"""A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
-dropped."""
+"""The gateway's own header: the environment variable with the provider's key. A client's header of this name is dropped."""
 
 AZURE = "/openai/"
-"""The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
+"""The prefix of Azure's paths, which go upstream unchanged and are never translated."""
 
 TRACED = ("traceparent", "tracestate")
-"""Headers that say what span a request belongs to, in every form."""
+"""Headers with the span of a request, in every form."""
 
 REPLY = 4096
-"""Tokens of a reply where a request does not say, and the messages form has to."""
+"""Maximum tokens of a reply if the request sets none and the messages form requires a value."""
 
 UNLIMITED = 1 << 40
-"""The same for the chat form, which need not say it."""
+"""The same for the chat form, which requires no value."""
 
 LARGEST = 1 << 28
-"""Bytes of a whole answer."""
+"""Maximum size of a whole answer, in bytes."""
 
 LARGE = 1 << 18
-"""Bytes of a body that is read by a thread."""
+"""Minimum size of a body that is read by a thread, in bytes."""
 
 WHOLE = 1 << 20
-"""Bytes of a body that is given to aiohttp as it is."""
+"""Maximum size of a body that aiohttp gets in one piece, in bytes."""
 
 LINGER = 1.0
 """Seconds that an endpoint may keep its stream open after a reply."""
 
 THREADS = 64
-"""Requests that a model of this process is asked at the same time."""
+"""Maximum number of concurrent requests to a model in this process."""
 
 FORMS: dict[str, Form] = {"chat": ChatForm(), "messages": MessagesForm()}
-"""The forms that an endpoint may speak."""
+"""The forms of endpoints."""
 
 
 class _More(msgspec.Struct):
@@ -192,7 +191,7 @@ class Endpoint:
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
-        # Of each connection that is open, the answer that it had last.
+        # The last answer on each open connection.
         self._answers: dict[ResponseHandler, aiohttp.StreamReader] = {}
 
     @property
@@ -234,7 +233,7 @@ class Endpoint:
         async with AsyncExitStack() as stack:
             answer = await stack.enter_async_context(self._sent(method, path, whole, out_headers))
             if answer.status in ABSENT:
-                with suppress(Refused):  # then it is the model that is not there
+                with suppress(Refused):  # in that case the model is missing
                     translated = await stack.enter_async_context(self._translated(whole, headers, form))
                     if translated.status < 400:
                         self._lacks.add(form.path)
@@ -259,7 +258,7 @@ class Endpoint:
                 headers["content-length"] = str(len(body))
         else:
             data = body.__aiter__()
-        # Nothing that a client writes makes another host, or a fragment, which is not sent.
+        # A client's path cannot change the host, nor add a fragment, which would not be sent.
         place = self.url.removesuffix("/v1").removesuffix("/openai") if path.startswith(AZURE) else self.url
         url = URL(f"{place}{path}".replace("#", "%23"), encoded=True)
         try:
@@ -310,7 +309,7 @@ class Endpoint:
                 raise Unavailable(f"the upstream answered with status {answer.status}", advice="check the upstream")
             async with aclosing(_heard(req.name, answer, far)) as pieces:
                 yield await _told(pieces, form, req, answer.headers)
-            with anyio.move_on_after(LINGER):  # then its connection can be used again
+            with anyio.move_on_after(LINGER):  # so that the connection can be reused
                 async for _ in answer.pieces:
                     pass
 
@@ -330,7 +329,7 @@ class Endpoint:
     async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
         """Yield a body's pieces; the timeout restarts with each piece."""
         async for piece in body:
-            with suppress(RuntimeError):  # the answer is there before the body was over
+            with suppress(RuntimeError):  # the answer came before the end of the body
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
             yield piece
 
@@ -342,7 +341,7 @@ class Endpoint:
 
         def lost(closed: asyncio.Future[None] | None) -> None:
             if closed is not None:
-                closed.exception()  # the answer's own says more
+                closed.exception()  # the answer's own error is more precise
             content = self._answers.pop(protocol)
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
@@ -365,7 +364,7 @@ class Endpoint:
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, HttpProcessingError) as error:
-            # What had come before is there, but aiohttp does not give it out as long as there is an error.
+            # aiohttp does not return the received rest as long as an exception is set.
             response.content.set_exception(None)  # type: ignore[arg-type]
             if rest := response.content.read_nowait():
                 yield rest

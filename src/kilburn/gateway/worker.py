@@ -1,9 +1,9 @@
-"""One of several processes that serve at one address, seen from inside: see `kilburn.gateway.workers`.
+"""A worker process: one of several that serve at one address; see `kilburn.gateway.workers`.
 
-It takes connections one at a time, and leaves the next one to the worker that has fewest: clients that stay keep all processors
-busy. It ends in one of two ways. Retired, it
-takes no new connection, and answers those that it has until each is told to close or says nothing for a while: another worker
-serves by then. Stopped, it takes nothing new, ends the requests in flight within their time, and closes.
+It accepts one connection at a time, and leaves the next one to the worker with the fewest, so that clients with persistent
+connections use all processors. It ends in one of two ways. A retired worker accepts no new connection, and serves its open ones
+until each is closed or idle for a while; another worker serves by then. A stopped worker accepts nothing new, ends the running
+requests within their time, and closes.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ except ModuleNotFoundError as error:
     raise MissingExtra("uvicorn", "serve") from error
 
 LINGER = 2.0
-"""Seconds for which a connection that says nothing is kept by a worker that is retired. It is closed by its next answer."""
+"""Seconds that a retired worker keeps an idle connection. The next answer closes it earlier."""
 
 FULL = 1.0
-"""Seconds without a new connection, where there are as many open files as may be."""
+"""Seconds without new connections after the limit of open files is reached."""
 
 YIELD, YIELDS = 0.002, 8
-"""Seconds for which a new connection is left to a worker that has fewer, and how often: that one may be computing something.
-After that it is taken by whoever can."""
+"""Seconds for which a new connection is left to a worker that has fewer, and how often, since that worker may be computing. After
+that, any worker accepts it."""
 
 PLACES = 8 + 4 * 128
-"""Bytes of what workers see of each other, for more of them than there may be."""
+"""Bytes that the workers share, enough for more workers than there may be."""
 
 CLOSE = (b"connection", b"close")
 
@@ -120,7 +120,7 @@ class Parent:
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self.now: Callable[[], Any] = tuple
-        """What the gateway can say at once."""
+        """Returns the gateway's present figures."""
 
     async def connect(self, retire: Callable[[], object], stop: Callable[[], object]) -> None:
         """Begin to receive the parent's messages. If the parent ends, this worker stops."""
@@ -186,13 +186,13 @@ class Parent:
         rows = msgspec.convert(await self._ask("sessions", tenant), list[tuple[SessionTotals, str]])
         return [row for row, user in rows if sees(user)]
 
-    # Who is signed in
+    # Signed-in people
 
     async def sign(self, verb: str, arguments: Sequence[Any]) -> Any:
         """See `kilburn.gateway.workers.Signing.answer`."""
         return await self._ask(verb, *arguments)
 
-    # Whose turn it is
+    # Turns
 
     def turn(self, tenant: str) -> bool:
         """Return whether this worker does a tenant's work in the background: the first one that asks, until it ends. Two workers
@@ -275,14 +275,14 @@ class WorkerServer(uvicorn.Server):
 
     @property
     def _connections(self) -> int:
-        # One that has just come is among both.
+        # A new connection is in both.
         return len({*self.server_state.connections, *self._coming.values()})
 
     def _accept(self) -> None:
         """Accept one connection, or leave it to a worker that has fewer. The event loop calls again if there are more."""
         loop = asyncio.get_running_loop()
         if self._parent.neighbours.has(self._connections) and self._yielded < YIELDS:
-            # Its number stands: it is only a moment.
+            # Its count stays, because this takes only a moment.
             self._yielded += 1
             loop.remove_reader(self._listener)
             loop.call_later(YIELD, self._listen)

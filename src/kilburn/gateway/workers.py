@@ -1,10 +1,9 @@
-"""Several processes that serve at one address, seen from their parent: it binds the address once, begins them, starts again the
-one that ends, counts for all of them, knows who is signed in, and ends them.
+"""Worker processes that serve at one address, from the parent's side. The parent binds the address once, starts the workers,
+replaces those that end, counts for all of them, keeps the signed-in people, and ends the workers.
 
-A worker is a program of its own, begun anew and not forked: no store, thread or lock of the parent goes into it. It gets the
-listening socket, and one end of a pair of sockets. Over that pair go lines of JSON: what it has answered, so that the figures of
-a worker that is killed stay in the sum, and what it asks its parent. uvicorn's own supervisor pickles its settings, starts a
-worker again as often as it ends, and hands it nothing to say anything by.
+A worker is a new program, not a fork: it shares no store, thread or lock with its parent. It inherits the listening socket and
+one end of a pair of sockets, which carries lines of JSON: its exchanges, so that the figures of a killed worker are not lost, and
+its questions. uvicorn's own supervisor pickles its settings, restarts failing workers without limit, and has no such channel.
 """
 
 from __future__ import annotations
@@ -40,22 +39,23 @@ except ModuleNotFoundError as error:
 log = logging.getLogger("kilburn.gateway")
 
 MAX_LINE_BYTES = 64 << 20
-"""Bytes of a line."""
+"""Maximum length of a line, in bytes."""
 
 CLOSING = 15.0
-"""Seconds that a worker has for closing its store, once its requests are over."""
+"""Seconds that a worker has for closing its store after its last request."""
 
 PATIENCE = 2.0
-"""Seconds that a worker has for saying how it is; after that it is taken as it was."""
+"""Seconds that a worker has for reporting its figures; after that the previous ones count."""
 
 MINUTE, AT_ONCE, MAX_PAUSE = 60.0, 3, 30.0
-"""So many workers that end within so many seconds are started again at once; the next ones after 1, 2, 4 ... seconds."""
+"""Within `MINUTE` seconds, `AT_ONCE` workers are replaced immediately, and further ones after 1, 2, 4 ... up to `MAX_PAUSE`
+seconds."""
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
 SIGNING = ("wait", "enter", "find", "leave")
-"""What a worker asks about who is signed in."""
+"""A worker's questions about signed-in people."""
 
 
 class Saying(msgspec.Struct, omit_defaults=True):
@@ -121,10 +121,10 @@ class ServingProcess:
         self.place, self.process, self.writer = place, process, writer
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[bool] = loop.create_future()
-        """Whether it serves: it does, or it ended before."""
+        """True once the worker serves, False if it ended before."""
         self.ended: asyncio.Future[int] = loop.create_future()
         self.figures: list[tuple[str, str, float]] = []
-        """What it said last of what is so now."""
+        """Its last reported present figures."""
         self.asked: asyncio.Future[None] | None = None
 
     def tell(self, kind: str, body: Any = None, id: int = 0) -> None:
@@ -265,7 +265,7 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # Workers begin and end
+    # Starting and ending workers
 
     async def _started(self, place: int) -> ServingProcess:
         ours, theirs = socket.socketpair()
@@ -276,7 +276,7 @@ class Workers:
         worker = ServingProcess(place, process, writer)
         self._all.add(worker)
         if self._ending.is_set():
-            worker.signal(signal.SIGTERM)  # all others were told before this one was there
+            worker.signal(signal.SIGTERM)  # the other workers got the signal before this one existed
         worker.tell("begin", self._begin, place)
         self._do(self._hear(worker, reader))
         return worker
@@ -336,7 +336,7 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # What a worker says and asks
+    # Messages from workers
 
     def _heard(self, worker: ServingProcess, line: Saying) -> None:
         match line.kind:
@@ -417,7 +417,7 @@ class _Processes(Collector):
 
 
 SHARED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds", "process_open_fds")
-"""What is added up; the other figures of processes are the parent's."""
+"""Figures that are summed; the other process figures are the parent's."""
 
 
 def _process(pid: int) -> Sequence[Metric]:
