@@ -30,8 +30,8 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
             (("--port", port), "already in use", 2),
             (("--host", "no-such-host.invalid", "--keys", tmp_path / "keys.json"), "no-such-host.invalid", 2),
             (("--host", "0.0.0.0"), "no keys are set", 2),
-            (("--keys", tmp_path / "none.json"), "there is no keys file", 2),
-            (("--keys", tmp_path / "bad.json"), "is no keys file", 2),
+            (("--keys", tmp_path / "none.json"), "there is not a keys file", 2),
+            (("--keys", tmp_path / "bad.json"), "is not a keys file", 2),
             (("--keys", tmp_path), "is no file", 2),
             (("--log", tmp_path / "no" / "log"), "No such file", 1),
             (("--limit", "messages=many"), "is no number", 2),
@@ -60,12 +60,12 @@ def told_of_keys(place: object) -> str:
 def test_keys_that_let_nobody_in_are_told(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_text('{"version": 1, "keys": []}')
-    assert f"there is no key in {file}, so nobody comes in" in told_of_keys(file)
+    assert f"there is no key in {file}, so no client is admitted" in told_of_keys(file)
     assert "make one with `kilburn keys add`" in told_of_keys(file)
     made, _ = add_key(file, Key())
     assert told_of_keys(file) == ""
     revoke_key(file, made.name)
-    assert f"every key in {file} is revoked, so nobody comes in" in told_of_keys(file)
+    assert f"every key in {file} is revoked, so no client is admitted" in told_of_keys(file)
 
 
 def test_a_file_of_keys_that_may_not_be_read(tmp_path: Path) -> None:

@@ -283,7 +283,9 @@ class Access:
         try:
             key = self.keys.find(_secret(*ours[0]))
         except (SpecError, OSError) as error:
-            raise Problem(503, "keys_unreadable", "the gateway cannot read its keys; nobody comes in until it can") from error
+            raise Problem(
+                503, "keys_unreadable", "the gateway cannot read its keys; no client is admitted until it can"
+            ) from error
         if key is None:
             raise Problem(401, "invalid_api_key", "this key is unknown here, or was revoked")
         return key, [header for header in headers if header not in ours]

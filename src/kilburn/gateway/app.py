@@ -216,11 +216,11 @@ class Gateway:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
-            raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
+            raise SpecError(f"invalid link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
         if settings.one_user and settings.keys is not None:
             raise SpecError("keys and one user", advice="leave --one-user out: each key says whose sessions it opens")
         if settings.fail not in FAIL:
-            raise SpecError(f"fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
+            raise SpecError(f"invalid fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
         self.settings, self.link, self._turn = settings, Link(settings.link), turn
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
@@ -257,7 +257,7 @@ class Gateway:
             if self._embedder is not None:
                 self._embedder.embed(["a"])
         except KilburnError as error:
-            log.warning("what was said is found by words alone: %s", error)
+            log.warning("searches use words only: %s", error)
             self._embedder = None
 
     @property
@@ -318,7 +318,7 @@ class Gateway:
                     if not worker.is_over():
                         self._learned.add(tenant)
             except KilburnError as error:
-                log.warning("tenant %r: what was left is not learned: %s", tenant, error)
+                log.warning("tenant %r: marked sessions are not learned from: %s", tenant, error)
 
     def end_sessions(self) -> None:
         """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
@@ -329,7 +329,7 @@ class Gateway:
                 rule = rule_of(store.backend)
                 ended = None if rule is None else expire(store, rule)
             except KilburnError as error:
-                log.warning("the sessions of tenant %r do not end as its rule says: %s", store.tenant, error)
+                log.warning("sessions of tenant %r cannot be expired by its rule: %s", store.tenant, error)
                 continue
             if ended is not None and (ended.forgotten or ended.moved.texts):
                 counts = store.tenant, len(ended.forgotten), ended.moved.texts
@@ -521,7 +521,7 @@ class _Endpoint:
                     # The owner stays in memory, and is written with the next one.
                     writes = False
                     gateway.failed(error)
-                    log.warning("whose a response is was not written: %s", type(error).__name__)
+                    log.warning("the owner of a response was not stored: %s", type(error).__name__)
             await tell(message)
 
         return telling
@@ -597,11 +597,11 @@ class _Endpoint:
         upstream = self._gateway.upstream
         if isinstance(upstream, InProcess):
             if self._form is not None:
-                raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+                raise Refused("a model in this process cannot pass requests through", advice="leave x-kilburn out")
             if not upstream.answers(path):
                 await _nothing(scope, None, None)
         if "websocket" in headers.get("upgrade", "").lower():
-            raise Problem(501, "no_websockets", "the gateway carries no connections of websockets; go to the provider for these")
+            raise Problem(501, "no_websockets", "the gateway does not support WebSockets; connect to the provider directly")
 
         exchange: Exchange = scope["state"]["exchange"]
         headers = {**headers, **exchange.span.carried()}

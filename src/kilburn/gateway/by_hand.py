@@ -278,7 +278,7 @@ def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -
     if not text:
         return otherwise
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise SpecError(f"{name} is no number", advice="give a whole number, 0 or more")
+        raise SpecError(f"{name} is not a number", advice="give a whole number, 0 or more")
     return int(text)
 
 

@@ -103,7 +103,7 @@ class ChatForm(Form):
         """See `Form`."""
         fields = {key: whole_number(value) for key, value in _object(body).items()}
         if (fields.get("n") or 1) > 1:
-            raise Refused("one reply is given here at a time, and n asks for more", advice="ask several times")
+            raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
         prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None
         schema = (fields.get("response_format") or {}).get("json_schema") or {}
         messages, system = (fields["messages"], None) if prompt is None else (prompt, prompt.system)

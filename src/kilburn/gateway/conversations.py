@@ -255,7 +255,7 @@ class Conversation:
                 return session.render_from(turn, self.waiting, form, request=request)
         prompt = session.render(form, request=request)
         if session.turn != self.turn:
-            raise StoreStale("another gateway went on with the session", advice="read it again")
+            raise StoreStale("another gateway has continued the session", advice="read it again")
         return prompt
 
     def reply(self) -> Message | None:

@@ -59,7 +59,7 @@ class Offer:
 
     def __init__(self, how: str, *, takes: bool = True) -> None:
         if how not in [*MemoryTools]:
-            raise SpecError(f"memory tools {how[:40]!r}", advice=f"say one of {', '.join(MemoryTools)}")
+            raise SpecError(f"invalid memory tools {how[:40]!r}", advice=f"say one of {', '.join(MemoryTools)}")
         if how == MemoryTools.ON and not takes:
             raise SpecError("the model takes no tools", advice="leave memory tools at auto, or use another model")
         self.how = MemoryTools(how)
@@ -93,8 +93,8 @@ class Offer:
             self._refusing.clear()
         self._refusing.add((model, kind))
         log.warning(
-            "the upstream takes no tools for the model %r: it is asked without recall and search_memory from now on, and what "
-            "has left the window is searched for the user's words",
+            "the upstream takes no tools for the model %r: from now on it is asked without recall and search_memory, and the "
+            "gateway searches evicted messages for the user's words",
             model[:LONGEST_MODEL],
         )
 

@@ -546,7 +546,7 @@ def of_theirs(value: Any) -> list[Any]:
 
 def unreadable(error: Exception) -> Unavailable:
     """Return the error for an invalid reply."""
-    return Unavailable(f"the upstream sent what is no reply: {str(error)[:200]}", advice="check the upstream")
+    return Unavailable(f"the upstream sent no valid reply: {str(error)[:200]}", advice="check the upstream")
 
 
 def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:

@@ -1344,7 +1344,7 @@ def named(header: str) -> str | None:
     if len(name) > MAX_NAME_CHARS:
         raise SpecError(f"a session name of {len(name):,} characters", advice=f"give one of {MAX_NAME_CHARS} at most")
     if not name.isprintable():
-        raise SpecError("a session name with characters that cannot be seen", advice="leave them out")
+        raise SpecError("a session name with invisible characters", advice="leave them out")
     if name.startswith("@"):
         raise SpecError("a session name that begins with @", advice="these names are of collections; give another one")
     return name or None

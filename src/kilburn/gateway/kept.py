@@ -281,7 +281,7 @@ def _check_alone(method: str, kind: str, rest: Sequence[str]) -> None:
     if kind.startswith("organization") or (kind == "models" and not reads):
         raise Problem(403, "not_permitted", "the provider's account is the operator's; this key does not administer it")
     if kind == "chat" or (reads and kind != "models" and not any(map(_is_id, rest))):
-        raise Problem(403, "not_permitted", "this would tell what others keep at the provider; name what is yours by its id")
+        raise Problem(403, "not_permitted", "this would list objects of other users; name your own by their ids")
 
 
 def _mentioned(body: bytes) -> Iterator[str]:

@@ -126,10 +126,10 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
+        raise SpecError(f"{path} is not a file", advice="give the file that `kilburn keys add` wrote")
     with open(descriptor, "rb") as file:
         if mode & 0o022:
-            raise SpecError(f"others may write to {path}, and so let themselves in", advice=f"chmod go-w {path}")
+            raise SpecError(f"other users may write to {path}, and could add keys", advice=f"chmod go-w {path}")
         data = file.read(LARGEST + 1)
     try:
         if len(data) > LARGEST:
@@ -143,7 +143,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
             _check(key)
     except (ValueError, msgspec.DecodeError, SpecError) as error:
         raise SpecError(
-            f"{path} is no keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
+            f"{path} is not a keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
         ) from None
     return key_file.keys
 
@@ -176,7 +176,9 @@ def _check(key: Key) -> None:
             raise SpecError(f"the user {key.user[:40]!r} begins with /", advice="these are end users below a key; give another")
     if key.upstream and not VARIABLE.fullmatch(key.upstream):
         # The text may be the provider's key itself, so the error does not repeat it.
-        raise SpecError("that is no name of an environment variable", advice="give the variable's name, never the provider's key")
+        raise SpecError(
+            "this is not the name of an environment variable", advice="give the variable's name, never the provider's key"
+        )
     if key.memory < 0 or key.rate < 0:
         raise SpecError("memory and rate are 0 or more")
 
@@ -283,7 +285,7 @@ class Keys:
             return ""
         place = shown(os.fspath(self.path))
         problem = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
-        return f"{problem}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
+        return f"{problem}, so no client is admitted: make one with `kilburn keys add` and the same --keys; no restart is needed"
 
     def find(self, presented: bytes) -> Key | None:
         """Return the valid key with this secret; None if there is none."""
@@ -315,7 +317,7 @@ class Keys:
             try:
                 keys[name] = _key_of(body)
             except SpecError as error:
-                log.warning("a key in the database lets nobody in: %s", error)
+                log.warning("a key in the database is ignored: %s", error)
                 keys.pop(name, None)
         self._known, self._read = keys, began
 

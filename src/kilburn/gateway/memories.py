@@ -123,7 +123,7 @@ class Learners:
                 self._now = Learning(store, session, "plain", user=user)
             learned = self._now.result()
             if learned.failed:
-                log.warning("session %s: %d places wait to be learned from", session.name, len(learned.failed))
+                log.warning("session %s: %d passages are still to be learned from", session.name, len(learned.failed))
         except Exception as error:  # noqa: BLE001 - learning is nobody's request; and its words may quote what was said
             log.warning("session %s: nothing was learned: %s", session.name, type(error).__name__)
 

@@ -284,7 +284,7 @@ class _Work:
         """Make the body that goes upstream: the client's own bytes, as long as nothing is evicted.
 
         Raises:
-            StoreStale: another gateway went on with the session.
+            StoreStale: another gateway has continued the session.
         """
         conversation = self.conversation
         session = conversation.session

@@ -386,7 +386,7 @@ class ResponsesReading(Reading):
         self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
         messages = [wire.read(chat_message(items.read(response_item(item)))) for item in plain(response["output"], "output")]
         if any(message.role is not Role.ASSISTANT for message in messages):
-            raise InvalidMessage("a reply of somebody else")
+            raise InvalidMessage("a reply with another role")
         nonempty = [message for message in messages if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
         (message,) = items.together(nonempty) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
         usage_fields = counted(response.get("usage"))

@@ -116,7 +116,7 @@ class Tally:
             future.set_result(ruling)
 
     def _answer_failed(self, requests: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
-        log.warning("what clients take cannot be counted: %s", error)
+        log.warning("requests cannot be counted: %s", error)
         for demands, future in requests:
             if self._opens:
                 self._answer(demands, future, Ruling())

@@ -184,7 +184,7 @@ class Endpoint:
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
-            raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
+            raise SpecError("the upstream's URL is invalid", advice="give one such as https://api.openai.com/v1")
         base = url.rstrip("/")
         self.form = "chat" if has_openai_api(base) else "messages"
         self.url = base if self.form == "chat" else f"{base.removesuffix('/v1')}/v1"
@@ -360,7 +360,7 @@ class Endpoint:
                 has_data = True
                 yield piece
             if not has_data and response.headers.get("content-encoding"):
-                raise Unavailable("the upstream broke a compressed answer off", advice="try again")
+                raise Unavailable("the upstream broke off a compressed answer", advice="try again")
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, HttpProcessingError) as error:
@@ -418,7 +418,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
             if request.max_tokens < 1:
                 raise ValueError("a reply has at least one token")
             if not request.messages:
-                raise ValueError("nothing of it has a place in the upstream's form")
+                raise ValueError("no message can be sent in the upstream's form")
             more = msgspec.json.decode(body, type=_More)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
@@ -481,7 +481,7 @@ async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delt
         for delta in reading.deltas:
             yield delta
     else:
-        raise Unavailable(f"{name} sent what is no reply", advice="check the upstream")
+        raise Unavailable(f"{name} sent no valid reply", advice="check the upstream")
     if reading.failed is not None:
         raise error_of(name, None, reading.failed, "")
     yield reading.reply()

@@ -194,7 +194,7 @@ class Workers:
             self._places = {worker.place: worker for worker in workers}
             serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in workers)))
             if serve is not None and not all(serve):
-                say("a worker ended before it served; what it said stands above")
+                say("a worker ended before it served; see its output above")
                 self._status = 1
             elif serve is not None:
                 self._told()
@@ -237,10 +237,10 @@ class Workers:
             try:
                 new = await self._started(place)
             except OSError as error:
-                say(f"worker {place} cannot be started: {error}; the old ones go on")
+                say(f"worker {place} cannot be started: {error}; the old workers continue to serve")
                 return
             if not await new.ready:
-                say(f"worker {place}: the new one ended before it served; the old ones go on")
+                say(f"worker {place}: the new one ended before it served; the old workers continue to serve")
                 return
             self._places[place] = new
             old.tell("retire")
@@ -288,7 +288,7 @@ class Workers:
                 try:
                     self._heard(worker, read_saying(line))
                 except msgspec.DecodeError as error:
-                    log.error("worker %d says what cannot be read: %s", worker.place, error)
+                    log.error("worker %d sent an invalid message: %s", worker.place, error)
         status = await worker.process.wait()
         worker.writer.close()
         self._all.discard(worker)
