@@ -44,7 +44,7 @@ from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
-from kilburn.gateway.users import Shares, below, told
+from kilburn.gateway.users import Shares, below, requested_user
 from kilburn.jobs.worker import JobKind, Ways, Worker
 from kilburn.kernel.claims import FAILED, kept
 from kilburn.kernel.ending import expire, rule_of
@@ -496,7 +496,7 @@ class _Endpoint:
     def _taken_apart(self, headers: Mapping[str, str], body: bytes, key: Key) -> tuple[Mapping[str, msgspec.Raw] | None, str]:
         """Return the fields of a body that is read here, and the end user that the request names."""
         fields = None if self._form is None else fields_of(body)
-        return fields, told(headers, body, key, fields)
+        return fields, requested_user(headers, body, key, fields)
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
         """Check that the stored objects that a request names are its user's. Return a sender that makes the objects of the answer

@@ -25,7 +25,7 @@ from kilburn.gateway.keys import Key
 from kilburn.gateway.looking import LookingBackend
 from kilburn.gateway.problems import Problem, problem_of
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.users import Shares, sees, shows, told
+from kilburn.gateway.users import Shares, requested_user, sees, shows
 from kilburn.kernel.receipts import Preview
 from kilburn.kernel.session import Session
 from kilburn.memory.user_memory import UserMemory
@@ -247,7 +247,7 @@ def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
             raise Problem(405, "method_not_allowed", f"{action} takes {method}")
         key: Key = request.state.key
         try:
-            user = told(request.headers, b"", key)
+            user = requested_user(request.headers, b"", key)
             async with shares.taken(key, user):
                 if action in LOOKS:
                     reply = await in_thread(_looked, windows, key, user, name, action, dict(request.query_params))

@@ -19,7 +19,7 @@ from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Counts
 from kilburn.gateway.problems import Problem, words_of
-from kilburn.gateway.users import sees, told
+from kilburn.gateway.users import requested_user, sees
 
 try:
     from starlette.requests import Request
@@ -137,7 +137,7 @@ def routes(
     async def sessions(request: Request) -> Response:
         key: Key = request.state.key
         try:
-            user_name = told(request.headers, b"", key)
+            user_name = requested_user(request.headers, b"", key)
         except SpecError as error:
             raise Problem(400, "invalid_user", words_of(error)) from None
         return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, user_name))), 200)

@@ -307,8 +307,8 @@ class Endpoint:
                 return
             if answer.status >= 300:
                 raise Unavailable(f"the upstream answered with status {answer.status}", advice="check the upstream")
-            async with aclosing(_heard(req.name, answer, far)) as pieces:
-                yield await _told(pieces, form, req, answer.headers)
+            async with aclosing(_pieces_of_reply(req.name, answer, far)) as pieces:
+                yield await _in_form(pieces, form, req, answer.headers)
             with anyio.move_on_after(LINGER):  # so that the connection can be reused
                 async for _ in answer.pieces:
                     pass
@@ -393,7 +393,7 @@ class Endpoint:
             await self._session.close()
 
 
-class _Asked(NamedTuple):
+class _ModelRequest(NamedTuple):
     """A request for a model, the model's name, and whether the client wants a stream."""
 
     request: Request
@@ -401,7 +401,7 @@ class _Asked(NamedTuple):
     streamed: bool
 
 
-async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
+async def _read(form: Form, body: bytes, into: str, cap: int) -> _ModelRequest:
     """Convert a client's request for a model's form. A thread reads a long conversation, so that the event loop is not blocked.
 
     Args:
@@ -411,7 +411,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
         Refused: it cannot be read. WireError: a message cannot.
     """
 
-    def read() -> _Asked:
+    def read() -> _ModelRequest:
         try:
             fields = msgspec.to_builtins(form.request(body, into, cap))
             request = msgspec.convert(fields, Request)  # every field is checked
@@ -422,12 +422,12 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
             more = msgspec.json.decode(body, type=_More)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
-        return _Asked(request, str(more.model), bool(more.stream))
+        return _ModelRequest(request, str(more.model), bool(more.stream))
 
     return await in_thread(read) if len(body) > LARGE else read()
 
 
-async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, req: _Asked, headers: Mapping[str, str]) -> Response:
+async def _in_form(pieces: AsyncIterator[Delta | Reply], form: Form, req: _ModelRequest, headers: Mapping[str, str]) -> Response:
     """Return a model's reply in a client's form. An error before the first piece has a status of its own."""
     first = await anext(pieces, None)
     if req.streamed and first is not None:
@@ -449,7 +449,7 @@ async def replayed(reply: Reply, form: Form, model: str, *, streamed: bool) -> R
             yield Delta(reply.text)
         yield reply
 
-    return await _told(pieces(), form, _Asked(Request(messages=()), model, streamed), {})
+    return await _in_form(pieces(), form, _ModelRequest(Request(messages=()), model, streamed), {})
 
 
 async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], form: Form, name: str) -> AsyncIterator[bytes]:
@@ -460,7 +460,7 @@ async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], 
             yield b"".join(write(piece))
 
 
-async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
+async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
     """Yield the pieces of an endpoint's reply in its own form, streamed or whole.
 
     Raises:
@@ -549,7 +549,7 @@ class InProcess:
         thread = _Thread(self.model.name, iter(self.model.stream(req.request)), self._pool)
         try:
             pieces = thread.pieces() if req.streamed else thread.reply()
-            yield await _told(pieces, form, req._replace(name=self.model.name), {})
+            yield await _in_form(pieces, form, req._replace(name=self.model.name), {})
         finally:
             with anyio.CancelScope(shield=True):
                 await thread.close()

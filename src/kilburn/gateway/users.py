@@ -60,7 +60,7 @@ NAMING = _Fields.__struct_fields__
 """Fields of a body that name its end user."""
 
 
-def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
+def requested_user(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
     """Return the end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and
     Anthropic's `metadata.user_id`; "" for none. If several of these fields differ, the user is their combination.
 
@@ -155,7 +155,7 @@ def below(key: Key, user: str, link: Link) -> Key:
     on or off.
 
     Args:
-        user: the end user that the request names, as `told` returns it.
+        user: the end user that the request names, as `requested_user` returns it.
         link: the operator's setting of links for the whole gateway.
     """
     policies = {link, key.link}
@@ -170,7 +170,7 @@ def sees(key: Key, user: str) -> Callable[[str], bool]:
     machine and sees all. Another key sees those of its end users and those without an owner.
 
     Args:
-        user: the end user that the request names, as `told` returns it.
+        user: the end user that the request names, as `requested_user` returns it.
     """
     if user:
         return below(key, user, Link.AUTO).user.__eq__
