@@ -77,17 +77,18 @@ class Access:
     """Admits requests to an application, or refuses them.
 
     Args:
-        app: what answers.
-        keys: who may come in; None lets everyone in as `anonymous`.
-        anonymous: what a client without a key may do; it is used only if there are no keys.
-        one_user: whether all clients are one user where there are no keys. Otherwise each credential for the provider is a user.
-        hosts: names that a Host header may give, without port; "*" for any.
-        origins: of web pages that may call; others are refused, and so is every page if there are none.
-        limits: see there.
-        observe: called with every exchange when it is over.
-        contents: whether bodies are kept for the log.
-        flows: whether the body of a request goes on piece by piece, and is not read whole; `scope["state"]["flows"]` says so.
-        people: what answers below `PEOPLE`; None where nothing is shown to people.
+        app: the application that answers admitted requests.
+        keys: the keys of admitted clients; None admits every client as `anonymous`.
+        anonymous: the key of clients if there are no keys.
+        one_user: whether all clients are one user if there are no keys. Otherwise each credential for the provider is a user.
+        hosts: allowed names in the Host header, without port; "*" for any.
+        origins: origins of web pages that may call; without any, all pages are refused.
+        limits: the limits of requests.
+        observe: called with every exchange at its end.
+        contents: whether the log gets bodies.
+        flows: decides whether a request's body is passed on piece by piece instead of read whole; `scope["state"]["flows"]` has
+            the result.
+        people: the application below `PEOPLE`; None for none.
     """
 
     def __init__(
@@ -429,7 +430,7 @@ def check_local(scope: Scope) -> None:
     """Allow only the operator, who works at this machine, to see the sessions of all clients of a gateway without keys.
 
     Raises:
-        Problem: the request is of another machine, or a proxy forwarded it.
+        Problem: the request is from another machine, or a proxy forwarded it.
     """
     local = is_loopback((scope.get("client") or ("",))[0])
     if not local or any(name in FORWARDED for name, _ in scope["headers"]):

@@ -112,34 +112,34 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
     Args:
         db: the store's file.
-        tenant: whose sessions they are, where no key says it.
+        tenant: the tenant of requests without a key.
         upstream: the endpoint, as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
-        model: what answers instead of an endpoint: a model, or its spec.
-        window: tokens that a prompt and its reply may take.
-        policy: what decides at the window.
+        model: the model that answers instead of an endpoint, or its spec.
+        window: maximum tokens of a prompt and its reply.
+        policy: the policy that manages the window.
         tokenizer: counts tokens: see `kilburn.open`.
         file_tokens: tokens of a file that a request names by an id or a URL: see `kilburn.open`.
-        embedder: "auto" finds by meaning too, where that can be done on this machine: see `kilburn.open`; None by words alone.
-        memory_tools: whether the model is offered recall and search_memory once something has left the window: "auto" until it
-            refuses them, "on" or "off". Without them what has left is searched for the user's words.
-        rounds: times that the model's memory calls are answered within one request.
-        timeout: seconds of silence of the upstream before a request is given up.
+        embedder: "auto" also searches by meaning, if this machine can: see `kilburn.open`; None searches by words only.
+        memory_tools: whether the model is offered recall and search_memory after the first eviction: "auto" until it refuses
+            them, "on" or "off". Without them, the gateway searches evicted messages for the user's words.
+        rounds: maximum number of rounds of the model's memory calls within one request.
+        timeout: seconds of silence of the upstream before a request fails.
         keys: the file of the keys that clients need; None for none.
         one_user: whether all clients of a gateway without keys are one user. Otherwise each credential for the provider
             (`Authorization`, `x-api-key`) is a user of its own.
         hosts: names under which clients may call it; by default those of this machine.
-        origins: of web pages that may call it.
-        limits: what clients may take.
-        memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
-            0 for neither.
-        link: whether a session is linked to an earlier one because it says the same: "auto" where it is known whose they are,
-            "on" or "off". A key may say so too, and "off" wins.
-        prices: of the upstream's tokens, for what is saved.
-        log: writes a line for each request; None for none. contents: whether it says what was asked.
-        fail: what becomes of a request that the gateway cannot read, or keep, because its store fails or the request has a shape
-            that it does not know: "closed" refuses it, "open" sends it on unread.
-        tend: seconds between two looks at which sessions end by the rules of the tenants (`kilburn sessions rule`).
-        background: whether it learns, embeds and ends sessions itself; otherwise `kilburn worker` does.
+        origins: origins of web pages that may call it.
+        limits: limits of clients' requests.
+        memory: maximum tokens of long-term memory beside the user's last message, for requests without a key; facts are then
+            learned too. 0 for neither.
+        link: whether a session is linked to an earlier one with the same content: "auto" if the user is known, "on" or "off". A
+            key may set it too, and "off" wins.
+        prices: prices of the upstream's tokens, for the money saved.
+        log: writes a line for each request; None for none. contents: whether the lines have the requests' bodies.
+        fail: how a request is handled that cannot be read or stored, because the store fails or its shape is unknown: "closed"
+            refuses it, "open" passes it on unread.
+        tend: seconds between two checks for sessions that expire by the tenants' rules (`kilburn sessions rule`).
+        background: whether it learns, embeds and expires sessions itself; otherwise `kilburn worker` does.
     """
 
     db: str = "agent.db"

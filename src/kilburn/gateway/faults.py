@@ -110,7 +110,7 @@ def answered(store: Store, conversation: Conversation, calls: Sequence[Part], ex
     """Return the results of calls of our tools, as messages. Results from an earlier session cite its pages.
 
     Args:
-        exchange: is told what they came to.
+        exchange: gets the outcomes.
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
     earlier = [] if over else _earlier(store, conversation)

@@ -55,19 +55,19 @@ class ParsedRequest(msgspec.Struct, kw_only=True):
     Args:
         raw: the client's bytes.
         fields: its fields, each as its JSON.
-        history: the field with the conversation; where it is a list, without the bracket that ends it.
+        history: the field with the conversation; a list without its closing bracket.
         previous: id of the reply that it continues, whose history only the provider has; "" where the history is whole.
         calls: ids of that reply's calls, if the session has others for them.
-        lead: messages before the conversation that are the client's business: the system prompt of the chat form.
+        lead: messages before the conversation that are never changed: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
-        stream: whether the reply is to be streamed.
-        reply: tokens that the reply may have; 0 where it does not say.
-        choices: replies that it wants.
+        stream: whether the client wants a streamed reply.
+        reply: maximum tokens of the reply; 0 if the request sets none.
+        choices: number of replies.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
         parsed: messages of the conversation that were read already, by their JSON.
-        open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
+        open: whether our tools can be added to them: the field is a list, and there are no older `functions`.
     """
 
     raw: bytes
@@ -174,7 +174,7 @@ class Form(ABC):
         """Split the conversation into messages.
 
         Raises:
-            InvalidMessage: it is no list, or empty.
+            InvalidMessage: the conversation is not a list, or is empty.
         """
         req.messages = listed(req.fields[self.key], self.key)
 
@@ -183,7 +183,7 @@ class Form(ABC):
         texts with the same other fields become one part: each part becomes a page.
 
         Raises:
-            InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
+            InvalidMessage: the message is invalid. DuplicateCall: two of its calls have the same id.
         """
         return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
@@ -191,7 +191,7 @@ class Form(ABC):
         """Parse the messages of a decoded list.
 
         Raises:
-            InvalidMessage: one of them is none. DuplicateCall.
+            InvalidMessage: a message is invalid. DuplicateCall.
         """
         return numbered([message for source in sources for message in self._read(plain(source, "message"))], whole=True)
 
@@ -255,14 +255,14 @@ class Form(ABC):
 class Reading(ABC):
     """Reads the upstream's replies to one request of a client, over several rounds, and determines what the client sees.
 
-    Every byte goes through as it came, until there is something of ours: a call of our tools, which is taken out, or another
-    round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with
-    the last round's usage. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
+    Every byte is passed on unchanged until a call of our tools, which is removed, or another round. From then on the client sees
+    one reply: the first round's beginning, all texts, and the last round's end and usage. Bytes that cannot be read are passed on
+    too, and `reply` raises an error.
 
     Args:
         faults: whether our calls may be in it.
-        holds: whether the events that end a reply are held back until it is in the session, so that a client that goes on
-            at once finds it there.
+        holds: whether the last events of a reply are held back until it is in the session, so that the client's next request
+            finds it there.
     """
 
     def __init__(self, faults: bool, *, holds: bool = True) -> None:
@@ -361,7 +361,7 @@ class Reading(ABC):
         """Return this round's complete reply.
 
         Raises:
-            Unavailable: there is none, or it cannot be read.
+            Unavailable: there is no reply, or it cannot be read.
         """
         try:
             return self._reply()
@@ -553,7 +553,7 @@ def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
     """Return the settings of a reply that both forms have, under the names of one of them.
 
     Raises:
-        InvalidMessage: what ends a reply is no text, and no list of texts.
+        InvalidMessage: the stop sequences are neither a text nor a list of texts.
     """
     stop = fields.get("stop") or fields.get("stop_sequences") or []
     ends = [stop] if isinstance(stop, str) else stop

@@ -366,10 +366,11 @@ class Histories:
         raise AssertionError("a session is claimed or an error is raised")
 
     def _take_over(self, conversation: Conversation, hold: Hold) -> None:
-        """Reserve a turn that was reserved before and has no reply: whoever reserved it can append none to an equal request.
+        """Reserve a turn that another request has reserved and that has no reply. If that request is equal, its reply can no
+        longer be appended.
 
         Raises:
-            StoreStale: it has a reply by now.
+            StoreStale: the turn has a reply by now.
         """
         session = conversation.session
         with session.lock:
@@ -385,7 +386,7 @@ class Histories:
         """Check that no other gateway has taken over the turn that a request has reserved.
 
         Raises:
-            StoreBusy: the reply has no place.
+            StoreBusy: another gateway has taken it over.
         """
         if (hold := conversation.hold) is not None and conversation.number:
             notes = self.store.backend.events(conversation.number, conversation.reserved, Act.NOTE)
@@ -1123,7 +1124,7 @@ class Histories:
         """Read what other gateways have done with the session of a busy conversation.
 
         Raises:
-            StoreStale: it was forgotten. StoreBusy: another gateway has taken over its turn.
+            StoreStale: the session was forgotten. StoreBusy: another gateway has taken over its turn.
         """
         if conversation.session.refresh():
             self._check_reserved(conversation)
@@ -1132,7 +1133,7 @@ class Histories:
         """Return the session of a busy conversation as it is now.
 
         Raises:
-            StoreStale: it was forgotten. StoreBusy: another gateway has taken over its turn.
+            StoreStale: the session was forgotten. StoreBusy: another gateway has taken over its turn.
         """
         conversation.session.refresh()
         session = self.store.session(conversation.name)

@@ -67,17 +67,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     Args:
         name: 8 hexadecimal digits, the public part; "" for a client that needs no key.
         digest: SHA-256 of the whole key, in hexadecimal digits.
-        tenant: the partition that it opens, and no other.
-        user: whose sessions and memory these are, if the key is one person's; "" for nobody in particular, as of an
-            application's key.
-        note: what a person called it, for lists.
-        memory: tokens of long-term memory that are put before a prompt; 0 for none.
-        learn: whether facts are learned from what is said.
+        tenant: the only partition that it gives access to.
+        user: the owner of its sessions and memory, if the key is one person's; "" for an application's key.
+        note: a person's note about it, for lists.
+        memory: maximum tokens of long-term memory in a prompt; 0 for none.
+        learn: whether facts are learned from conversations.
         upstream: name of the environment variable that holds the provider's key; "" to pass on the client's own.
         rate: requests per minute; 0 for the gateway's limit.
-        link: whether sessions are linked by what they say.
-        figures: it reads the figures of all tenants at `/metrics`, and opens nothing else.
-        looks: it looks at what it may see, here and in the dashboard; it changes nothing, and asks no model.
+        link: whether sessions are linked by their content.
+        figures: it only reads the figures of all tenants at `/metrics`.
+        looks: it only reads visible sessions and figures, here and in the dashboard; it changes nothing, and asks no model.
         created, revoked: seconds since the epoch; `revoked` is 0 for a key that is valid.
     """
 
@@ -113,7 +112,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     """Return the keys of a file or of a database, oldest first, with revoked ones.
 
     Raises:
-        SpecError: there is none, it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
+        SpecError: the file is missing or invalid, or other users may write to it. OSError: it cannot be read.
         StoreError: the database cannot be read.
     """
     if is_url(path):
@@ -152,7 +151,7 @@ def _key_of(body: bytes) -> Key:
     """Decode a key of a database.
 
     Raises:
-        SpecError: it is none, or has an option that this version does not know, which may be a restriction.
+        SpecError: the key is invalid, or has an unknown option, which may be a restriction.
     """
     try:
         key = msgspec.json.decode(body, type=Key)
@@ -191,7 +190,7 @@ def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
         options: the key's options; `name`, `digest` and times are set here.
 
     Raises:
-        SpecError: see `read_keys`; an option that cannot be. OSError, StoreError: it cannot be written; all is as it was.
+        SpecError: see `read_keys`; an invalid option. OSError, StoreError: it cannot be written; nothing was changed.
     """
     with _changing(path) as keys:
         name = secrets.token_hex(4)
@@ -210,7 +209,7 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
     stays in the list.
 
     Raises:
-        SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; all is as it was.
+        SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; nothing was changed.
     """
     with _changing(path, create=False) as keys:
         for at, key in enumerate(keys):
@@ -249,8 +248,8 @@ class Keys:
         path: the file, or the URL of the database.
 
     Raises:
-        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone, or the database cannot be
-            read for some time. Of a database, a key that cannot be read lets nobody in, and if none can be read, none are known.
+        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or missing, or the database has not
+            been readable for some time. An unreadable key of a database is ignored; an error is raised if all are unreadable.
         StoreError: the database cannot be read.
     """
 

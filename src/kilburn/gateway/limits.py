@@ -28,20 +28,22 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         body: bytes of one request.
         bodies: bytes of all requests that this process is answering. A value in their JSON counts as 128 bytes.
-        upload: bytes of a body that goes through piece by piece, such as a file's; it is never held, and not among `bodies`.
-        values: in the JSON of one request: objects, lists, and what stands in them.
-        depth: objects and lists in each other.
-        headers: how many a request may have. header_bytes: their names and values together.
-        messages: how many one history may have.
-        held: bytes of the sessions of a tenant that stay in memory, about; over it nothing is refused: what was not used
-            for longest is read again when it goes on.
-        running: requests that this process is answering. per_key: of one key, in all processes over one store; 0 for no limit.
-        rate: requests per minute of one key, in all of them; a quarter of a minute's may come at once. 0 for no limit.
-        repeat: seconds that a request waits for an equal one that is being answered, by any gateway over the store; then it is
-            refused. 0: it is refused at once.
+        upload: bytes of a body that is passed on piece by piece, such as a file; it is not held in memory, and not part of
+            `bodies`.
+        values: values in the JSON of one request: objects, lists, and their members.
+        depth: nesting of objects and lists.
+        headers: number of headers of a request. header_bytes: bytes of their names and values together.
+        messages: messages of one history.
+        held: estimated bytes of a tenant's sessions in memory. Nothing is refused for it: the least recently used sessions are
+            evicted, and read again with their next request.
+        running: concurrent requests of this process. per_key: concurrent requests of one key, in all processes over one store;
+            0 for no limit.
+        rate: requests per minute of one key, in all processes; a quarter of a minute's may come at once. 0 for no limit.
+        repeat: seconds that a request waits for an equal one that any gateway over the store is answering, before it is refused;
+            0 refuses it at once.
         connections: open connections of this process.
-        patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
-        pace: bytes per second that a body must come with on the whole, after `patience`.
+        patience: seconds for the headers, for a body's first byte, and for a client to continue reading.
+        pace: minimum average bytes per second of a body, after `patience`.
     """
 
     body: int = 64 << 20
@@ -71,10 +73,10 @@ def limits_of(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
     """Parse limits from texts such as "messages=5000".
 
     Args:
-        keyed: whether clients need keys; then there is a rate, unless it is given. On one's own machine there is none.
+        keyed: whether clients need keys. Then there is a default rate.
 
     Raises:
-        SpecError: no limit of this name, or no number.
+        SpecError: there is no limit of this name, or the value is not a number.
     """
     bounds: dict[str, str | int] = {"rate": RATE if keyed else 0}
     for text in settings:
@@ -96,8 +98,8 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 class BodyTally:
     """Measures the JSON of a body, piece by piece, before it is parsed.
 
-    A body that does not begin as an object is no JSON to anybody here, and has no values. Of what is no JSON in its middle it
-    counts at least what a reader meets before it stops there.
+    A body that does not begin with an object is not parsed here, and has no values. In a body with invalid JSON, at least the
+    values before the error are counted.
 
     Args:
         size: bytes. values, depth: as `RequestBounds` has them.

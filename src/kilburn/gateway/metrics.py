@@ -95,11 +95,10 @@ COUNTED = {
 def saved(prices: Prices, exchange: Exchange) -> float:
     """Return the cost of this request without Kilburn, less its actual cost; it may be negative.
 
-    Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
-    provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
-    the history would not have fitted the model's window at all. As long as nothing has left the window, nothing is saved or
-    lost: the provider gets what the client sent. The first request of a session saves nothing: it may be a fork, of which
-    the provider's cache has more than is known here.
+    Without Kilburn, the client's whole history goes to the provider once, and the provider's cache has all of it that is not new,
+    unless the cache has expired. So the comparison is with the client's best case, even if the history would not fit the model's
+    window. As long as nothing is evicted, nothing is saved or lost: the provider gets the client's bytes. The first request of a
+    session saves nothing: it may be a fork, of which the provider's cache may have more.
     """
     usage, start, end = exchange.usage, exchange.before, exchange.after
     if usage is None or not usage.sound or start is None or end is None or not start.prompts:
@@ -154,7 +153,7 @@ class Metrics:
     """Counts exchanges. Safe to use from several threads.
 
     Args:
-        prices: of the upstream's tokens.
+        prices: prices of the upstream's tokens.
         current: yields the present figures: a name of `CURRENT`, the tenant or "" for none, and the value.
         collectors: collectors of process figures; None for those of this process.
     """
@@ -330,7 +329,7 @@ class Metrics:
         """Return the sessions used since the start, last used first; of one tenant, or None for all.
 
         Args:
-            sees: whether the sessions of a user may be told.
+            sees: decides whether the sessions of a user are shown.
         """
         return [row for row, user in self.rows(tenant) if sees(user)]
 

@@ -156,10 +156,10 @@ class UpstreamApi(Protocol):
         """Return an async context with the `Response`.
 
         Args:
-            path: below `/v1`, or from `/openai/` on, with the query, as it is in an address: with `%` where the client has one.
-            body: whole, or piece by piece where there is no form.
-            headers: the client's.
-            form: of the body; None where it goes through unread.
+            path: the path below `/v1`, or from `/openai/` on, with the query, percent-encoded as by the client.
+            body: the body, or its pieces if there is no form.
+            headers: the client's headers.
+            form: the body's form; None if it is passed on unread.
 
         Raises:
             ModelError: there is no answer.
@@ -179,7 +179,7 @@ class Endpoint:
         timeout: seconds of silence before a request is given up.
 
     Raises:
-        SpecError: it is no address of a server.
+        SpecError: the URL is not an address of a server.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
@@ -248,7 +248,7 @@ class Endpoint:
         """Yield the endpoint's answer to a request as it is.
 
         Args:
-            through: whether the answer goes to the client as it is, so that its length is known.
+            through: whether the client gets the answer unchanged, so that its length is known.
         """
         data: AsyncIterator[bytes] | bytes | None
         if isinstance(body, bytes):
@@ -408,7 +408,7 @@ async def _read(form: Form, body: bytes, into: str, cap: int) -> _ModelRequest:
         cap: tokens of a reply where the request says nothing.
 
     Raises:
-        Refused: it cannot be read. WireError: a message cannot.
+        Refused: the request cannot be read. WireError: a message cannot be read.
     """
 
     def read() -> _ModelRequest:
@@ -464,7 +464,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
     """Yield the pieces of an endpoint's reply in its own form, streamed or whole.
 
     Raises:
-        ModelError: it is an error, or no reply.
+        ModelError: the answer is an error, or no valid reply.
     """
     reading = form.reading(False, holds=False)
     shape, pieces = await shape_of(answer.pieces)
@@ -500,7 +500,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     """Return an endpoint's error in a client's form, with its status, message and headers.
 
     Raises:
-        Overlong, ToolsRefused: it means that.
+        Overlong, ToolsRefused: the error has this meaning.
     """
     body = await gathered(answer)
     try:
@@ -643,7 +643,7 @@ async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
     """Return an answer's whole body.
 
     Raises:
-        Unavailable: it is larger than that.
+        Unavailable: the body is larger than `max_bytes`.
     """
     pieces: list[bytes] = []
     size = 0

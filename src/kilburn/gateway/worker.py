@@ -105,9 +105,9 @@ class Parent:
     """The connection to the parent, and the state that all workers share: figures, signed-in people, and turns.
 
     Args:
-        line: the socket that leads there.
-        folder: for files that say whose turn it is, and who has how many connections.
-        place: which of the workers this one is.
+        line: the socket to the parent.
+        folder: the folder of the files with turns and numbers of connections.
+        place: the number of this worker.
     """
 
     def __init__(self, line: socket.socket, folder: str, place: int) -> None:

@@ -62,9 +62,9 @@ class Saying(msgspec.Struct, omit_defaults=True):
     """A message between a worker and its parent.
 
     Args:
-        kind: what it is: "begin", "now" and "retire" to a worker; "ready", "seen" and questions from it; "told" answers one.
-        id: of a question and its answer; a worker's place with "begin".
-        body: of that kind.
+        kind: "begin", "now" and "retire" go to a worker; "ready", "seen" and questions come from it; "told" answers a question.
+        id: the id of a question and its answer; a worker's place with "begin".
+        body: the message's data, by its kind.
     """
 
     kind: str
@@ -93,7 +93,7 @@ class Pace:
     """Determines the pause before an ended worker is replaced.
 
     Args:
-        clock: seconds that never go back.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,7 +114,7 @@ class ServingProcess:
     """One of the worker processes.
 
     Args:
-        place: which one it is, from 1; the one that is begun in its place has the same.
+        place: its number, from 1; its replacement has the same.
     """
 
     def __init__(self, place: int, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
@@ -142,13 +142,13 @@ class Workers:
     """The parent process. Its `run` needs an event loop of its own, in the main thread.
 
     Args:
-        listener: where all listen.
-        count: how many workers.
-        command: what begins one; the numbers of its two sockets follow.
-        begin: what it is told first.
-        drain: seconds that requests have for ending.
-        prices: for what is saved.
-        signing: who is signed in; None where nobody signs in.
+        listener: the socket on which all workers listen.
+        count: number of workers.
+        command: the command that starts a worker, without the numbers of its two sockets.
+        begin: data of the first message to a worker.
+        drain: seconds for finishing requests at the end.
+        prices: prices, for the money saved.
+        signing: the signed-in people; None for none.
         notify: called once when all workers serve.
     """
 
