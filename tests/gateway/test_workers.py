@@ -190,7 +190,7 @@ def test_what_cannot_begin_says_why(far: str, tmp_path: Path) -> None:
     for words, said, status in (
         (("--db", ":memory:"), "give a file or a URL with --db", 2),
         (("--db", tmp_path / "text.db"), "is not a database", 1),
-        (("--db", tmp_path / "a.db", "--keys", tmp_path / "none.json"), "there is not a keys file", 2),
+        (("--db", tmp_path / "a.db", "--keys", tmp_path / "none.json"), "there is no keys file", 2),
         (("--db", tmp_path / "a.db", "--drain", "-1"), "drain", 2),
     ):
         done = command(*given, *words)

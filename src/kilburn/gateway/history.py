@@ -374,13 +374,17 @@ class Histories:
         """
         session = conversation.session
         with session.lock:
-            if session.turn == conversation.turn:
-                try:
-                    with session.batch() as kernel:
-                        kernel.record(Act.NOTE, policy="gateway", takes_over=hold.key)
-                except StoreStale:
-                    hold.note_answer()
-                    raise
+            if session.turn != conversation.turn:
+                return
+            try:
+                session.refresh()
+                if session.turn != conversation.turn:
+                    raise StoreStale("another gateway has answered, or the database has lost the request", advice="ask again")
+                with session.batch() as kernel:
+                    kernel.record(Act.NOTE, policy="gateway", takes_over=hold.key)
+            except StoreStale:
+                hold.note_answer()
+                raise
 
     def _check_reserved(self, conversation: Conversation) -> None:
         """Check that no other gateway has taken over the turn that a request has reserved.
