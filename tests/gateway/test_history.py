@@ -29,7 +29,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN, canonical
 from kilburn.wire.form import parse
-from kilburn.wire.histories import chained, seed_of
+from kilburn.wire.histories import chain_seed, chained
 
 CHAT, MESSAGES = ChatForm(), MessagesForm()
 
@@ -475,7 +475,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         name = turn(histories, talk[:1], "1")
         turn(histories, talk[:3], "2")
         conversation = take(histories, talk) if late else None
-        digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+        digests = list(chained(canonical(parse(talk)), chain_seed(name, "")))
         assert store.backend.said_by(digests[2], 9)
         store.forget(session=name, address="p3")
         if conversation is not None:
@@ -485,7 +485,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         for again in (histories, Histories(store)):
             assert turn(again, talk, "4") == name, "a client that still sends it goes on"
             talk += [assistant("4"), user("and on")]
-            digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+            digests = list(chained(canonical(parse(talk)), chain_seed(name, "")))
             assert not any(store.backend.said_by(digest, 9) for digest in digests)
     assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
 

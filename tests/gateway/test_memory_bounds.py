@@ -27,7 +27,7 @@ from kilburn.gateway.history import LEADS, Histories
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.responses import ResponsesForm
-from kilburn.gateway.sayings import MAX_DIGESTS, WIDTH, Sayings, key_of
+from kilburn.gateway.sayings import MAX_DIGESTS, WIDTH, Sayings, message_key
 from kilburn.policies.importance import words_of
 from kilburn.remembered import Recent
 from kilburn.selection.passages import _parts_of, lines_of, passages_of, rows_of
@@ -157,7 +157,7 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
     size, found = sayings.size, 0
     with traced() as now:
         for number in range(8000):
-            key = key_of(b"chat", b"%d" % number)
+            key = message_key(b"chat", b"%d" % number)
             said = b"".join(
                 bytes((chance.randrange(2),)) + chance.randbytes(WIDTH - 1) for _ in range(chance.choice((0, 1, 1, 1, 3)))
             )
@@ -172,11 +172,11 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
         kept.clear()
         assert now() < 10_000
     assert 400 < found <= 1024
-    assert sayings.get(key_of(b"messages", b"7999")) is None, "another form"
+    assert sayings.get(message_key(b"messages", b"7999")) is None, "another form"
 
 
 def test_one_message_that_says_very_much_leaves_the_others_there() -> None:
-    sayings, one, much = Sayings(), key_of(b"chat", b"one"), key_of(b"messages", b"much")
+    sayings, one, much = Sayings(), message_key(b"chat", b"one"), message_key(b"messages", b"much")
     sayings.keep(one, b"\1" + bytes(16))
     sayings.keep(much, bytes(WIDTH) * 100_000)
     assert sayings.get(much) is None

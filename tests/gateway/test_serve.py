@@ -14,7 +14,7 @@ from cli.terminal import kilburn, program
 from kilburn.cli.serve import BOUNDS, ended_by_signals
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key, revoke_key
-from kilburn.gateway.limits import RATE, RequestBounds, limits_of
+from kilburn.gateway.limits import RATE, RequestBounds, parse_limits
 
 FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 
@@ -105,7 +105,7 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
         assert re.search(rf"\| `{name}`: [^|]+ \| {one} \| {four} \|", page), name
     assert "running=512 and connections=2048 (concurrent, in each worker)" in BOUNDS
     assert "bodies=1073741824 (bytes of a request, and of all requests in a worker)" in BOUNDS
-    given = limits_of(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
+    given = parse_limits(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
     assert (4 * given.running, 4 * given.bodies) == (bounds.running, 1 << 30)
     told = kilburn("serve", "--help").out
     assert "The limits running, bodies and connections hold for each of them." in " ".join(told.replace("│", " ").split())
@@ -114,12 +114,12 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
 
 
 def test_limits_are_read_and_checked() -> None:
-    assert limits_of((), keyed=False) == RequestBounds()
-    assert limits_of((), keyed=True).rate == RATE
-    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == RequestBounds(messages=9, patience=0.5)
+    assert parse_limits((), keyed=False) == RequestBounds()
+    assert parse_limits((), keyed=True).rate == RATE
+    assert parse_limits(["rate=0", "messages=9", "patience=0.5"], keyed=True) == RequestBounds(messages=9, patience=0.5)
     for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
         with pytest.raises(SpecError):
-            limits_of([wrong], keyed=False)
+            parse_limits([wrong], keyed=False)
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

@@ -245,7 +245,7 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
 def test_what_is_done_in_the_background_waits_for_requests_to_any_worker(tmp_path: Path) -> None:
     one, other = (Neighbours(str(tmp_path), place) for place in (1, 2))
     settings = Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None)
-    Gateway(settings, used=one.used).use()
+    Gateway(settings, last_request=one.used).use()
     assert time.monotonic() >= other.used[0] > 0
 
 

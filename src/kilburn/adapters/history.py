@@ -34,7 +34,7 @@ from kilburn.model import Tokens
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
-from kilburn.wire.histories import OPENING, chained, end_of, is_own, is_summary, quotes
+from kilburn.wire.histories import OPENING, chained, is_own, is_summary, quotes, session_end
 
 log = logging.getLogger("kilburn")
 
@@ -194,7 +194,7 @@ class KeptHistory:
         places: dict[bytes, list[int]] = {}
         for at, each in enumerate(said):
             places.setdefault(each, []).append(at)
-        end = end_of(session, said, places, same)
+        end = session_end(session, said, places, same)
         return is_own(given[end.start : end.stop])
 
     def _sums_up(self, given: Sequence[Message]) -> bool:

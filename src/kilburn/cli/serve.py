@@ -30,7 +30,7 @@ from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.keys import Keys
-from kilburn.gateway.limits import check_listening, limits_of
+from kilburn.gateway.limits import check_listening, parse_limits
 from kilburn.gateway.logs import Log
 from kilburn.gateway.problems import has_openai_api
 from kilburn.model import takes_tools
@@ -333,7 +333,7 @@ def _settings(gateway: Any, asked: _Asked) -> Any:
         file_tokens=asked.file_tokens,
         hosts=(*LOOPBACK, asked.host, *asked.allow_host),
         origins=tuple(asked.allow_origin),
-        limits=limits_of(asked.limit, keyed=asked.keys is not None),
+        limits=parse_limits(asked.limit, keyed=asked.keys is not None),
         prices=prices_of(asked.prices or usual),
         log=Log(opened_log(asked.log)),
         contents=asked.contents,
@@ -408,7 +408,7 @@ def _tell(settings: Any, asked: _Asked, listener: socket.socket) -> None:
 
 def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count: int) -> int:
     """Serve with several processes; returns the exit status."""
-    from kilburn.gateway.workers import Workers, command_of
+    from kilburn.gateway.workers import Workers, worker_command
 
     if asked.db == ":memory:":
         raise SpecError("several workers over a store in memory", advice="give a file or a URL with --db, or --workers 1")
@@ -424,7 +424,7 @@ def _work_together(gateway: Any, settings: Any, asked: _Asked, port: int, count:
             workers = Workers(
                 listener,
                 count=count,
-                command=command_of(__name__, "work"),
+                command=worker_command(__name__, "work"),
                 begin=_Begin(asked=asked, folder=folder, word=secrets.token_urlsafe(32)),
                 drain=asked.drain,
                 prices=settings.prices,

@@ -23,7 +23,7 @@ from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds, is_loopback
-from kilburn.gateway.problems import Problem, body_of, over_most, over_rate
+from kilburn.gateway.problems import Problem, error_body, over_most, over_rate
 from kilburn.gateway.users import client_user
 
 Scope = MutableMapping[str, Any]
@@ -163,7 +163,7 @@ class Access:
                     self._check_caller(values)
                     await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
-                problem = self._problem_of(error, exchange)
+                problem = self._to_problem(error, exchange)
                 if exchange.status:
                     raise ConnectionAbortedError(f"a reply broke off: {exchange.problem}") from None
                 await self._refuse(problem, exchange, None if ended else receive, sending)
@@ -176,7 +176,7 @@ class Access:
             self.observe(exchange)
         return None
 
-    def _problem_of(self, error: Exception, exchange: Exchange) -> Problem:
+    def _to_problem(self, error: Exception, exchange: Exchange) -> Problem:
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         problem = error if isinstance(error, Problem) else Problem(500, "internal_error", "the gateway failed; see its log")
@@ -206,7 +206,7 @@ class Access:
         hosts = values.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
-        if "*" not in self.hosts and name_of(hosts[0]) not in self.hosts:
+        if "*" not in self.hosts and host_name(hosts[0]) not in self.hosts:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
 
     async def _visited(self, people: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -409,7 +409,7 @@ class Access:
 
     async def _refuse(self, problem: Problem, exchange: Exchange, rest: Receive | None, send: Send) -> None:
         """Answer with an error, and close the connection after the rest of the body."""
-        body = body_of(problem, exchange.path, exchange.id)
+        body = error_body(problem, exchange.path, exchange.id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(b"connection", b"close"), (b"x-request-id", exchange.id.encode())]
         if problem.retry_after is not None:
@@ -462,7 +462,7 @@ def parent_in(values: HeaderValues) -> str:
     return parents[0].decode() if len(parents) == 1 and A_PARENT.fullmatch(parents[0]) else ""
 
 
-def name_of(host: bytes) -> str:
+def host_name(host: bytes) -> str:
     """Return the name in a Host header, without its port."""
     name = host.decode("latin-1").lower()
     head, colon, port = name.rpartition(":")

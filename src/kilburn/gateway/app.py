@@ -26,7 +26,7 @@ from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App, is_pr
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
 from kilburn.gateway.faults import Offer
-from kilburn.gateway.form import Form, fields_of
+from kilburn.gateway.form import Form, parse_fields
 from kilburn.gateway.history import Histories
 from kilburn.gateway.kept import Ids, Kept, is_ours, names_nothing
 from kilburn.gateway.keys import Key, Keys, Link
@@ -35,7 +35,7 @@ from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.metrics import Counts, Metrics, OwnCounts
-from kilburn.gateway.problems import Problem, is_anthropic, reason_of
+from kilburn.gateway.problems import Problem, is_anthropic, unread_reason
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.repeats import Repeats
 from kilburn.gateway.responses import ResponsesForm
@@ -495,7 +495,7 @@ class _Endpoint:
 
     def _taken_apart(self, headers: Mapping[str, str], body: bytes, key: Key) -> tuple[Mapping[str, msgspec.Raw] | None, str]:
         """Return the fields of a body that is read here, and the end user that the request names."""
-        fields = None if self._form is None else fields_of(body)
+        fields = None if self._form is None else parse_fields(body)
         return fields, requested_user(headers, body, key, fields)
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
@@ -536,7 +536,7 @@ class _Endpoint:
         began: Callable[[], bool],
         fields: Mapping[str, msgspec.Raw] | None,
     ) -> None:
-        path, gateway = _path_of(scope), self._gateway
+        path, gateway = _upstream_path(scope), self._gateway
         form = self._form if scope["method"] == "POST" else None
         if form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
@@ -560,7 +560,7 @@ class _Endpoint:
                 await relay.answer(form, body, path, headers, key, exchange, send, hold, fields)
         except Exception as error:
             gateway.failed(error)
-            if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):
+            if began() or not gateway.fails_open or not (reason := unread_reason(error)) or is_ours(form, body):
                 raise
             exchange.unread, exchange.form = reason, form.name
             log.warning("a request is served unread: %s", error if isinstance(error, StoreError) else type(error).__name__)
@@ -583,7 +583,7 @@ class _Endpoint:
             await send(message)
 
         try:
-            await self._pass(scope, _path_of(scope), flow, headers, sending)
+            await self._pass(scope, _upstream_path(scope), flow, headers, sending)
         except KilburnError:
             if flow.left:
                 return
@@ -702,7 +702,7 @@ def _check_path(scope: Scope) -> None:
         raise Problem(404, "unknown_url", NOTHING)
 
 
-def _path_of(scope: Scope) -> str:
+def _upstream_path(scope: Scope) -> str:
     """Return the path below `/v1` and its query, as the client wrote them."""
     raw = scope.get("raw_path") or quote(scope["path"], safe="/:@").encode()
     path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")

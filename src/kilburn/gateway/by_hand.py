@@ -23,7 +23,7 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreStale
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key
 from kilburn.gateway.looking import LookingBackend
-from kilburn.gateway.problems import Problem, problem_of
+from kilburn.gateway.problems import Problem, to_problem
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.users import Shares, requested_user, sees, shows
 from kilburn.kernel.receipts import Preview
@@ -256,7 +256,7 @@ def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
                     arguments = _given(await request.body(), kind)
                     reply = await in_thread(windows.change, key, user, name, lambda session: do(session, arguments))
         except KilburnError as error:
-            raise problem_of(error) from error
+            raise to_problem(error) from error
         return Response(msgspec.json.encode(reply), media_type="application/json")
 
     return [Route("/sessions/{rest:path}", verb, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]

@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_of, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -143,7 +143,7 @@ def _head(model: str, kind: str) -> dict[str, Any]:
 
 
 def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    usage = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.reply,

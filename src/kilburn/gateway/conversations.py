@@ -24,7 +24,7 @@ from kilburn.message import TRUST_OF_ROLE, Kind, Message, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, address_of
 from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
-from kilburn.wire.histories import chained, seed_of, tails
+from kilburn.wire.histories import chain_seed, chained, tails
 
 BESIDE = 8
 """Maximum number of system prompts and tool lists whose cost is cached, for each session."""
@@ -58,7 +58,7 @@ class Conversation:
                 """Number of its messages known here; later ones are of another gateway."""
                 self.digests, self.gaps = _said_in(session)
                 """Digests of the messages that the client sees, and the indexes of those with forgotten pages."""
-        self.seed = seed_of(root, self.user)
+        self.seed = chain_seed(root, self.user)
         self.chain = list(chained(self.digests, self.seed))
         """For each digest, a chained digest that also covers all earlier ones and the session's owner."""
         self.kept = 0
@@ -210,7 +210,7 @@ class Conversation:
                 # A message may have been forgotten meanwhile.
                 if len(messages) != 1 or place not in cached:
                     return False
-                if _is_part_of(messages[0], cached[place]):
+                if _is_contained(messages[0], cached[place]):
                     break
                 if cached[place].role is Role.TOOL:
                     return False
@@ -304,7 +304,7 @@ def _start_of_turn(digests: Sequence[bytes], end: int) -> int:
     return end
 
 
-def _is_part_of(message: Message, longer: Message) -> bool:
+def _is_contained(message: Message, longer: Message) -> bool:
     """Return whether a user's message is contained in a longer one. Spaces and line breaks do not count, because templates change
     them."""
     if message.role is not Role.USER or longer.role is not Role.USER or any(part.kind is not Kind.TEXT for part in message.parts):
@@ -422,7 +422,7 @@ def turn_after(session: Session, count: int) -> int:
     return end and _numbers(session)[end - 1]
 
 
-def copy_of(session: Session, turn: int) -> list[Message]:
+def copy_messages(session: Session, turn: int) -> list[Message]:
     """Copy the messages of a session up to a turn for another one. Recalled text keeps its citations, and no message gains
     trust."""
     trusts: dict[int, Trust] = {}

@@ -62,11 +62,11 @@ class Events:
             start = max(start, len(self._left) - len(piece) - 1)
             if self._left.find(b"\n\n", start) >= 0:
                 *whole, rest = bytes(self._left).split(b"\n\n")
-                events, self._left = [_event_of(raw + b"\n\n") for raw in whole], bytearray(rest)
+                events, self._left = [_parse_event(raw + b"\n\n") for raw in whole], bytearray(rest)
         else:
             event_start, data = 0, self._left
             for match in _end.finditer(data, start):
-                events.append(_event_of(bytes(data[event_start : match.end()])))
+                events.append(_parse_event(bytes(data[event_start : match.end()])))
                 event_start = match.end()
             if event_start:
                 self._left = data[event_start:]
@@ -77,10 +77,10 @@ class Events:
     def end(self) -> list[ServerEvent]:
         """Return the rest at the end of the stream, as an event without its blank line."""
         rest, self._left = bytes(self._left), bytearray()
-        return [_event_of(rest)] if rest else []
+        return [_parse_event(rest)] if rest else []
 
 
-def _event_of(raw: bytes) -> ServerEvent:
+def _parse_event(raw: bytes) -> ServerEvent:
     if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
         return ServerEvent(raw, "", raw[6:-2])
     name, data = "", []
@@ -102,7 +102,7 @@ class Shape(StrEnum):
     """Nothing at all, or something else."""
 
 
-async def shape_of(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[bytes]]:
+async def detect_shape(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[bytes]]:
     """Return the shape of an answer by its first bytes, and all of its pieces."""
     head, shape = b"", None
     async for piece in pieces:

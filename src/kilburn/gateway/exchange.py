@@ -44,7 +44,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         before, after: the session's figures before its new messages, and after the reply.
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
-        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
+        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.unread_reason`.
         unkept: what the store said to a reply that went out all the same.
         span: of the request, where somebody takes it. pages: addresses of what the last prompt showed, then.
         upstream: seconds that each call of the upstream took, until its answer was whole.

@@ -118,7 +118,7 @@ class Form(ABC):
         """Parse a request's fields.
 
         Args:
-            parsed: its fields, as `fields_of` returns them.
+            parsed: its fields, as `parse_fields` returns them.
 
         Raises:
             InvalidMessage: it is not JSON, or not a request of this form.
@@ -146,7 +146,7 @@ class Form(ABC):
         """Return whether a request has no history here, and is passed through as it is.
 
         Args:
-            parsed: its fields, as `fields_of` returns them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         return False
 
@@ -154,11 +154,11 @@ class Form(ABC):
         """Return whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
 
         Args:
-            parsed: its fields, as `fields_of` returns them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
             return False
-        fields = fields_of(raw) if parsed is None else parsed
+        fields = parse_fields(raw) if parsed is None else parsed
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
     def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
@@ -166,7 +166,7 @@ class Form(ABC):
         provider.
 
         Args:
-            parsed: its fields, as `fields_of` returns them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         return ""
 
@@ -448,7 +448,7 @@ def join_texts(message: Message) -> Message:
     return msgspec.structs.replace(message, parts=tuple(parts))
 
 
-def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
+def parse_fields(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
     """Return the fields of a body, each as its JSON; None if the body is no object."""
     try:
         return _fields(raw)
@@ -563,6 +563,6 @@ def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
     return {**settings, "top_p": fields["top_p"]} if fields.get("top_p") is not None else settings
 
 
-def usage_of(tokens: Tokens | None) -> Tokens:
+def usage_or_zero(tokens: Tokens | None) -> Tokens:
     """Return a reply's tokens; zero if the provider reports none."""
     return tokens or Tokens()

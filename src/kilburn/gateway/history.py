@@ -41,7 +41,7 @@ from kilburn.gateway.conversations import (
     Memo,
     brought_over,
     check_attachments,
-    copy_of,
+    copy_messages,
     last_reply,
     renamed,
     said_after,
@@ -53,7 +53,7 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
-from kilburn.gateway.sayings import WIDTH, Sayings, key_of
+from kilburn.gateway.sayings import WIDTH, Sayings, message_key
 from kilburn.kernel.branches import BRANCH, origin_in
 from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
@@ -65,16 +65,16 @@ from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 from kilburn.wire.histories import (
     OPENING,
+    chain_seed,
     chained,
-    end_of,
     is_linkable,
     is_own,
     is_summary,
+    json_texts,
     quotes,
-    seed_of,
+    session_end,
     shared,
     tails,
-    texts_of,
 )
 
 log = logging.getLogger("kilburn.gateway")
@@ -186,7 +186,7 @@ class Histories:
             WireError: a message cannot be parsed.
         """
         name, lookup = form.name.encode(), self._sayings.get
-        rows = [lookup(key_of(name, raw)) or self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
+        rows = [lookup(message_key(name, raw)) or self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(rows):
@@ -200,7 +200,7 @@ class Histories:
         return digests, ends
 
     def _said(self, form: Form, raw: bytes, parsed: dict[bytes, list[Message]]) -> bytes:
-        key = key_of(form.name.encode(), raw)
+        key = message_key(form.name.encode(), raw)
         row = self._sayings.get(key)
         if row is None:
             messages = parsed[raw] = form.read(raw)
@@ -294,7 +294,7 @@ class Histories:
                 self._hold(conversation)
             if not conversation.busy and conversation.turn == turn:
                 return _Before(conversation, turn, tuple(conversation.digests))
-            return _Before(conversation, turn, tuple(canonical(copy_of(conversation.session, turn))))
+            return _Before(conversation, turn, tuple(canonical(copy_messages(conversation.session, turn))))
 
     # The session that a history continues
 
@@ -576,7 +576,7 @@ class Histories:
                 return
             # Other threads see all of this or nothing: another gateway may have answered, and the client may be back already.
             conversation.extend(words)
-            conversation.last = _text_of(spoken) or conversation.last
+            conversation.last = _joined_text(spoken) or conversation.last
             conversation.busy = False
             if self._sessions.get(conversation.name) is conversation:
                 self._hold(conversation)
@@ -642,7 +642,7 @@ class Histories:
             owners = self.store.backend.said_by(chain[at - 1], FORKS)
             alike = alike or owners
             having = [*self._having(request, owners, at)]
-            if (free := self._free_of([*unkept, *having], chain, at)) is not None:
+            if (free := self._claim_free([*unkept, *having], chain, at)) is not None:
                 return free, at
             if at == len(chain):
                 whole = {entry.name for entry in owners}
@@ -659,7 +659,7 @@ class Histories:
             for at in sorted(
                 {len(entry.chain) for entry in having if common <= len(entry.chain) < request.answered}, reverse=True
             ):
-                if (free := self._free_of(having, chain, at)) is not None:
+                if (free := self._claim_free(having, chain, at)) is not None:
                     return free, at
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *unkept], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
@@ -678,7 +678,7 @@ class Histories:
                 return conversation.again(turn_after(conversation.session, count), count)
         return None
 
-    def _free_of(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
+    def _claim_free(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
         """Claim the first idle session that ends with the first `at` links of a chain; None if there is none."""
         for conversation in conversations:
             # Another gateway may have continued it since the store was queried.
@@ -864,10 +864,10 @@ class Histories:
             if branch is not None:
                 return branch
         if request.before is not None and parent is not None:
-            copies = copy_of(parent.session, request.before.turn)
+            copies = copy_messages(parent.session, request.before.turn)
         else:
             copied = min((common, *parent.gaps)) if parent is not None and parent.own_pages else 0
-            copies = copy_of(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
+            copies = copy_messages(parent.session, turn_after(parent.session, copied)) if parent is not None and copied else []
         name = self._free(partial(_numbered, root), user)
         # Two gateways that look for a free name at the same time find the same one, and only one can begin it; or the second one
         # finds the first one's request here.
@@ -950,16 +950,16 @@ class Histories:
                 raise
         raise StoreStale(f"another gateway has begun session {name!r}", advice="read it again")
 
-    def _free(self, name_of: Callable[[int], str], user: str) -> str:
+    def _free(self, make_name: Callable[[int], str], user: str) -> str:
         """Return the first free name, counted from 1."""
         free = 1
-        while self._is_taken(name_of(free), user):
+        while self._is_taken(make_name(free), user):
             free *= 2
         occupied = free // 2
         while free - occupied > 1:
             middle = (occupied + free) // 2
-            free, occupied = (free, middle) if self._is_taken(name_of(middle), user) else (middle, occupied)
-        return name_of(free)
+            free, occupied = (free, middle) if self._is_taken(make_name(middle), user) else (middle, occupied)
+        return make_name(free)
 
     def _is_taken(self, name: str, user: str) -> bool:
         """Return whether a name is in use. An empty session belongs to the first request that appends to it."""
@@ -993,7 +993,7 @@ class Histories:
         ends: list[tuple[range, Conversation]] = []
         for conversation in candidates:
             common = shared(conversation.chain, request.chain)
-            if span := end_of(conversation.digests, request.digests, request.places, common):
+            if span := session_end(conversation.digests, request.digests, request.places, common):
                 ends.append((span, conversation))
         for span, conversation in sorted(ends, key=lambda pair: pair[0].stop, reverse=True):
             if is_own(request.read(span.start, span.stop)):
@@ -1084,7 +1084,7 @@ class Histories:
                         conversation.waiting += new
                     elif foreign_digests and foreign_digests[: len(words)] == words:
                         conversation.heard = tuple(part.call or "" for message in new for part in message.parts if part.call)
-                        conversation.turn, conversation.waiting = _end_of(foreign, len(words), conversation.start), []
+                        conversation.turn, conversation.waiting = _last_number(foreign, len(words), conversation.start), []
                     else:
                         if foreign_digests:
                             self._check_reserved(conversation)
@@ -1157,7 +1157,7 @@ class Histories:
             StoreStale: another gateway took the branch's name.
         """
         session, turn, old = conversation.session, conversation.turn, conversation.name
-        copies, start = copy_of(session, turn), len(copy_of(session, conversation.start))
+        copies, start = copy_messages(session, turn), len(copy_messages(session, conversation.start))
         sources = tuple(page for number, page in pages if number == conversation.number)
         waiting = brought_over(conversation.waiting, session, turn)
         carried = brought_over(messages, session, turn)
@@ -1215,7 +1215,7 @@ class _Request:
     ) -> None:
         self._form, self._asked, self._ends, self.before = form, req, ends, prior
         self.user, self.digests, self.root, self.link, self.repeated = user, digests, root, link, repeated
-        self.chain = list(chained(digests, seed_of(root, user)))
+        self.chain = list(chained(digests, chain_seed(root, user)))
         self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
         """Number of digests up to the last message of the assistant."""
 
@@ -1251,9 +1251,9 @@ class _Request:
         """
         for key, raw in self.leads.items():
             if key not in leads:
-                yield from ((0, text) for text in texts_of(raw))
+                yield from ((0, text) for text in json_texts(raw))
         for at, raw in enumerate(self._asked.messages[:OPENING], 1):
-            yield from ((bisect_right(self._ends, at), text) for text in texts_of(raw))
+            yield from ((bisect_right(self._ends, at), text) for text in json_texts(raw))
 
 
 def _has_shares(conversation: Conversation, common: int) -> bool:
@@ -1286,10 +1286,10 @@ def _asked_before(conversation: Conversation, chain: Sequence[bytes]) -> tuple[i
     if conversation.chain[-2:-1] != chain[-1:]:
         return None
     turn = turn_before_reply(conversation.session)
-    return (turn, len(chain)) if len(canonical(copy_of(conversation.session, turn))) == len(chain) else None
+    return (turn, len(chain)) if len(canonical(copy_messages(conversation.session, turn))) == len(chain) else None
 
 
-def _end_of(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
+def _last_number(messages: Iterable[tuple[int, Message]], count: int, end: int) -> int:
     """Return the number of the last message of the first `count` digests behind message `end`."""
     collected: list[Message] = []
     for number, message in messages:
@@ -1327,7 +1327,7 @@ def _rest(raw: bytes) -> list[bytes]:
     return [] if raw == b"[]" else listed(raw, "messages")
 
 
-def _text_of(messages: Iterable[Message]) -> str:
+def _joined_text(messages: Iterable[Message]) -> str:
     return "".join(part.text for message in messages for part in message.parts if part.kind is Kind.TEXT)
 
 

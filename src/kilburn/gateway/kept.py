@@ -130,7 +130,7 @@ class Kept:
         ids = {_digest(name) for name in names}
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            owners = self._owners_of(ids) if ids else {}
+            owners = self._find_owners(ids) if ids else {}
             if any(holder != owner for holder in owners.values()):
                 reason = "there is nothing of this id that this user may read or go on from"
                 raise Problem(404, "not_of_this_user", reason)
@@ -151,7 +151,7 @@ class Kept:
                 self._learn()
             return bool(self._owners)
 
-    def _owners_of(self, ids: Iterable[str]) -> dict[str, str]:
+    def _find_owners(self, ids: Iterable[str]) -> dict[str, str]:
         """Return the owners of the ids that have one.
 
         Raises:
@@ -194,7 +194,7 @@ class Kept:
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
             requested = list(digests)
-            owners = self._owners if self._whole else self._owners_of(requested)
+            owners = self._owners if self._whole else self._find_owners(requested)
             new = {digest: owner for digest in requested if digest not in owners}
             self._waiting.update(new)
             self._know(new)

@@ -117,7 +117,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     """
     if is_url(path):
         with closing(open_keys(os.fspath(path))) as store:
-            return sorted((_key_of(body) for _, _, body in store.since(0)), key=lambda key: key.created)
+            return sorted((_decode_key(body) for _, _, body in store.since(0)), key=lambda key: key.created)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     return key_file.keys
 
 
-def _key_of(body: bytes) -> Key:
+def _decode_key(body: bytes) -> Key:
     """Decode a key of a database.
 
     Raises:
@@ -226,7 +226,7 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
     """Yield the keys of a file or of a database, which are written when the block ends. Two programs take turns."""
     if is_url(path):
         with closing(open_keys(os.fspath(path))) as store, store.changing() as bodies:
-            keys = [_key_of(body) for body in bodies.values()]
+            keys = [_decode_key(body) for body in bodies.values()]
             yield keys
             bodies.update({key.name: msgspec.json.encode(key) for key in keys})
         return
@@ -314,7 +314,7 @@ class Keys:
         for changed, name, body in store.since(self._changed):
             self._changed = changed
             try:
-                keys[name] = _key_of(body)
+                keys[name] = _decode_key(body)
             except SpecError as error:
                 log.warning("a key in the database is ignored: %s", error)
                 keys.pop(name, None)

@@ -69,7 +69,7 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 
-def limits_of(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
+def parse_limits(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
     """Parse limits from texts such as "messages=5000".
 
     Args:

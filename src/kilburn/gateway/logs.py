@@ -38,7 +38,7 @@ FIELDS = (
 """What is in a line if it is known."""
 
 
-def line_of(exchange: Exchange) -> dict[str, Any]:
+def log_line(exchange: Exchange) -> dict[str, Any]:
     """Return the fields of an exchange's log line. Seconds are rounded to tenths of milliseconds."""
     line: dict[str, Any] = {
         "time": round(exchange.began, 3),
@@ -81,7 +81,7 @@ class Log:
 
     def observe(self, exchange: Exchange) -> None:
         """Write one line."""
-        line = spelled(msgspec.json.encode(line_of(exchange)).decode("utf-8"))
+        line = spelled(msgspec.json.encode(log_line(exchange)).decode("utf-8"))
         try:
             with self._lock:
                 self._out.write(line + "\n")

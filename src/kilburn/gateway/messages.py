@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_of, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -51,7 +51,7 @@ class MessagesForm(Form):
         lead = getattr(messages, "system", None)  # of the conversation; the client's own system prompt stands beside it
         if lead:
             messages = [{"role": "system", "content": lead}, *messages]
-        fields["messages"] = marked(messages, wire.BREAKPOINTS - marks, _mark_of(req), _marked_blocks(req))
+        fields["messages"] = marked(messages, wire.BREAKPOINTS - marks, _cache_mark(req), _marked_blocks(req))
         return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def _usage(tokens: Tokens | None) -> dict[str, int]:
-    usage = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
         "input_tokens": usage.prompt - usage.cached - usage.written,
         "output_tokens": usage.reply,
@@ -160,7 +160,7 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     return blocks
 
 
-def _mark_of(req: ParsedRequest) -> dict[str, str]:
+def _cache_mark(req: ParsedRequest) -> dict[str, str]:
     """Return the cache mark for messages, with the longest `ttl` of the client's marks. It is no longer than that of a mark
     before the messages, or of the automatic mark: the provider refuses a request with such a mark."""
     bounds = [mark for raw in req.beside for mark in _MARKS.findall(raw)]

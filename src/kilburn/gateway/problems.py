@@ -86,7 +86,7 @@ def over_most(limit: int, *, user: bool = False) -> Problem:
     return Problem(429, code, f"{limit} requests of this {whose} are being answered; wait for one to end", retry_after=1)
 
 
-def reason_of(error: BaseException) -> str:
+def unread_reason(error: BaseException) -> str:
     """Why a request could not be read, in one word; "" if it must not be answered unread: the fault is the client's or the
     provider's, or what it says was forgotten, or it works when it is asked again."""
     match error:
@@ -105,14 +105,14 @@ def reason_of(error: BaseException) -> str:
     return ""
 
 
-def words_of(error: KilburnError) -> str:
+def client_message(error: KilburnError) -> str:
     """Return the message of an error for a client."""
     if isinstance(error, StoreError):
         return next(words for kind, (_, words) in STORE.items() if isinstance(error, kind))
     return _FILE.sub("…", f"{error.what}: {error.advice}" if error.advice else error.what)
 
 
-def problem_of(error: KilburnError) -> Problem:
+def to_problem(error: KilburnError) -> Problem:
     """Return the error for a refused change or look by hand."""
     match error:
         case StoreStale():
@@ -129,7 +129,7 @@ def problem_of(error: KilburnError) -> Problem:
             status, code = 409, "law_broken"
         case _:
             status, code = 409, "not_possible"
-    return Problem(status, code, words_of(error))
+    return Problem(status, code, client_message(error))
 
 
 def has_openai_api(url: str) -> bool:
@@ -144,7 +144,7 @@ def is_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
-def body_of(problem: Problem, path: str, request: str) -> bytes:
+def error_body(problem: Problem, path: str, request: str) -> bytes:
     """Return the error's body as JSON.
 
     Args:

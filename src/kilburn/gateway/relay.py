@@ -40,7 +40,7 @@ from kilburn.errors import (
 )
 from kilburn.gateway import spans
 from kilburn.gateway.conversations import Conversation, shortened
-from kilburn.gateway.events import Events, Shape, shape_of
+from kilburn.gateway.events import Events, Shape, detect_shape
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
@@ -48,10 +48,10 @@ from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
-from kilburn.gateway.problems import reason_of, words_of
+from kilburn.gateway.problems import client_message, unread_reason
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.upstream import Response, UpstreamApi, gathered, replayed, status_of
+from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, replayed
 from kilburn.kernel.brought import Brought, room_for
 from kilburn.kernel.memory_tools import OFFERED, without_gone
 from kilburn.kernel.receipts import ranges
@@ -436,7 +436,7 @@ class _Turn:
 
     def _let_go(self, error: StoreError) -> bool:
         """Return whether the client gets a reply that the store refused. Its next history contains the reply."""
-        if not self._relay.fails_open or not (reason := reason_of(error)):
+        if not self._relay.fails_open or not (reason := unread_reason(error)):
             return False
         self._exchange.unread, self._exchange.unkept = reason, error
         log.warning("a reply was not stored: %s", error)
@@ -489,7 +489,7 @@ class _Turn:
             if self._reading is None:
                 self._reading = work.form.reading(work.faults, holds=work.keeps)
             reading = self._reading
-            shape, pieces = await shape_of(answer.pieces)
+            shape, pieces = await detect_shape(answer.pieces)
             answer = answer._replace(pieces=pieces)
             if self._shape not in (None, shape):
                 raise Unavailable("the upstream answered once with events and once without", advice="check the upstream")
@@ -757,8 +757,8 @@ class _Turn:
 
     async def _break_off(self, error: KilburnError) -> None:
         """End the client's stream with an error."""
-        status, code = status_of(error)
-        error_body = self._work.form.error(status, words_of(error), code)
+        status, code = error_status(error)
+        error_body = self._work.form.error(status, client_message(error), code)
         self._exchange.problem = type(error).__name__
         with suppress(StoreError):
             # The store that refused the reply may refuse this too; the client gets the first error.
@@ -850,10 +850,10 @@ async def fail(form: Form, error: KilburnError, send: Send) -> None:
         case StoreError():
             status, code = 503, "store_unavailable"
         case _:
-            status, code = status_of(error)
+            status, code = error_status(error)
     if isinstance(error, StoreError):
         log.warning("%s", error)
-    body = msgspec.json.encode(form.error(status, words_of(error), code))
+    body = msgspec.json.encode(form.error(status, client_message(error), code))
     headers = {"content-type": "application/json"}
     wait = SOON if isinstance(error, StoreBusy | StoreStale | StoreUnavailable) else getattr(error, "retry_after", None)
     if wait is not None:

@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import ParsedRequest, Reading, fields_of, is_ours, listed, usage_of, with_tools
+from kilburn.gateway.form import ParsedRequest, Reading, is_ours, listed, parse_fields, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -122,7 +122,7 @@ class ResponsesForm(ChatForm):
 
 def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
     """Return the id of the reply that a request continues, and whether it names other objects that only its provider has."""
-    given_keys = (fields_of(raw) if parsed is None else parsed) or {}
+    given_keys = (parse_fields(raw) if parsed is None else parsed) or {}
     if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
         return "", False
     try:
@@ -188,7 +188,7 @@ def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, A
 
 
 def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    usage = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},

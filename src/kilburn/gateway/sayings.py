@@ -29,7 +29,7 @@ _MORE, _NOTHING = 0x40, 0x10
 _SILENT = bytes((_NOTHING,)).ljust(WIDTH, b"\0")
 
 
-def key_of(form: bytes, raw: bytes) -> bytes:
+def message_key(form: bytes, raw: bytes) -> bytes:
     """Return the digest of a message's bytes in the wire form of this name."""
     return hashlib.blake2b(raw, digest_size=16, person=form).digest()
 

@@ -18,7 +18,7 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, Sto
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Counts
-from kilburn.gateway.problems import Problem, words_of
+from kilburn.gateway.problems import Problem, client_message
 from kilburn.gateway.users import requested_user, sees
 
 try:
@@ -139,7 +139,7 @@ def routes(
         try:
             user_name = requested_user(request.headers, b"", key)
         except SpecError as error:
-            raise Problem(400, "invalid_user", words_of(error)) from None
+            raise Problem(400, "invalid_user", client_message(error)) from None
         return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, user_name))), 200)
 
     return [Route("/health", health), Route("/metrics", page), Route("/sessions", sessions)]

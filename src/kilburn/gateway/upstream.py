@@ -32,7 +32,7 @@ from kilburn.errors import (
     Unavailable,
 )
 from kilburn.gateway.chat import ChatForm as ChatForm
-from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
+from kilburn.gateway.events import Events, ServerEvent, Shape, detect_shape
 from kilburn.gateway.form import Form
 from kilburn.gateway.keys import STAND_INS
 from kilburn.gateway.messages import MessagesForm as MessagesForm
@@ -467,7 +467,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
         ModelError: the answer is an error, or no valid reply.
     """
     reading = form.reading(False, holds=False)
-    shape, pieces = await shape_of(answer.pieces)
+    shape, pieces = await detect_shape(answer.pieces)
     if shape is Shape.EVENTS:
         async with aclosing(_events(pieces)) as events:
             async for event in events:
@@ -513,7 +513,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
         raise error
     inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
     words, code = (inner.get("message"), inner.get("code")) if isinstance(inner, dict) else (inner, None)
-    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else status_of(error)[1])
+    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else error_status(error)[1])
     return Response(answer.status, {**answer.headers, "content-type": "application/json"}, _one(msgspec.json.encode(whole)))
 
 
@@ -659,7 +659,7 @@ async def _one(piece: bytes) -> AsyncIterator[bytes]:
     yield piece
 
 
-def status_of(error: KilburnError) -> tuple[int, str | None]:
+def error_status(error: KilburnError) -> tuple[int, str | None]:
     """Return the HTTP status of an error of a model or of the gateway, and OpenAI's code for it."""
     match error:
         case Overlong():

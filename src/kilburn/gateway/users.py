@@ -20,7 +20,7 @@ from kilburn.backends.counting import Demand
 from kilburn.errors import SpecError, StoreError
 from kilburn.gateway.keys import STAND_INS, Key, Link
 from kilburn.gateway.limits import Bucket, RequestBounds
-from kilburn.gateway.problems import Problem, over_most, over_rate, words_of
+from kilburn.gateway.problems import Problem, client_message, over_most, over_rate
 from kilburn.gateway.tally import Tally
 from kilburn.wire.plain import NOT_JSON
 
@@ -232,7 +232,7 @@ class Shares:
             try:
                 refused, wait = await self._tally.take(demands)
             except StoreError as error:
-                raise Problem(503, "store_unavailable", words_of(error), retry_after=1) from error
+                raise Problem(503, "store_unavailable", client_message(error), retry_after=1) from error
             if refused >= 0:
                 demand, of_user = demands[refused], bool(user) and refused == len(demands) - 1
                 raise over_rate(demand.rate, wait, user=of_user) if wait else over_most(demand.most, user=of_user)

@@ -426,7 +426,7 @@ def _process(pid: int) -> Sequence[Metric]:
     return []
 
 
-def command_of(module: str, function: str) -> list[str]:
+def worker_command(module: str, function: str) -> list[str]:
     """Return the command that starts a worker with this Python. Nothing is imported from the working directory."""
     run = f"import sys; from {module} import {function}; sys.exit({function}(*map(int, sys.argv[1:])))"
     return [sys.executable, "-P", "-c", run]

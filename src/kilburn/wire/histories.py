@@ -66,7 +66,7 @@ def chained(digests: Iterable[bytes], start: bytes = b"") -> Iterator[bytes]:
 def tails(digests: Sequence[bytes], root: str, user: str, start: int = 0) -> Iterator[bytes | None]:
     """Yield for each digest from `start` on: for an assistant's message, a digest of it and of the assistant's previous message;
     None for others. It finds the user's sessions that may be linked to a session of this root."""
-    seed = seed_of("" if OF_WORDS.fullmatch(root) else root, user)
+    seed = chain_seed("" if OF_WORDS.fullmatch(root) else root, user)
     last = next(filter(is_spoken, reversed(digests[:start])), b"")
     for digest in digests[start:]:
         if is_spoken(digest):
@@ -76,7 +76,7 @@ def tails(digests: Sequence[bytes], root: str, user: str, start: int = 0) -> Ite
             yield None
 
 
-def seed_of(root: str, user: str) -> bytes:
+def chain_seed(root: str, user: str) -> bytes:
     """Return the start value of the chains of a user's sessions of one root, which no other user shares."""
     return hashlib.blake2b(f"{user}\0{root}".encode(), digest_size=16).digest()
 
@@ -93,7 +93,7 @@ def shared(first: Sequence[bytes], second: Sequence[bytes]) -> int:
     return low
 
 
-def end_of(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], common: int) -> range:
+def session_end(session: Sequence[bytes], digests: Sequence[bytes], places: Mapping[bytes, Sequence[int]], common: int) -> range:
     """Return the range of a history that is the end of a session, if a compaction can have put it there; else an empty range.
 
     Args:
@@ -147,7 +147,7 @@ def is_summary(reply: str, quoted: Sequence[str], session: Iterable[Message]) ->
     return len(new_stretches) >= MIN_STRETCHES and size >= (1 + SHORTER) * len(reply)
 
 
-def texts_of(raw: bytes) -> Iterator[str]:
+def json_texts(raw: bytes) -> Iterator[str]:
     """Yield the strings in JSON that was decoded before."""
     waiting: list[Any] = [msgspec.json.decode(raw)]
     while waiting:
