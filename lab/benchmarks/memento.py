@@ -17,12 +17,12 @@ import torch
 
 from figures import Row, emit, parser
 from kilburn.models.weights import pull
-from kilburn.picture import check_picture, picture, plain_axes
 from kilburn_kv.engine import Engine
 from kilburn_kv.generation import Sampling
 from kilburn_kv.memento import OFF, Markers, MementoRules
 from kilburn_kv.reasoning import Point, ReasoningRun, stream
 from kilburn_kv.weights import Weights, load
+from kilburn_lab.picture import check_picture, picture, plain_axes
 
 PROMPT = "Question: a farmer has 17 sheep and buys 5 more every week. When has he 100? Let us think step by step.\n"
 WAYS = ("full", "memento", "restart")

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.report import grid, panel
+from kilburn_lab.picture import picture
 
 GROUPS = {
     1: "A prefix that stays",
@@ -146,7 +146,7 @@ def draw(path: Path, results: Iterable[Result], *, force: bool = False) -> None:
     """Draw what was measured against the size, and its goal dashed beside it.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     placed = [ratio for result in results for ratio in result.ratios if ratio.size is not None]
     names = list(dict.fromkeys(ratio.panel for ratio in placed))

@@ -17,10 +17,10 @@ from kilburn.cli.screen import progress
 from kilburn.cli.shell import Force, Json, main
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.weights import find
-from kilburn.picture import check_picture
 from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.trajectories import read
+from kilburn_lab.picture import check_picture
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 

@@ -331,7 +331,7 @@ def compacting(session: Any) -> Iterator[None]:
     if tracer() is None:
         yield
         return
-    name, head = session.name, session.head
+    name, head = session.name, session.ledger.head
     # It is told only if there was a compaction: a span that is never ended is never exported.
     first = begin("compact", {OPERATION: "compact"}, about={CONVERSATION: name})
     began = time.time()

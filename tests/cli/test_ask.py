@@ -58,7 +58,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, db: Path) -> None:
     sub = ("--sub-model", model("two"))
     said = kilburn(*words, "--question", "how long?", "--model", model(first), *sub, "--calls", 4)
     assert said.status != 0
-    assert "go on with --resume" in said.err
+    assert "continue it with --resume" in said.err
     last = '```repl\nprint(llm_query_batched(["a", "b"]))\nanswer["content"] = got\nanswer["ready"] = True\n```'
     text.write_text("other")
     assert kilburn(*words, "--resume", "--model", model(last)).status == 2

@@ -98,7 +98,7 @@ def test_without_a_terminal_the_answer_is_no() -> None:
         sys.stdin = before
 
 
-NOTICE = "takes no tools: what has left the window is searched for the words of each line"
+NOTICE = "takes no tools: Kilburn searches evicted pages for the words of each line"
 SMALL = f"smollm2 answers, a model of 135 million parameters that cannot follow a conversation. For a better one, {CONNECT}\n"
 
 
@@ -193,7 +193,7 @@ def test_a_session_whose_pins_exceed_the_window_is_mended_in_a_chat(tmp_path: Pa
     assert kilburn("show", "a", "--db", db).status == 0
     words = ("chat", "a", "--db", db, "--model", "scripted(['one', 'two'])", "--window", 1000, "--reply", 50)
     said = program(*words, folder=tmp_path, given=b"hi\n/unpin p2\nhi\n/unpin p3\nhi\n")
-    assert (said.status, said.out) == (0, "p2 may go\np3 may go\none\n")
+    assert (said.status, said.out) == (0, "p2 is unpinned\np3 is unpinned\none\n")
     assert "unpin p2, p3, or open a window of" in said.err
     assert "Traceback" not in said.err
     assert kilburn("fsck", "--db", db).status == 0

@@ -90,7 +90,7 @@ VERBS: list[tuple[str, ...]] = [
     ("import", f"talk{FILE}.jsonl", "--json"),
     ("import", f"talk{FILE}.jsonl", "--session", "again" + EVIL, "--json"),
     *(("import", f"bad{number}{FILE}.jsonl") for number in range(4)),
-    ("replay", f"talk{FILE}.jsonl", "--window", "700", "--plot", f"plot{FILE}.html"),
+    ("replay", f"talk{FILE}.jsonl", "--window", "700"),
     ("replay", f"runs{FILE}.jsonl", "--window", "700"),
     ("replay", f"runs{FILE}.jsonl", "--json"),
     ("replay", f"bad2{FILE}.jsonl"),

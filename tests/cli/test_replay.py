@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.measurement import lost_bytes, recount, stream
-from kilburn.cli.sawtooth import thin, ticks
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.store import Store
-from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {
@@ -126,63 +124,6 @@ def test_runs_can_be_kept_in_a_store(runs: Path, tmp_path: Path) -> None:
     assert "already" in again.err
 
 
-class Shape(HTMLParser):
-    """What a page holds, and whether it would load anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.points = 0
-        self.outside: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href") or "url(" in (value or "") or "http" in (value or ""):
-                self.outside.append(f"{tag} {name}")
-            if tag == "polyline" and name == "points":
-                self.points = len((value or "").split())
-
-
-def test_the_sawtooth_is_one_html_file(runs: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "<window> & co.html"
-    assert kilburn("replay", runs, "--window", 400, "--policy", "lru", "--plot", picture).status == 0
-    shape, text = Shape(), picture.read_text(encoding="utf-8")
-    shape.feed(text)
-    longest = max(read_runs(runs), key=lambda run: len(str(run.messages)))
-    assert shape.points == len(longest.messages) + 1
-    assert shape.outside == []
-    assert "script" not in shape.tags
-    for words in ("tokens seen so far", "tokens in the window", "window, 400 tokens", f"{longest.name} through 400 tokens, lru"):
-        assert words in text
-
-
-def test_the_sawtooth_as_png(runs: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "window.png"
-    assert kilburn("replay", runs, "--window", 400, "--policy", "lru", "--plot", picture).status == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_long_curve_keeps_its_teeth() -> None:
-    curve = [(number * 10, number % 500) for number in range(100_000)]
-    found = thin(curve)
-    assert len(found) <= 4001
-    assert found == sorted(found)
-    assert {point[1] for point in found} >= {0, 499}
-    assert set(found) <= set(curve)
-    assert (found[0], found[-1]) == (curve[0], curve[-1])
-    assert thin(curve[:10]) == curve[:10]
-
-
-def test_ticks_are_round_and_few() -> None:
-    for most in (1, 7, 10, 400, 5000, 12_345, 999_999):
-        found = ticks(most)
-        assert 4 <= len(found) <= 9
-        assert found[0] == 0
-        assert found[-1] <= most
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -216,7 +157,6 @@ def test_a_broken_recording_exits_2_and_says_where(tmp_path: Path, content: byte
         ("--policy", "fifo(bogus=1)"),
         ("--tokenizer", "chars/0"),
         ("--format", "morse"),
-        ("--plot", "picture.gif"),
         ("--model", "no_such_model"),
         ("--reserve", "9000"),
         ("--limit", "0"),
@@ -239,14 +179,13 @@ def test_missing_files_and_empty_folders_exit_2(tmp_path: Path) -> None:
 
 
 def test_a_pipe_reads_json_only(runs: Path, tmp_path: Path) -> None:
-    said = program("replay", runs, "--policy", "fifo", "--window", 500, "--json", "--plot", tmp_path / "p.html", folder=tmp_path)
+    said = program("replay", runs, "--policy", "fifo", "--window", 500, "--json", folder=tmp_path)
     assert said.json["total"]["overflow"] == 0
-    assert "drawn" in said.err
 
 
 def test_loss_is_found_where_the_store_loses() -> None:
     """A run is compared with what comes back: another run's session does not pass for it."""
-    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4") as store:
+    with Store(Sqlite(":memory:"), Budget(1000), "fifo", tokenizer="chars/4") as store:
         session = store.session("s")
         measured = stream(session, RecordedRun("s", TALK))
         assert measured.overflow == 0

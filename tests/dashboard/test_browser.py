@@ -42,8 +42,6 @@ PAGES = {
     if path != "/receipt"
 }
 MORE = {
-    "regret": "/faults?name=misses&regret=9999",
-    "other-policy": "/prices?name=misses&policy=hybrid&upto=9999",
     "kv": "/cache?name=cached",
     "alarms": "/window?name=misses",
 }
@@ -130,18 +128,6 @@ def test_every_link_of_every_screen_leads_somewhere(seen: Seen, served: str, age
                 links.setdefault(re.sub(r"=[^&]*", "", link), link)
         for link in (one for one in links.values() if not one.startswith("#")):
             assert seen.page.goto(url + link).status == 200, link
-
-
-def test_another_policy_is_chosen_and_the_page_fills_itself(seen: Seen, served: str) -> None:
-    page = seen.page
-    page.goto(f"{served}/prices?name=misses")
-    page.get_by_label("Replay this session with").select_option("mask")
-    page.get_by_role("button", name="Work it out").click()
-    page.get_by_role("rowheader", name="mask").wait_for()
-    assert page.get_by_role("rowheader", name="as it was").count() == 1
-    page.get_by_role("navigation", name="Session").get_by_role("link", name="Faults and searches").click()
-    page.get_by_role("link", name="Work out the regret").click()
-    page.get_by_text("a regret of 100%").wait_for()
 
 
 def test_calls_are_opened_one_by_one(seen: Seen, agents: str) -> None:

@@ -18,7 +18,7 @@ from dashboard.made import HOSTILE, SCRIPT, make
 from dashboard.visit import Reply, ask
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
-from kilburn.dashboard.changes import LARGEST, VERBS, OwnHands, Visit
+from kilburn.dashboard.changes import MAX_FORM_BYTES, VERBS, OwnHands, Visit
 from kilburn.dashboard.screens import SCREENS
 from kilburn.kernel.receipts import newest_moves
 
@@ -91,7 +91,7 @@ def shown(db: Path, name: str = "parser") -> list[tuple[str, str, bool]]:
         session = store.session(name)
         return [
             (page.address, instead, session.window.states[page.id].pinned) if page else ("", instead, False)
-            for _, page, instead in session.shown()
+            for _, page, instead in session.contents.shown()
         ]
 
 
@@ -105,7 +105,7 @@ def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: 
     done = pressed(app, "/window?name=parser", f"Let go: {address}")
     assert done.status == 303
     assert done.headers["location"] == "/window?name=parser&done=evict"
-    assert "Its text stays under its address." in ask(app, done.headers["location"]).text
+    assert "The text can be recalled by its address." in ask(app, done.headers["location"]).text
     assert (address, "", False) not in shown(db)
     assert shown(db) != before
     page = ask(app, "/change?name=parser&show=undo")
@@ -128,7 +128,7 @@ def test_an_undo_that_does_not_fit_is_not_offered(app: Any, db: Path) -> None:
 
 def newest_event(db: Path) -> str:
     with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        newest, *_ = newest_moves(list(store.session("parser").events()))
+        newest, *_ = newest_moves(list(store.session("parser").ledger.events()))
         assert newest is not None
         return str(newest.events[1])
 
@@ -148,8 +148,8 @@ def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> N
     assert done.headers["location"] == "/receipts?name=parser&done=compact"
     with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        assert session.receipts()[-1].freed == told["in the prompt now"] - told["then"]
-        assert session.receipts()[-1].policy == "compact on demand"
+        assert session.ledger.receipts()[-1].freed == told["in the prompt now"] - told["then"]
+        assert session.ledger.receipts()[-1].policy == "compact on demand"
     assert pressed(app, "/change?name=parser&show=undo", "Take it back now").status == 303
     assert shown(db) == before
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
 
 def test_a_form_is_bounded_and_leads_nowhere_else(app: Any, db: Path) -> None:
     word = {"word": "the word", "name": "parser", "pages": shown(db)[5][0]}
-    assert post(app, "/do/pin", urlencode({**word, "why": "x" * LARGEST}).encode(), OURS).status == 404
+    assert post(app, "/do/pin", urlencode({**word, "why": "x" * MAX_FORM_BYTES}).encode(), OURS).status == 404
     assert post(app, "/do/pin", b"a=1&" * 99, OURS).status == 404
     assert post(app, "/do/pin", b"\xff=%ff&word=%ff", OURS).status in (403, 404)
     for back in ("https://evil.example/", "//evil.example", "/do/undo", "/window\r\nset-cookie: a=b", ""):

@@ -17,7 +17,7 @@ from dashboard.visit import ask, ok, to, walk, words_of
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.dashboard.app import build
-from kilburn.dashboard.screens import LETTERS, SCREENS
+from kilburn.dashboard.screens import MAX_TEXT, SCREENS
 from kilburn.event import Act, Event
 
 
@@ -53,7 +53,7 @@ def test_a_prompt_is_a_column_with_its_pages_and_what_a_cache_had(app: Any) -> N
 
 def test_the_strip_says_what_the_ledger_says(made: Path, app: Any) -> None:
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        ships = list(store.session("misses").events(act=Act.SHIP))
+        ships = list(store.session("misses").ledger.events(act=Act.SHIP))
     shown = ok(app, "/session", name="misses", many=120).text
     told = re.findall(r"Prompt at message (\d+): ([\d,]+) tokens", shown)
     assert [(int(turn), int(tokens.replace(",", ""))) for turn, tokens in told] == [(ship.turn, ship.tokens) for ship in ships]
@@ -72,7 +72,7 @@ def test_a_range_of_prompts_leads_to_earlier_ones(app: Any) -> None:
 def test_the_window_now_says_why_and_what_could_leave(made: Path, app: Any) -> None:
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        use, shown = session.use, [page.address for page in session.window.resident()]
+        use, shown = session.prompts.use, [page.address for page in session.window.resident()]
     said = words_of(ok(app, "/window", name="parser"))
     assert f"{use:,} tokens, {use / 1500:.0%} of what fits" in said
     assert all(address in said for address in shown)
@@ -102,7 +102,7 @@ def test_a_receipt_shows_both_sides_and_the_way_back(made: Path, app: Any) -> No
     listed = ok(app, "/receipts", name="parser")
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        told = session.receipts()
+        told = session.ledger.receipts()
         text = str(session.recall("p4"))
     found = [link for link in dict.fromkeys(listed.links) if link.startswith("/receipt?")]
     assert len(found) == len(told)
@@ -140,8 +140,8 @@ def test_a_pages_life_is_told(app: Any) -> None:
 
 def test_a_long_text_comes_in_parts_and_whole(app: Any) -> None:
     first = ok(app, "/page", name=HOSTILE, address="p16")
-    assert len(first.body) < 2 * LETTERS
-    assert f"{len(LONG) - LETTERS:,} more characters" in first.text
+    assert len(first.body) < 2 * MAX_TEXT
+    assert f"{len(LONG) - MAX_TEXT:,} more characters" in first.text
     assert ask(app, next(link for link in first.links if "from=" in link)).status == 200
     whole = ask(app, next(link for link in first.links if link.startswith("/text?")))
     assert whole.text == LONG
@@ -177,16 +177,6 @@ def test_memory_is_shown_as_of_a_day(app: Any) -> None:
     assert "Ana lives in Rome" not in then
     assert "known to be true then" in words_of(ok(app, "/memory", user="ana", at="2001-01-01"))
     assert ask(app, to("/memory", user="ana", at="yesterday")).status == 404
-
-
-def test_whether_edits_paid_is_worked_out_from_the_ledger(made: Path, app: Any) -> None:
-    with kilburn.open(str(made), window=900, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        session = store.session("misses")
-        last = session.receipts()[-1]
-        ships = [event for event in session.events(after=last.events[1]) if event.act is Act.SHIP]
-    shown = ok(app, "/prices", name="misses").text
-    cells = re.findall(r'data-label="(?:freed|prompts since|read again)" class="n">([\d,]+)', shown)[:3]
-    assert [int(cell.replace(",", "")) for cell in cells] == [last.freed, len(ships), ships[0].data["again"] if ships else 0]
 
 
 def test_one_search_finds_sessions_and_facts(app: Any) -> None:

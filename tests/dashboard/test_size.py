@@ -14,10 +14,10 @@ from dashboard.visit import ask
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.dashboard.app import build
-from kilburn.dashboard.marks import LEAST
-from kilburn.dashboard.reading import EFFORT, MOVED, LedgerReader
-from kilburn.dashboard.screens import SHOWN
-from kilburn.dashboard.strip import BLOCKS, PIECES, strip
+from kilburn.dashboard.marks import MIN_EVENTS
+from kilburn.dashboard.reading import EFFORT, MAX_MOVED, LedgerReader
+from kilburn.dashboard.screens import MAX_ROWS
+from kilburn.dashboard.strip import MAX_BLOCKS, MAX_ITEMS, strip
 from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.move import Fold
@@ -92,16 +92,16 @@ def test_a_long_session_is_replayed_once_and_shown_anywhere(tmp_path: Path) -> N
     with CountedBackend(tmp_path / "agent.db", readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        first = strip(reading, session, session.head // 2, 20)
+        first = strip(reading, session, session.ledger.head // 2, 20)
         assert len(first.columns) == 20
         assert not first.split
         assert reading.replayed(session.number, 600)
         backend.read_rows.clear()
-        again = strip(reading, session, session.head // 2, 20)
+        again = strip(reading, session, session.ledger.head // 2, 20)
         assert again.split
         assert [column.tokens for column in again.columns] == [column.tokens for column in first.columns]
         assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in again.columns)
-        assert backend.read_rows["events"] <= 2 * LEAST + 500
+        assert backend.read_rows["events"] <= 2 * MIN_EVENTS + 500
 
 
 def test_a_window_of_thousands_of_pages_is_a_picture_of_a_few_blocks(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_a_window_of_thousands_of_pages_is_a_picture_of_a_few_blocks(tmp_path: P
         picture = strip(reading, reading.session("s0"), 0, 60)
         assert len(picture.columns) == 60
         assert len(picture.columns[-1].pieces) > 4_000
-        assert sum(len(column.pieces) for column in picture.columns) <= PIECES + 60
-        assert len(picture.blocks) <= BLOCKS
+        assert sum(len(column.pieces) for column in picture.columns) <= MAX_ITEMS + 60
+        assert len(picture.blocks) <= MAX_BLOCKS
         # What is drawn is all of each prompt, page by page or not.
         assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in picture.columns)
         for at, column in enumerate(picture.columns):
@@ -137,7 +137,7 @@ def test_what_came_with_few_events_is_counted_by_its_pages(tmp_path: Path) -> No
     with CountedBackend(path, readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        until = next(event.number for event in session.events() if event.turn == 7_500 and event.act is Act.SHIP)
+        until = next(event.number for event in session.ledger.events() if event.turn == 7_500 and event.act is Act.SHIP)
         backend.read_rows.clear()
         first = strip(reading, session, until, 20)
         assert not first.split
@@ -148,24 +148,24 @@ def test_what_came_with_few_events_is_counted_by_its_pages(tmp_path: Path) -> No
         assert again.split
         assert len(again.columns) == len(first.columns) == 5
         assert sum(piece.tokens for piece in again.columns[-1].pieces) == again.columns[-1].tokens
-        assert backend.read_rows["pages"] <= MOVED + 2 * 1_500
+        assert backend.read_rows["pages"] <= MAX_MOVED + 2 * 1_500
 
 
 def test_the_list_reads_a_bounded_part_of_the_store_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
-    talk(path, 4, sessions=3 * SHOWN)
+    talk(path, 4, sessions=3 * MAX_ROWS)
     with CountedBackend(path, readonly=True) as backend:
         app = build(backend)
         first = ask(app, "/")
         assert backend.read_rows["pages"] == 0
         assert backend.read_rows["events"] <= EFFORT
-        assert first.text.count('role="rowheader"') == SHOWN
-        assert f"1 to {SHOWN} of {3 * SHOWN}" in first.text
+        assert first.text.count('role="rowheader"') == MAX_ROWS
+        assert f"1 to {MAX_ROWS} of {3 * MAX_ROWS}" in first.text
         backend.read_rows.clear()
         ask(app, "/")
         assert backend.read_rows["events"] == 0
-        last = ask(app, next(link for link in first.links if f"from={SHOWN}" in link))
-        assert last.text.count('role="rowheader"') == SHOWN
+        last = ask(app, next(link for link in first.links if f"from={MAX_ROWS}" in link))
+        assert last.text.count('role="rowheader"') == MAX_ROWS
         assert not set(first.links) & {link for link in last.links if link.startswith("/session")}
 
 
@@ -184,7 +184,7 @@ def test_figures_are_those_of_the_session_itself(made: Path) -> None:
     with Sqlite(made, readonly=True) as backend:
         reading = LedgerReader(backend)
         for info in reading.sessions():
-            told, counted = reading.row(info).stats, reading.session(info.name).figures
+            told, counted = reading.row(info).stats, reading.session(info.name).ledger.figures
             assert told is not None
             for figure in (
                 "prompts",
@@ -203,18 +203,18 @@ def test_figures_are_those_of_the_session_itself(made: Path) -> None:
 def test_what_a_search_and_a_fold_name_does_not_count_as_moved(tmp_path: Path) -> None:
     with Store(Sqlite(tmp_path / "agent.db", synchronous="OFF"), Budget(200_000), "fifo", tokenizer="chars/4") as store:
         session = store.session("s0")
-        session.append(*({"role": "user", "content": f"{n}: short"} for n in range(MOVED + 300)))
+        session.append(*({"role": "user", "content": f"{n}: short"} for n in range(MAX_MOVED + 300)))
         for at in range(8):
             session.append({"role": "user", "content": f"{at}: words"})
             session.render()
             if at == 3:
-                session.apply(Fold(tuple(range(2, MOVED + 200)), text="What was short."))
+                session.apply(Fold(tuple(range(2, MAX_MOVED + 200)), text="What was short."))
             for _ in range(10 if at > 3 else 0):
                 session.search("short", limit=200, tokens=20_000)
     with Sqlite(tmp_path / "agent.db", readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        assert sum(len(event.pages) for event in session.events() if event.act is Act.SEARCH) > MOVED
+        assert sum(len(event.pages) for event in session.events() if event.act is Act.SEARCH) > MAX_MOVED
         strip(reading, session, 0, 20)
         reading.replayed(session.number, 600)
         columns = strip(reading, session, 0, 20).columns

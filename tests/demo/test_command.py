@@ -13,15 +13,12 @@ from kilburn.cli.shell import main
 assert kilburn.cli.demo.demo
 
 
-def test_programs_get_json_and_a_picture(shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "w.html"
+def test_programs_get_json(shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--library",
         str(shared_tree),
         "--db",
         str(tmp_path / "d.db"),
-        "--plot",
-        str(picture),
         "--questions",
         "15",
         "--seed",
@@ -37,7 +34,6 @@ def test_programs_get_json_and_a_picture(shared_tree: Path, tmp_path: Path, caps
     assert [rival["name"] for rival in said["rivals"]] == ["truncation", "summarisation"]
     assert {"work", "check", "questions", "answers", "rivals"} <= said["seconds"].keys()
     assert len(said["curve"]) == said["prompts"]
-    assert "<svg" in picture.read_text()
 
 
 def test_people_get_tables_and_a_way_on(shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +57,6 @@ def test_without_anything_to_ask_about_it_fails(tmp_path: Path, capsys: pytest.C
 
 def test_what_cannot_be_used_is_refused_at_once(shared_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--library", str(tmp_path / "nowhere"), "--db", str(tmp_path / "d.db")]) == 2
-    assert main(["demo", "--plot", "picture.gif"]) == 2
     assert main(["demo", "--library", str(shared_tree), "--db", str(tmp_path / "e.db"), "--model", "no_such_model"]) == 2
     assert "Traceback" not in capsys.readouterr().err
 

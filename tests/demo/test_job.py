@@ -99,7 +99,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_each_phase_is_told_in_turn(shared_tree: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     plan = DemoPlan(db=str(tmp_path / "d.db"), library=str(shared_tree), questions=5)
-    perform(plan, told=lambda phase, done, total, line: lines.append(phase))
+    perform(plan, report=lambda phase, done, total, line: lines.append(phase))
     assert list(dict.fromkeys(lines)) == ["work", "check", "questions", "answers", "rivals"]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
 from kilburn_lab.evals.intervals import interval, wilson
 from kilburn_lab.evals.report import EvalReport, grid, row_of
+from kilburn_lab.picture import picture, plain_axes
 
 FULL, OURS = "full", "pages"
 
@@ -213,7 +213,7 @@ def draw(path: Path, report: Pressed, *, force: bool = False) -> None:
     """Draw the curves of a report to a file; the suffix says the format.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     # Letters as outlines would be most of the file.
     with picture(path, 13, 4.6, force=force, letters="none") as figure:

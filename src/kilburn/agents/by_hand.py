@@ -1,50 +1,64 @@
-"""What a person does to a session's window by hand, in the command line, the gateway and the dashboard alike.
+"""Changes that a person makes to a session's window: used by the command line, the gateway and the dashboard.
 
-A session's window belongs to the agent that works in it. So a session is opened for this with a very large window, and nothing
-moves but what is asked for. What must fit is measured by the window that the agent's last prompt had.
+The agent that works in a session owns its window. These functions open the session with a very large window, so that only
+the requested change moves pages. What must fit is measured by the window of the agent's last prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from kilburn.backend import Backend
 from kilburn.budget import Budget
-from kilburn.errors import PinsExceedWindow, SpecError
+from kilburn.errors import PinsExceedWindow, SpecError, StoreStale
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 
-WIDE = 1 << 40
-"""Tokens: a window that is always large enough."""
+T = TypeVar("T")
 
-WINDOW = 8000
-"""Tokens of a window where no prompt says how many."""
+WIDE_WINDOW = 1 << 40
+"""Tokens of a window from which nothing has to be evicted."""
+
+DEFAULT_WINDOW = 8000
+"""Tokens of the window if the session has no prompt yet."""
 
 POLICY = "hybrid"
-"""Who decides where nothing has been compacted yet."""
+"""The policy of a preview if nothing has been compacted yet."""
+
+MAX_ATTEMPTS = 5
+"""Attempts of one change while other programs write to the same session."""
 
 
 def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy: Any = "fifo") -> Session:
-    """A session that exists, counted as its agent counts. With a backend for reading nothing is written, not even by a preview.
+    """Open an existing session with the token counter of its agent. A read-only backend is never written to.
 
     Raises:
-        SpecError: there is none of this name.
+        SpecError: there is no session of this name.
     """
     info = backend.segment(name, time=0.0, create=False)
     if info is None:
         raise SpecError(f"no session {name[:80]!r}", advice="see `kilburn ps`")
-    ruler = counter_of(backend, info.number)
-    found = Store(backend, budget or Budget(WIDE), policy, tokenizer=ruler, foreign=False).session(name)
-    if found.number != info.number:
+    counter = counter_of(backend, info.number)
+    session = Store(backend, budget or Budget(WIDE_WINDOW), policy, tokenizer=counter, foreign=False).session(name)
+    if session.number != info.number:
         raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
-    return found
+    return session
+
+
+def retried(change: Callable[[], T]) -> T:
+    """Call `change`, again after `StoreStale`, up to `MAX_ATTEMPTS` times. The last error is raised."""
+    for _ in range(MAX_ATTEMPTS - 1):
+        with suppress(StoreStale):
+            return change()
+    return change()
 
 
 class WindowPreview(NamedTuple):
-    """What would leave a window, with the policy that decides and the window's size in tokens."""
+    """The pages that would leave a window, the policy that chose them, and the size of the window in tokens."""
 
     preview: Preview
     policy: Any
@@ -52,9 +66,15 @@ class WindowPreview(NamedTuple):
 
 
 def preview(
-    backend: Backend, name: str, tokens: int = 0, *, window: int | None = None, otherwise: int = WINDOW, policy: Any = None
+    backend: Backend,
+    name: str,
+    tokens: int = 0,
+    *,
+    window: int | None = None,
+    otherwise: int = DEFAULT_WINDOW,
+    policy: Any = None,
 ) -> WindowPreview:
-    """Preview what would leave the window of a session if a message of so many tokens came now.
+    """Preview which pages would leave the window of a session if a message of `tokens` came now.
 
     Args:
         window: tokens of the window, to which the session's correction applies; None for that of the last prompt, whose room is
@@ -63,49 +83,94 @@ def preview(
         policy: a spec, or an object; None for the policy that decided last.
 
     Raises:
-        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
+        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
-    known = opened(backend, name)
-    policy = policy or decider(known.receipts())
+    current = opened(backend, name)
+    policy = policy or decider(current.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    previewed = session.preview(tokens, capacity=None if window else session.shipped)
-    return WindowPreview(previewed, policy, window or known.figures.window or otherwise)
+    result = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    return WindowPreview(result, policy, window or current.ledger.figures.window or otherwise)
 
 
-def decider(found: Sequence[Receipt]) -> str:
-    """Who decided last at a window."""
-    named = (one.policy for one in reversed(found) if one.policy not in ("kernel", "user") and " " not in one.policy)
-    return next(named, POLICY)
+def decider(receipts: Sequence[Receipt]) -> str:
+    """Return the policy that made the newest of some receipts, oldest first; `POLICY` if none did."""
+    policies = (receipt.policy for receipt in reversed(receipts))
+    return next((policy for policy in policies if policy not in ("kernel", "user") and " " not in policy), POLICY)
+
+
+DONE = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
+"""The changes of `change`, and what is reported after each."""
+
+
+class WindowChange(NamedTuple):
+    """A change that was made: the addresses that it moved, and the tokens in the window after it. `receipt` is the compaction
+    that was undone."""
+
+    session: str
+    done: str
+    pages: list[str]
+    use: int
+    receipt: Receipt | None = None
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields that programs get as JSON."""
+        return {"session": self.session, "done": self.done, "pages": self.pages, "use": self.use}
+
+
+def change(session: Session, verb: str, address: str = "", *, why: str = "", tokens: int | None = None) -> WindowChange:
+    """Change the window of a session.
+
+    Args:
+        verb: a key of `DONE`.
+        address: the pages that are evicted, pinned or unpinned.
+        why: a reason for the ledger.
+        tokens: see `undo`.
+
+    Raises:
+        KernelError, LawBroken, PinsExceedWindow, UnknownAddress, Forgotten: nothing changed.
+    """
+    receipt, pages = None, [address]
+    match verb:
+        case "undo":
+            receipt = undo(session, tokens)
+            pages = [*receipt.left, *receipt.back]
+        case "evict":
+            pages = list(session.edits.evict(address, why))
+        case "pin":
+            keep(session, address)
+        case _:
+            session.unpin(address)
+    return WindowChange(session.name, DONE[verb], pages, session.prompts.use, receipt)
 
 
 def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:
-    """Take the newest compaction back, if that fits.
+    """Undo the newest compaction, if its pages fit.
 
     Args:
-        tokens: that the prompt may take then; None for what the last one might take.
-        dry: see `Session.undo`.
+        tokens: the size that the prompt may have then; None for that of the last prompt.
+        dry: see `Session.edits.undo`.
 
     Raises:
-        KernelError, LawBroken: see `Session.undo`.
+        KernelError, LawBroken: see `Session.edits.undo`.
     """
-    return session.undo(tokens or _room(session), dry=dry)
+    return session.edits.undo(tokens or _room(session), dry=dry)
 
 
 def keep(session: Session, address: str) -> None:
     """Pin pages, if all pins together fit the window of the last prompt.
 
     Raises:
-        PinsExceedWindow: they do not. UnknownAddress, Forgotten.
+        PinsExceedWindow: they do not fit. UnknownAddress, Forgotten.
     """
     room = _room(session)
-    held = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
-    if room is not None and held > room:
+    pinned = sum(map(session.window.cost, session.window.pins.union(session.contents.resolve(address))))
+    if room is not None and pinned > room:
         raise PinsExceedWindow(
-            f"all pins would take {held:,} tokens, and the window of the last prompt has {room:,}",
+            f"all pins would take {pinned:,} tokens, and the window of the last prompt has {room:,}",
             advice="unpin others, or pin fewer",
         )
     session.pin(address)
 
 
 def _room(session: Session) -> int | None:
-    return min(session.shipped, session.capacity) if session.shipped is not None else None
+    return min(session.prompts.shipped, session.prompts.capacity) if session.prompts.shipped is not None else None

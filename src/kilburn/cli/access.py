@@ -1,7 +1,7 @@
-"""How verbs open a store: for reading beside its writer, or for writing without moving its windows.
+"""Opens stores, sessions and models for the commands.
 
-A session's window belongs to the agent that works in it. A verb opens the session with a very large window, so that
-nothing is evicted by looking or forgetting. A verb that reads never creates a store.
+A session's window belongs to the agent that works in it. A command opens the session with a very large window, so that reading or
+forgetting evicts nothing. A command that only reads never creates a store.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from functools import partial, wraps
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
+import msgspec
 from typer import Option
 
 import kilburn
@@ -35,26 +36,23 @@ from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
 
 Advanced = partial(Option, rich_help_panel="Advanced")
-"""An option that stands apart in `--help`: few people set it in their first week."""
+"""An option that few people need in their first week; `--help` lists it under "Advanced"."""
 
 CONNECT = "set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama, llama.cpp or vLLM on this machine, or give --model SPEC"
-"""How a person connects a language model."""
+"""Advice on how to connect a language model."""
 
 WIDE = 1 << 40
-"""Tokens: a window that is always large enough."""
+"""Tokens of a window from which nothing has to be evicted."""
 
-MOST = 2000
-"""Passages that a verb embeds on its own account: about ten seconds."""
+MAX_EMBEDDED = 2000
+"""Passages that a command embeds, which takes about ten seconds."""
 
 
 def existing(db: str | None, *, advice: str = "give its file with --db, or in KILBURN_DB; `kilburn chat` makes one") -> str:
-    """The path of an existing store, or a URL.
-
-    Args:
-        advice: what to do where there is none.
+    """Return the path or URL of an existing store.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is no such file. The error has `advice`.
     """
     path = db or "agent.db"
     if not is_url(path) and not Path(path).exists():
@@ -62,50 +60,65 @@ def existing(db: str | None, *, advice: str = "give its file with --db, or in KI
     return path
 
 
-def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Store:
-    """An existing store, opened for reading only: nothing that is asked is recorded.
-
-    Args:
-        meaning: whether it is searched by meaning too, where the store has vectors and their embedder is here.
-    """
-    return writing(existing(db), tenant, readonly=True, meaning=meaning)
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a command as the fields of one object. `with_options` makes a command of a function that takes such an
+    object."""
 
 
-class StorePlace(NamedTuple):
-    """What --db, --tenant and --json of a verb say: which store, and how it prints."""
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of type `Options` by its fields, and return the function as Typer needs it."""
+    plain: list[Parameter] = []
+    groups: dict[str, list[Parameter]] = {}
+    kinds: dict[str, type[Options]] = {}
+    for parameter in signature(function, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if not (isinstance(kind, type) and issubclass(kind, Options)):
+            plain.append(parameter)
+            continue
+        hints, kinds[parameter.name] = get_type_hints(kind, include_extras=True), kind
+        groups[parameter.name] = [
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+            for field in msgspec.structs.fields(kind)
+        ]
+    parameters = [*plain, *(parameter for group in groups.values() for parameter in group)]
 
-    db: str | None
-    tenant: str | None
-    json: bool
+    @wraps(function)
+    def command(**values: Any) -> None:
+        objects = {name: kinds[name](**{field.name: values.pop(field.name) for field in group}) for name, group in groups.items()}
+        function(**values, **objects)
+
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+class StorePlace(Options, frozen=True, kw_only=True):
+    """The store of a command, and whether the command prints JSON."""
+
+    db: Db = None
+    tenant: Tenant = None
+    json: Json = False
 
     def reading(self) -> Store:
-        """The store, opened for reading; see `reading`."""
+        """Open the store for reading; see `reading`."""
         return reading(self.db, self.tenant)
 
     def writing(self, *, new: bool = False) -> Store:
-        """The store, opened for changes; see `writing`.
+        """Open the store for changes; see `writing`.
 
         Args:
-            new: whether it may be made.
+            new: create the store if it does not exist.
         """
         return writing((self.db or "agent.db") if new else existing(self.db), self.tenant)
 
 
-def stored(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb with the options --db, --tenant and --json in place of its parameter `where`."""
-    kept = [each for each in signature(verb, eval_str=True).parameters.values() if each.name != "where"]
-    options = {"db": (Db, None), "tenant": (Tenant, None), "json": (Json, False)}
-    more = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind) for name, (kind, default) in options.items()
-    ]
+def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Store:
+    """Open an existing store for reading. Recalls and searches are not recorded.
 
-    @wraps(verb)
-    def run(*, db: str | None, tenant: str | None, json: bool, **given: Any) -> None:
-        verb(**given, where=StorePlace(db, tenant, json))
-
-    run.__signature__ = Signature([*kept, *more])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
-    return run
+    Args:
+        meaning: search by meaning, too, if the store has vectors and their embedder is installed.
+    """
+    return writing(existing(db), tenant, readonly=True, meaning=meaning)
 
 
 def writing(
@@ -117,108 +130,109 @@ def writing(
     readonly: bool = False,
     meaning: bool = False,
 ) -> Store:
-    """A store opened for changes made by a person, at times that `clock` tells.
+    """Open a store for changes that a person makes.
 
     Args:
-        meaning: see `reading`; what was added is embedded in the background while the store is open for writing: see
-            `kilburn.open`.
+        clock: the time of the changes.
+        meaning: see `reading`. New texts are embedded in the background while the store is open for writing; see `kilburn.open`.
     """
     backend = open_backend(path, tenant=tenant or "default", readonly=readonly)
     try:
         vectors = vectors_for(backend, "auto") if meaning else None
-        made = Store(backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
+        store = Store(backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock, vectors=vectors)
     except BaseException:
         backend.close()
         raise
     if vectors is not None:
         vectors.start()
-    return made
+    return store
 
 
-def embed(store: Store, most: int = MOST) -> None:
-    """Make the vectors of what waits for one, so many passages at most, if there is an embedder on this machine: a search
-    makes a few, and no program may run in between that makes the others."""
-    vectors = vectors_for(store.backend) if most else None
+def embed(store: Store, limit: int = MAX_EMBEDDED) -> None:
+    """Embed up to `limit` new passages, if this machine has an embedder. Nothing else might embed them before the next search,
+    which embeds only a few."""
+    vectors = vectors_for(store.backend) if limit else None
     if vectors is None:
         return
     try:
-        with progress("embedding", unit="passages") as done:
-            vectors.catch_up(most, done)
+        with progress("embedding", unit="passages") as report:
+            vectors.catch_up(limit, report)
     except KilburnError as error:
-        say(line(f"not all are found by meaning yet: {error}"))
+        say(line(f"some passages cannot be found by meaning yet: {error}"))
 
 
 def session(store: Store, name: str) -> Session:
-    """A session that exists.
+    """Open an existing session.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: there is no session of this name.
     """
-    return counting(store, name).session(name)
+    return with_agent_counter(store, name).session(name)
 
 
-def counting(store: Store, name: str) -> Store:
-    """The store, opened with the counter that the agent of a session used, so that nothing is counted again.
+def with_agent_counter(store: Store, name: str) -> Store:
+    """Return the store with the token counter of a session's agent, so that no page is counted again.
 
     Raises:
-        SpecError: there is no session of that name.
+        SpecError: there is no session of this name.
     """
     infos = store.sessions()
-    known = [info.name for info in infos]
-    if name not in known:
-        names = ", ".join(map(repr, known[:5])) + (" ..." if len(known) > 5 else "")
+    names = [info.name for info in infos]
+    if name not in names:
+        examples = ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else "")
         if name.startswith((MEMORY, DOCUMENT, NOTES)):
             raise SpecError(f"there is no {name!r}", advice="see `kilburn memories list`, `documents list` and `notes list`")
-        raise SpecError(f"no session {name!r}", advice=f"this tenant has {names or 'no session'}")
-    return _counting(store, infos[known.index(name)].number)
+        raise SpecError(f"no session {name!r}", advice=f"this tenant has {examples or 'no session'}")
+    return _counted_as(store, infos[names.index(name)].number)
 
 
-def owners(store: Store, kind: SegmentKind) -> list[str]:
-    """Whose collections of a kind there are; "" among them for those of all users."""
-    return [held.user for held in store.collections() if held.kind is kind]
+def open_session(store: Store, number: int, name: str) -> Session:
+    """Open a session by its number and name, with the token counter of its agent."""
+    return _counted_as(store, number).session(name)
 
 
-def ownerless(store: Store, kind: SegmentKind, owner: str, what: str, otherwise: str) -> SpecError:
-    """The error that somebody has no collection of a kind, which says who has.
+def _counted_as(store: Store, number: int) -> Store:
+    counter = counter_of(store.backend, number)
+    if counter == store.counter.name:
+        return store
+    return Store(store.backend, store.budget, "fifo", tokenizer=counter, clock=store.clock)
+
+
+def collection_owners(store: Store, kind: SegmentKind) -> list[str]:
+    """Return the owners of the collections of a kind; "" is the owner of what belongs to all users."""
+    return [info.info.user for info in store.collections() if info.info.kind is kind]
+
+
+def no_collection(store: Store, kind: SegmentKind, owner: str, missing: str, command: str) -> SpecError:
+    """Return the error that an owner has no collection of a kind. It names the owners that have one.
 
     Args:
-        what: "is no memory", "are no notes". otherwise: the command that begins one.
+        missing: the verb and noun, such as "is no memory". command: the command that creates such a collection.
     """
-    whose, others = f"of {owner!r}" if owner else "of all users", ", ".join(repr(one) for one in owners(store, kind) if one)
-    return SpecError(f"there {what} {whose}", advice=f"give --user: {others}" if others else f"see {otherwise} --help")
+    whose = f"of {owner!r}" if owner else "of all users"
+    owners = ", ".join(repr(name) for name in collection_owners(store, kind) if name)
+    return SpecError(f"there {missing} {whose}", advice=f"give --user: {owners}" if owners else f"see {command} --help")
 
 
-def opened(store: Store, number: int, name: str) -> Session:
-    """A session that exists, counted by the counter that its agent used, so that nothing is counted again."""
-    return _counting(store, number).session(name)
-
-
-def _counting(store: Store, number: int) -> Store:
-    ruler = counter_of(store.backend, number)
-    if ruler == store.counter.name:
-        return store
-    return Store(store.backend, store.budget, "fifo", tokenizer=ruler, clock=store.clock)
-
-
-def closed_after(model: Any) -> Any:
-    """The model as a context, at whose end what it holds open is closed."""
+def closing_model(model: Any) -> Any:
+    """Return a context that closes the model at its end."""
     return closing(model) if hasattr(model, "close") else nullcontext(model)
 
 
-def conversing(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Store:
-    """The store, opened for an agent with this model, in a window that the model has.
+def open_for_agent(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Store:
+    """Open a store for an agent, with a window that fits its model.
 
     Args:
-        reply: tokens of one reply, at most.
+        reply: maximum tokens of a reply.
     """
-    held = min(window, getattr(model, "context", None) or window)
+    size = min(window, getattr(model, "context", None) or window)
     return kilburn.open(
-        db or "agent.db", window=held, policy=policy, tenant=tenant or "default", reserve=min(reply, held // 2), model=model
+        db or "agent.db", window=size, policy=policy, tenant=tenant or "default", reserve=min(reply, size // 2), model=model
     )
 
 
-def detected() -> str | None:
-    """The spec of a model that answers without being named, which is said on standard error; None if there is none."""
+def detected_model() -> str | None:
+    """Return the spec of a model that is available on this machine, and name it on standard error; None if there is none."""
     model = detect()
     if model is None:
         return None
@@ -226,28 +240,28 @@ def detected() -> str | None:
     return model.spec
 
 
-def fetched(spec: str) -> Any:
-    """The model of a spec, as `model_of` gives it; a file that is missing is downloaded first, with its progress shown."""
-    with progress(spec, unit="bytes") as done:
-        return model_of(spec, lambda _, have, total: done(have, total or None))
+def load_model(spec: str) -> Any:
+    """Load the model of a spec; see `model_of`. A missing file is downloaded first, with a progress bar."""
+    with progress(spec, unit="bytes") as report:
+        return model_of(spec, lambda _, have, total: report(have, total or None))
 
 
 def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
-    """The model of a spec; of a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
+    """Load the model of a spec, a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
 
     Args:
-        fetch: if given, a missing file is downloaded first, and this function is called with the progress.
+        fetch: download a missing file first, and report the progress to this function.
 
     Raises:
-        SpecError: it names nothing. ModelError, MissingExtra: it is not available.
+        SpecError: unknown name. ModelError, MissingExtra: the model is not available.
     """
     if spec is None or spec == "none":
         return None
-    known = {item.name for item in catalogue() if item.form == "GGUF"}
-    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in known):
+    names = {item.name for item in catalogue() if item.form == "GGUF"}
+    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in names):
         return resolve("models", spec)
     if find_spec("xllamacpp") is None:
-        # Before the download, which would be in vain.
+        # Checked before the download, which would be useless.
         raise MissingExtra("xllamacpp", "local")
     if fetch is not None:
         pull(spec, progress=fetch)

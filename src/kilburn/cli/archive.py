@@ -1,13 +1,13 @@
-"""Sessions as JSONL: written so that reading it back gives the same file again, byte for byte.
+"""Sessions as JSONL. Importing an export and exporting it again gives the same file, byte for byte.
 
     {"kilburn": "session", "version": 1, "session": NAME, "created": SECONDS}
-    {"same": {"session": NAME, "lines": N}}                it begins with the first N messages of that session, which is before it
-    {"message": {...}, "time": SECONDS}                    as it was appended
-    {"parts": [...], "role": ..., "time": SECONDS, ...}    where no wire form says all of it
+    {"same": {"session": NAME, "lines": N}}                the first N messages are those of that earlier session
+    {"message": {...}, "time": SECONDS}                    a message as it was appended
+    {"parts": [...], "role": ..., "time": SECONDS, ...}    a message that no wire form can express
     {"state": {"pinned": [...], "retired": [...], "marks": {...}}}
 
-The originals keep their addresses. A forgotten page leaves a hole (a `null` part), which keeps its number. Folds and
-the window are not exported: they are made again from the originals. An unknown line is an error.
+The original pages keep their addresses. A forgotten page is a `null` part, so that later pages keep their numbers. Folds and the
+window are not exported, because they are made from the originals. An unknown line is an error.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
 
 
 class Clock:
-    """A clock that shows the time of a line of the file."""
+    """A clock that returns the time of a line of the file."""
 
-    def __init__(self, now: float) -> None:
-        self.now = now
+    def __init__(self, time: float) -> None:
+        self.now = time
 
     def __call__(self) -> float:
-        """Return the time that the line says."""
+        """Return the time of the line."""
         return self.now
 
 
 class ArchivedMessages(msgspec.Struct, kw_only=True):
-    """One line of a session: messages, and the holes among their parts (0 is the entry's first part)."""
+    """The messages of one line, and the offsets of forgotten parts among theirs; 0 is the first part."""
 
     where: str
     messages: list[Message]
@@ -72,7 +72,7 @@ class _Appended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _InParts(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message that no wire form can express: in Kilburn's own parts, with holes as null."""
+    """A message that no wire form can express, in Kilburn's own parts; a forgotten part is null."""
 
     parts: list[Part | None]
     role: Role
@@ -91,7 +91,7 @@ class _State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ArchivedSession(msgspec.Struct, kw_only=True):
-    """One session as in a file; its addresses will be the same again. `where` is the place of the line with its state."""
+    """A session of a file. An import gives its pages the same addresses. `where` is the line with its state."""
 
     name: str
     created: float | None = None
@@ -101,20 +101,20 @@ class ArchivedSession(msgspec.Struct, kw_only=True):
 
 
 class SharedBeginnings:
-    """The beginnings of the sessions of one export: what a session has in common with an earlier one is written once.
+    """Writes a beginning that several sessions of an export share only once.
 
-    Only lines are compared, so an export of what was imported is the same file. A line has its time, so sessions that begin with
-    the same line are branches of one history.
+    Only lines are compared, so exporting an import gives the same file. A line contains a time, so sessions that begin with the
+    same line are branches of one history.
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, dict[bytes, tuple[str, int]]] = {}
-        # A session whose first line no other has: its name, and a digest of each of its beginnings.
-        self._alone: dict[bytes, tuple[str, list[bytes]]] = {}
+        self._shared: dict[bytes, dict[bytes, tuple[str, int]]] = {}
+        # Sessions with a unique first line: the name, and a digest of each beginning.
+        self._unique: dict[bytes, tuple[str, list[bytes]]] = {}
 
     def shortened(self, name: str, lines: list[bytes]) -> list[bytes]:
-        """Return the lines of a session, as `write` gives them, with the name of an earlier session in place of the longest
-        beginning that it shares with one."""
+        """Replace the longest beginning that a session shares with an earlier one by a reference to that session. `lines` are
+        those of `write`."""
         header, *messages, state = lines
         if not messages:
             return lines
@@ -123,36 +123,36 @@ class SharedBeginnings:
             chain.update(message)
             digests.append(chain.digest())
         first = digests[0]
-        if first not in self._known and first not in self._alone:
-            self._alone[first] = name, digests
+        if first not in self._shared and first not in self._unique:
+            self._unique[first] = name, digests
             return lines
-        if first in self._alone:
-            other, others = self._alone.pop(first)
-            self._known[first] = {digest: (other, number) for number, digest in enumerate(others, 1)}
-        known = self._known[first]
-        shared = sum(digest in known for digest in digests)
-        session, number = known[digests[shared - 1]]
-        known.update((digest, (name, at)) for at, digest in enumerate(digests[shared:], shared + 1))
+        if first in self._unique:
+            first_name, first_digests = self._unique.pop(first)
+            self._shared[first] = {digest: (first_name, number) for number, digest in enumerate(first_digests, 1)}
+        digest_origins = self._shared[first]
+        shared = sum(digest in digest_origins for digest in digests)
+        session, number = digest_origins[digests[shared - 1]]
+        digest_origins.update((digest, (name, at)) for at, digest in enumerate(digests[shared:], shared + 1))
         same = msgspec.json.encode({"same": {"session": session, "lines": number}}) + b"\n"
         return [header, same, *messages[shared:], state]
 
 
 def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
-    """The lines of one session, each with its line end."""
+    """Yield the lines of a session, each with its line end."""
     encode = msgspec.json.Encoder().encode
     yield encode({"kilburn": "session", "version": VERSION, "session": info.name, "created": info.created}) + b"\n"
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(session):
-        kept = [page for page in pages if session.window.at(page.id) != Place.DROPPED]
-        session.fetch(kept)
-        whole = len(kept) == len(pages)
+        remaining = [page for page in pages if session.window.at(page.id) != Place.DROPPED]
+        session.contents.fetch(remaining)
+        whole = len(remaining) == len(pages)
         waiting.append((_message(session, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
             continue
         yield from (encode(line) + b"\n" for line in _lines(session, waiting))
         waiting = []
     yield from (encode(line) + b"\n" for line in _lines(session, waiting))
-    states = [(page, state) for page, state in session.pages() if page.id > 0]
+    states = [(page, state) for page, state in session.contents.pages() if page.id > 0]
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
         retired=[page.address for page, state in states if state.at == Place.RETIRED],
@@ -162,7 +162,7 @@ def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
 
 
 def _messages(session: Session) -> Iterator[list[Page]]:
-    """The originals, message by message."""
+    """Yield the original pages, message by message."""
     tier = session.window
     pages: list[Page] = []
     for number in range(1, tier.last + 1):
@@ -176,16 +176,16 @@ def _messages(session: Session) -> Iterator[list[Page]]:
 
 
 def _goes_on(message: Message) -> bool:
-    """Whether the next message comes from the same dict."""
+    """Return whether the next message comes from the same dict."""
     return message.extra is not None and bool(msgspec.json.decode(message.extra).get("more"))
 
 
 def _message(session: Session, pages: Sequence[Page]) -> Message:
-    """The message as `parse` returned it, without its forgotten parts."""
+    """Return the message as `parse` returned it, without its forgotten parts."""
     parts, extra = [], None
     for page in pages:
         if session.window.at(page.id) != Place.DROPPED:
-            part, leftovers = session.part(page)
+            part, leftovers = session.contents.part(page)
             parts.append(part)
             extra = extra or leftovers
     first = pages[0]
@@ -196,7 +196,7 @@ def _message(session: Session, pages: Sequence[Page]) -> Message:
 
 
 def _lines(session: Session, group: Sequence[tuple[Message, list[Page]]]) -> Iterator[Any]:
-    """One line with the original dict if that says everything, else one line for each message."""
+    """Yield one line with the original dict if it contains everything, else a line for each message."""
     messages = [message for message, _ in group]
     if not messages:
         return
@@ -207,8 +207,8 @@ def _lines(session: Session, group: Sequence[tuple[Message, list[Page]]]) -> Ite
             yield {"message": original, "time": group[0][1][0].time}
             return
     for message, pages in group:
-        left = iter(message.parts)
-        parts = [None if at(page.id) == Place.DROPPED else next(left) for page in pages]
+        remaining = iter(message.parts)
+        parts = [None if at(page.id) == Place.DROPPED else next(remaining) for page in pages]
         holed = None in parts
         yield _InParts(
             parts=parts,
@@ -223,7 +223,7 @@ def _lines(session: Session, group: Sequence[tuple[Message, list[Page]]]) -> Ite
 
 
 def _original(messages: list[Message]) -> dict[str, Any] | None:
-    """The dict that these messages were parsed from, if parsing it gives exactly them again."""
+    """Return the dict from which some messages were parsed, if parsing it gives the same messages again."""
     try:
         dicts = dump(messages)
         return dicts[0] if len(dicts) == 1 and parse(dicts[0]) == messages else None
@@ -232,83 +232,84 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
 
 
 def _call_of(session: Session, page: Page) -> str | None:
-    """The id of a call. Of a forgotten one, its result has the id; if both are forgotten, its address is used."""
+    """Return the id of a call. If the call is forgotten, its result has the id; if both are, the id is made from the
+    address."""
     tier = session.window
     call = page.id if page.kind is Kind.CALL else page.answers
     if page.call is not None or not call:
         return page.call
-    # A thinking message is one group with all of its calls, so the group alone does not identify the call of a result.
+    # A message with reasoning is one group with all of its calls, so the group does not identify the call of a result.
     members = [tier.pages[member] for member in tier.groups.get(page.group, ())]
-    told = [member.call for member in members if member.call is not None and call in (member.id, member.answers)]
-    made = f"forgotten {address_of(call)}"
-    while made in tier.calls:
-        made += "'"
-    return told[0] if told else made
+    ids = [member.call for member in members if member.call is not None and call in (member.id, member.answers)]
+    name = f"forgotten {address_of(call)}"
+    while name in tier.calls:
+        name += "'"
+    return ids[0] if ids else name
 
 
-def gather(lines: Iterator[tuple[str, dict[str, Any]]], otherwise: str, name: str | None = None) -> list[ArchivedSession]:
-    """The sessions of a file: those of an export, one for each run, or one of plain messages, named `otherwise`.
+def gather(lines: Iterator[tuple[str, dict[str, Any]]], default_name: str, name: str | None = None) -> list[ArchivedSession]:
+    """Return the sessions of a file: those of an export, one for each run, or one of plain messages, named `default_name`.
 
     Args:
-        name: the name for the one session, instead of the file's.
+        name: the name of the only session, instead of that in the file.
 
     Raises:
-        InvalidMessage: a line that is no part of an export, no run and no message; it names the line.
-        SpecError: `name` is no name for a session, or the file holds several.
+        InvalidMessage: a line is no part of an export, no run and no message.
+        SpecError: `name` is no valid name of a session, or the file has several sessions.
     """
     if name is not None:
         check_name(name, "session")
-    found: list[ArchivedSession] = []
+    sessions: list[ArchivedSession] = []
     names = Names()
-    shared = 0  # messages that sessions take from earlier ones
-    whole = True  # whether the last session takes no more lines
+    shared = 0  # messages that sessions share with earlier ones
+    whole = True  # whether the last session is complete
     for where, value in lines:
         if "kilburn" in value:
-            found.append(_header(where, value, name))
+            sessions.append(_header(where, value, name))
             whole = False
         elif is_run(value) or (whole and "role" not in value):
-            found.append(_recorded(run_of(value, where, otherwise), names, where, name))
+            sessions.append(_recorded(run_of(value, where, default_name), names, where, name))
             whole = True
         elif whole:
-            found.append(ArchivedSession(name=name or names.given(_name(where, otherwise))))
+            sessions.append(ArchivedSession(name=name or names.given(_name(where, default_name))))
             whole = False
-        if name is not None and len(found) > 1:
+        if name is not None and len(sessions) > 1:
             raise SpecError(f"{where}: another session", advice="leave --session out")
         if whole or "kilburn" in value:
             continue
         if "same" in value:
             same = shared_beginning(value["same"], where, shared)
-            found[-1].entries += _beginning(same, found, where)
+            sessions[-1].entries += _beginning(same, sessions, where)
             shared += same.lines
         elif "state" in value:
-            found[-1].state, found[-1].where = _converted(value["state"], _State, where), where
+            sessions[-1].state, sessions[-1].where = _converted(value["state"], _State, where), where
         else:
-            found[-1].entries.append(_entry(where, value))
-    return found
+            sessions[-1].entries.append(_entry(where, value))
+    return sessions
 
 
-def _beginning(same: SharedBeginning, found: Sequence[ArchivedSession], where: str) -> list[ArchivedMessages]:
-    """The messages that a session has in common with an earlier one.
+def _beginning(same: SharedBeginning, sessions: Sequence[ArchivedSession], where: str) -> list[ArchivedMessages]:
+    """Return the messages that a session shares with an earlier one.
 
     Raises:
-        InvalidMessage: there is no such session before it, or not so many messages, or the line is not the first one.
+        InvalidMessage: there is no such earlier session, it has too few messages, or the line is not the first one.
     """
-    entries = next((item.entries for item in found[:-1] if item.name == same.session), [])
-    if found[-1].entries or len(entries) < same.lines:
+    entries = next((item.entries for item in sessions[:-1] if item.name == same.session), [])
+    if sessions[-1].entries or len(entries) < same.lines:
         raise InvalidMessage(
-            f"{where}: no session {same.session[:80]!r} with {same.lines} messages is before it", advice="export it again"
+            f"{where}: there is no earlier session {same.session[:80]!r} with {same.lines} messages", advice="export it again"
         )
     return entries[: same.lines]
 
 
 def _recorded(run: RecordedRun, names: Names, where: str, name: str | None) -> ArchivedSession:
-    """A run that a line holds, as a session."""
+    """Return a recorded run as a session."""
     if not run.messages:
         raise InvalidMessage(f"{where}: a run without messages", advice="leave it out")
-    made = ArchivedSession(name=name or names.given(_name(where, run.name)))
+    session = ArchivedSession(name=name or names.given(_name(where, run.name)))
     for number, message in enumerate(run.messages, start=1):
-        made.entries.append(_entry(f"{where}, message {number}", message))
-    return made
+        session.entries.append(_entry(f"{where}, message {number}", message))
+    return session
 
 
 def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSession:
@@ -323,15 +324,13 @@ def _header(where: str, value: dict[str, Any], name: str | None) -> ArchivedSess
 
 
 def _name(where: str, name: str) -> str:
-    """A session name from a file. It is checked more strictly than a name that a program chooses."""
+    """Check the name of a session in a file, more strictly than a name that a program chooses."""
     try:
         check_name(name, "session")
     except SpecError as error:
         raise InvalidMessage(f"{where}: {error.what}", advice="name it with --session") from None
     if line(name) != name:
-        raise InvalidMessage(
-            f"{where}: the session name {name[:40]!r} has characters that cannot be seen", advice="name it with --session"
-        )
+        raise InvalidMessage(f"{where}: the session name {name[:40]!r} has invisible characters", advice="name it with --session")
     return name
 
 
@@ -341,8 +340,8 @@ def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
             return _from_parts(where, _converted(value, _InParts, where))
         if "role" in value:
             return ArchivedMessages(where=where, messages=parse(value))
-        said = _converted(value, _Appended, where)
-        return ArchivedMessages(where=where, messages=parse(said.message), time=said.time)
+        appended = _converted(value, _Appended, where)
+        return ArchivedMessages(where=where, messages=parse(appended.message), time=appended.time)
     except KilburnError as error:
         if not error.what.startswith(where):
             error.add_note(f"in {where}")
@@ -352,10 +351,10 @@ def _entry(where: str, value: dict[str, Any]) -> ArchivedMessages:
 def _from_parts(where: str, line: _InParts) -> ArchivedMessages:
     holes = [offset for offset, part in enumerate(line.parts) if part is None]
     if holes and not len(line.kinds) == len(line.calls) == len(line.parts):
-        raise InvalidMessage("a line with holes and without their kinds", advice="export it again")
+        raise InvalidMessage("a line has forgotten parts without their kinds", advice="export it again")
     parts = [_hole(line.kinds[at], line.calls[at]) if part is None else part for at, part in enumerate(line.parts)]
     sources = tuple(parse_address(source)[0] for source in line.sources)
-    # A message of holes only has no leftovers; nothing of it is read again.
+    # A message of forgotten parts only has no `extra`.
     message = Message(role=line.role, parts=tuple(parts), extra=line.extra, trust=line.trust, sources=sources)
     messages = parse(message)
     check_fit(message, where)
@@ -363,7 +362,7 @@ def _from_parts(where: str, line: _InParts) -> ArchivedMessages:
 
 
 def _hole(kind: Kind, call: str | None) -> Part:
-    """A dummy for a forgotten part, until it is forgotten again."""
+    """Return a placeholder for a forgotten part, which is forgotten again after the import."""
     if kind is Kind.CALL and call is not None:
         return Part(kind=Kind.CALL, text="{}", call=call, name="forgotten")
     if kind is Kind.RESULT and call is not None:
@@ -381,18 +380,18 @@ def _converted(value: Any, kind: Any, where: str) -> Any:
 
 
 def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
-    """Make a session again: its pages at their addresses, with their times, trust, pins and marks.
+    """Create a session from an archive: its pages at their addresses, with their times, trust, pins and marks.
 
     Raises:
-        WireError, KernelError: a message does not fit its place; it names the line.
+        WireError, KernelError: a message does not fit its place. The error names the line.
     """
-    now = clock.now
-    clock.now = now if saved.created is None else saved.created
+    start = clock.now
+    clock.now = start if saved.created is None else saved.created
     session = store.session(saved.name)
     holes: list[int] = []
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         for entry in saved.entries:
-            clock.now = now if entry.time is None else entry.time
+            clock.now = start if entry.time is None else entry.time
             try:
                 first, _ = kernel.take_in(entry.messages, entry.time)
             except KilburnError as error:
@@ -400,7 +399,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
                 raise
             holes += [first + hole for hole in entry.holes]
     try:
-        with session.batch() as kernel:
+        with session.edits.batch() as kernel:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
             if saved.state is not None:
@@ -408,7 +407,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
     except KilburnError as error:
         error.add_note(f"in {saved.where or saved.name}")
         raise
-    clock.now = now
+    clock.now = start
     return session
 
 

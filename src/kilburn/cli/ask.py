@@ -13,9 +13,19 @@ import typer
 from typer import Argument, Option
 
 import kilburn
-from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
+from kilburn.agents.loop import MAX_CALLS, MAX_SECONDS, MAX_TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import CONNECT, WIDE, Advanced, closed_after, conversing, detected, model_of
+from kilburn.cli.access import (
+    CONNECT,
+    WIDE,
+    Advanced,
+    Options,
+    closing_model,
+    detected_model,
+    model_of,
+    open_for_agent,
+    with_options,
+)  # fmt: skip
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
@@ -24,24 +34,27 @@ from kilburn.models.weights import catalogue
 from kilburn.prices import prices_of
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.recursion.variable import Source, texts_of
+from kilburn.recursion.variable import Source, read_files
 from kilburn.terminal import line, say, tell
 
-WRONG = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
+UNANSWERED = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
 """Outcomes without an answer: exit status 1."""
 
 MIN_PARAMETERS = 400_000_000
-"""The smallest model that may write the code. SmolLM2 with 135 million gave no answer in 250 seconds."""
+"""Size of the smallest model that may write the code. SmolLM2 with 135 million gave no answer in 250 seconds."""
 
 STDIN = Path("-")
-MOST = 1 << 28
-"""Bytes that are read from standard input, at most, because it may have no end: three times as many tokens as a run may spend."""
+MAX_STDIN = 1 << 28
+"""Bytes that are read from standard input, which may be endless: three times as many tokens as a run may spend."""
+
+LIMITS = ("steps", "calls", "tokens", "seconds", "money")
 
 
-@app.command()
-def ask(
-    files: Annotated[list[Path] | None, Argument(metavar="FILE", help="Files and folders to read; - for standard input.")] = None,
-    question: Annotated[str, Option(metavar="TEXT", help="Ask this question.")] = "",
+class AskOptions(Options, frozen=True, kw_only=True):
+    """The arguments and options of `ask`."""
+
+    files: Annotated[list[Path] | None, Argument(metavar="FILE", help="Files and folders to read; - for standard input.")] = None
+    question: Annotated[str, Option(metavar="TEXT", help="Ask this question.")] = ""
     model: Annotated[
         str,
         Option(
@@ -49,7 +62,7 @@ def ask(
             help="Let this model write the code, such as \"chat('gpt-5.5')\"; by default, the first that can be used.",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     sub_model: Annotated[
         str,
         Option(
@@ -57,63 +70,67 @@ def ask(
             help="Let this model answer the questions that the code asks; by default the same.",
             show_default=False,
         ),
-    ] = "",
-    past: Annotated[bool, Option("--past", help="Let the code read the sessions of the store.")] = False,
-    session: Annotated[str, Option(metavar="NAME", help="Record the run in this session.")] = "ask",
-    goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False,
+    ] = ""
+    past: Annotated[bool, Option("--past", help="Let the code read the sessions of the store.")] = False
+    session: Annotated[str, Option(metavar="NAME", help="Record the run in this session.")] = "ask"
+    goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False
     tokens: Annotated[
         int | None,
-        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{TOKENS:,}"),
-    ] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-    recorded: Annotated[bool, Advanced("--replay", help="Run the session's last question again, without a model.")] = False,
+        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{MAX_TOKENS:,}"),
+    ] = None
+    db: Db = None
+    tenant: Tenant = None
+    json: Json = False
+    recorded: Annotated[bool, Advanced("--replay", help="Run the session's last question again, without a model.")] = False
     depth: Annotated[
         int,
         Advanced(
             min=0, help="Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0)."
         ),
-    ] = 1,
+    ] = 1
     steps: Annotated[
         int | None, Advanced(min=0, help="Stop after this many replies of the model that writes the code.", show_default="30")
-    ] = None,
+    ] = None
     calls: Annotated[
-        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{CALLS:,}")
-    ] = None,
+        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{MAX_CALLS:,}")
+    ] = None
     seconds: Annotated[
-        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}")
-    ] = None,
+        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{MAX_SECONDS:,.0f}")
+    ] = None
     money: Annotated[
         float | None,
         Advanced(
             min=0,
             help="Stop after this much money, by --prices.",
-            show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted",
+            show_default=f"what {MAX_TOKENS:,} fresh tokens cost: 60 if hosted",
         ),
-    ] = None,
-    no_limits: Annotated[bool, Advanced("--no-limits", help="Apply no limits but those that are given.")] = False,
+    ] = None
+    no_limits: Annotated[bool, Advanced("--no-limits", help="Apply no limits except those that are given.")] = False
     prices: Annotated[
         str | None,
         Advanced(metavar="NAME", help="Count money by this price list: hosted, automatic or local.", show_default="hosted"),
-    ] = None,
+    ] = None
     window: Annotated[
         int, Advanced(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
-    ] = 8000,
-    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
-    reply: Annotated[int | None, Advanced(min=1, help="Cut a reply after this many tokens.", show_default="1024")] = None,
-    parallel: Annotated[int, Advanced(min=1, help="Ask this many models at the same time.")] = 4,
-    sandbox: Annotated[str, Advanced(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.")] = "auto",
+    ] = 8000
+    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid"
+    reply: Annotated[int | None, Advanced(min=1, help="Cut a reply after this many tokens.", show_default="1024")] = None
+    parallel: Annotated[int, Advanced(min=1, help="Ask this many models at the same time.")] = 4
+    sandbox: Annotated[str, Advanced(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.")] = "auto"
     no_tools: Annotated[
         bool, Advanced("--no-tools", help="Offer no tools even to a model that takes them: it writes its code in fenced blocks.")
-    ] = False,
-) -> None:
+    ] = False
+
+
+@app.command()
+@with_options
+def ask(options: AskOptions) -> None:
     """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
 
-    The text is a variable there. The model sees its size, its beginning and what its code prints. Its code may ask a model
-    about pieces of the text. Every step is a page of the session, and the run can be run again with --replay. A run that was
-    cut off goes on with --resume, and asks nothing twice; its limits hold on, but for those that are given anew. So does a run
-    that a limit ended without an answer, if this limit is given anew and is higher.
+    In the sandbox, the text is a variable. The model sees its size, its beginning and what its code prints. The code may ask a
+    model about pieces of the text. Every step is a page of the session, and --replay repeats the run without a model. --resume
+    continues a run that was interrupted, and asks nothing twice. It keeps the limits of the run, except for those that are given
+    again. It also continues a run that a limit ended without an answer, if that limit is given again and is higher.
 
     Without --model, the first of these writes the code, and a line says which: OpenAI if OPENAI_API_KEY is set; Anthropic if
     ANTHROPIC_API_KEY is set; a model server on this machine, at the default port of Ollama, llama.cpp or vLLM (or one of the
@@ -129,78 +146,94 @@ def ask(
 
         kilburn ask --past --question "What did I decide about the parser?" --model "chat('gpt-5.5')" --sub-model qwen
     """
-    if not files and not past:
+    if not options.files and not options.past:
         raise SpecError("nothing to ask about", advice="give files or folders, or --past")
-    if recorded and goes_on:
+    if options.recorded and options.goes_on:
         raise SpecError("--replay and --resume", advice="use one of them")
-    if not (question or recorded or goes_on):
+    if not (options.question or options.recorded or options.goes_on):
         raise SpecError("there is no question", advice="give --question TEXT")
-    spec = None if recorded else _coder(model)
-    source = _source(files or [])
-    asked = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money, "reply": reply}
-    given: dict[str, Any] = {name: most for name, most in asked.items() if most is not None}
-    if no_limits:
-        given = {name: getattr(UNLIMITED, name) for name in ("steps", "calls", "tokens", "seconds", "money")} | given
-    if prices or not goes_on:
-        given["prices"] = prices_of(prices or "hosted")
-    with ExitStack() as open_until:
-        root = open_until.enter_context(closed_after(model_of(spec)))
+    spec = None if options.recorded else _coder(options.model)
+    source = _source(options.files or [])
+    with ExitStack() as stack:
+        root = stack.enter_context(closing_model(model_of(spec)))
         if spec is not None:
             _check_size(root.name, getattr(root, "parameters", 0))
-        sub = open_until.enter_context(closed_after(model_of(sub_model) if sub_model and not recorded else None))
-        opened = conversing(db, tenant, root, window=window, policy=policy, reply=reply or 1024)
-        store = open_until.enter_context(opened)
-        # Another session's window must not change because it is read.
-        before = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter) if past else None
-        done = open_until.enter_context(progress("sub-calls"))
-        if recorded or goes_on:
-            _check_is_there(store, session)
-        options: dict[str, Any] = {"sub": sub, "sandbox": sandbox, "parallel": parallel, "tools": not no_tools}
-        watch = partial(_tell, done=done)
-        if recorded:
-            result = _again(store, session, source, before, sandbox)
-        else:
-            try:
-                if goes_on:
-                    again = {"limits": given, "question": question} | options
-                    result = resume(store.session(session), root, source, past=before, watch=watch, **again)
-                else:
-                    limits = msgspec.structs.replace(Limits(steps=30), **given)
-                    agent = RecursiveModel(root, store.session(session), depth=depth, limits=limits, **options)
-                    result = agent.ask(question, source, past=before, watch=watch)
-            except (ModelError, KeyboardInterrupt):
-                say("what was done so far is kept: go on with --resume")
-                raise
-    _print(result, session, json)
-    if result.outcome in WRONG:
+        sub = stack.enter_context(closing_model(None if options.recorded else model_of(options.sub_model or None)))
+        store = stack.enter_context(
+            open_for_agent(
+                options.db, options.tenant, root, window=options.window, policy=options.policy, reply=options.reply or 1024
+            )
+        )
+        # Reading the past must not change the windows of its sessions.
+        past = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter) if options.past else None
+        report = stack.enter_context(progress("sub-calls"))
+        result = _run(options, store, root, sub, source, past, report)
+    _print(result, options.session, options.json)
+    if result.outcome in UNANSWERED:
         raise typer.Exit(1)
 
 
+def _run(
+    options: AskOptions, store: Store, root: Any, sub: Any, source: Source | None, past: Store | None, report: Done
+) -> RecursiveResult:
+    """Ask, resume or replay."""
+    if options.recorded or options.goes_on:
+        _check_exists(store, options.session)
+    session = store.session(options.session)
+    if options.recorded:
+        return _replay(store, options.session, source, past, options.sandbox)
+    settings: dict[str, Any] = {
+        "sub": sub, "sandbox": options.sandbox, "parallel": options.parallel, "tools": not options.no_tools
+    }  # fmt: skip
+    limits = _limits(options)
+    watch = partial(_report, report=report)
+    try:
+        if options.goes_on:
+            return resume(session, root, source, past=past, watch=watch, limits=limits, question=options.question, **settings)
+        complete = msgspec.structs.replace(Limits(steps=30), **limits)
+        agent = RecursiveModel(root, session, depth=options.depth, limits=complete, **settings)
+        return agent.ask(options.question, source, past=past, watch=watch)
+    except (ModelError, KeyboardInterrupt):
+        say("the run so far is stored: continue it with --resume")
+        raise
+
+
+def _limits(options: AskOptions) -> dict[str, Any]:
+    """Return the limits that the command line sets."""
+    values = {name: getattr(options, name) for name in (*LIMITS, "reply")}
+    limits = {name: value for name, value in values.items() if value is not None}
+    if options.no_limits:
+        limits = {name: getattr(UNLIMITED, name) for name in LIMITS} | limits
+    if options.prices or not options.goes_on:
+        limits["prices"] = prices_of(options.prices or "hosted")
+    return limits
+
+
 def _coder(model: str) -> str:
-    """The spec of the model that writes the code.
+    """Return the spec of the model that writes the code.
 
     Raises:
-        SpecError: none is named and none is detected, or it is too small.
+        SpecError: no model is given or detected, or it is too small.
     """
-    spec = model or detected()
+    spec = model or detected_model()
     if spec in (None, "none"):
         raise SpecError("there is no model that writes the code", advice=f"{CONNECT}, such as --model qwen")
     for weights in catalogue():
         if weights.name == spec:
-            # Before it is downloaded and loaded.
+            # Checked before the model is downloaded and loaded.
             _check_size(spec, weights.parameters)
     return spec
 
 
 def _check_size(name: str, parameters: int) -> None:
-    """Raise `SpecError` if a model of so many parameters, 0 for an unknown number, is too small to write code."""
+    """Raise `SpecError` if a model is too small to write code. An unknown number of parameters is 0."""
     if 0 < parameters < MIN_PARAMETERS:
-        what = f"{name} has {round(parameters / 10**6)} million parameters, too few to write code"
-        raise SpecError(what, advice=f"{CONNECT}, such as --model qwen")
+        problem = f"{name} has {round(parameters / 10**6)} million parameters, too few to write code"
+        raise SpecError(problem, advice=f"{CONNECT}, such as --model qwen")
 
 
 def _source(files: list[Path]) -> Source | None:
-    """What is asked about: a text, a file or a folder, or several.
+    """Return the texts to ask about.
 
     Raises:
         SpecError: standard input cannot be read, or is named twice.
@@ -209,49 +242,49 @@ def _source(files: list[Path]) -> Source | None:
         return files[0] if len(files) == 1 else files or None
     if files.count(STDIN) > 1:
         raise SpecError("standard input is named twice", advice="give - once")
-    text, others = _standard_input(), [file for file in files if file != STDIN]
-    return {"-": text} | dict(texts_of(others)) if others else text
+    text, files_only = _standard_input(), [file for file in files if file != STDIN]
+    return {"-": text} | dict(read_files(files_only)) if files_only else text
 
 
 def _standard_input() -> str:
-    """All of standard input. Bytes that are not UTF-8 become U+FFFD.
+    """Read standard input. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        SpecError: there is none, a person would have to type it, it is empty, or it has no end.
+        SpecError: standard input is closed, a terminal, empty or too long.
     """
-    piped = "pipe a text into it, as in: git log | kilburn ask - --question 'Who changed the parser?'"
+    advice = "pipe a text into it, as in: git log | kilburn ask - --question 'Who changed the parser?'"
     if sys.stdin is None or sys.stdin.closed:
-        raise SpecError("standard input is closed", advice=piped)
+        raise SpecError("standard input is closed", advice=advice)
     if sys.stdin.isatty():
-        raise SpecError("standard input is a terminal", advice=piped)
+        raise SpecError("standard input is a terminal", advice=advice)
     data = bytearray()
     try:
-        # A buffer may give less than it is asked for, and nothing only at the end.
-        while piece := sys.stdin.buffer.read(min(MOST + 1 - len(data), 1 << 20)):
-            data += piece
-            if len(data) > MOST:
-                raise SpecError(f"standard input has more than {MOST:,} bytes", advice="put it into files, and give these")
+        # A read may return less than requested, and returns nothing only at the end.
+        while chunk := sys.stdin.buffer.read(min(MAX_STDIN + 1 - len(data), 1 << 20)):
+            data += chunk
+            if len(data) > MAX_STDIN:
+                raise SpecError(f"standard input has more than {MAX_STDIN:,} bytes", advice="put it into files, and give these")
     except OSError as error:
-        raise SpecError(f"standard input: {error.strerror}", advice=piped) from error
+        raise SpecError(f"standard input: {error.strerror}", advice=advice) from error
     if not data:
-        raise SpecError("standard input is empty", advice=piped)
+        raise SpecError("standard input is empty", advice=advice)
     return data.decode("utf-8", "replace")
 
 
-def _check_is_there(store: Store, session: str) -> None:
+def _check_exists(store: Store, session: str) -> None:
     if session not in [info.name for info in store.sessions()]:
         raise SpecError(f"no session {session!r}", advice="name the one of the run with --session")
 
 
-def _again(store: Store, session: str, source: Source | None, past: Store | None, sandbox: str) -> RecursiveResult:
-    with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as beside:
-        return replay(store.session(session), beside.session("again"), source, past=past, sandbox=sandbox)
+def _replay(store: Store, session: str, source: Source | None, past: Store | None, sandbox: str) -> RecursiveResult:
+    with kilburn.open(":memory:", window=store.budget.window, tokenizer=store.counter, embedder=None) as memory:
+        return replay(store.session(session), memory.session("again"), source, past=past, sandbox=sandbox)
 
 
-def _tell(event: Any, done: Done) -> None:
-    """Say on standard error what happens."""
+def _report(event: Any, report: Done) -> None:
+    """Report an event on standard error."""
     if isinstance(event, SubCalled):
-        done(event.done + event.failed)
+        report(event.done + event.failed)
     elif isinstance(event, Called):
         say(f"[{line(event.name)}: {many(len(event.arguments), 'character')} of code]")
     elif isinstance(event, Returned):
@@ -275,6 +308,6 @@ def _print(result: RecursiveResult, session: str, json: bool) -> None:
     if len(result.missing) > 5:
         say(f"and {count(len(result.missing) - 5)} more")
     if result.differing:
-        say(line(f"came out otherwise when it was run again: {', '.join(result.differing)}"))
+        say(line(f"differs from the recorded run: {', '.join(result.differing)}"))
     if result.lacks:
-        say(line(f"sandbox {result.sandbox} lacks here: {'; '.join(result.lacks)}"))
+        say(line(f"sandbox {result.sandbox} lacks on this machine: {'; '.join(result.lacks)}"))

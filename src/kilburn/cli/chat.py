@@ -1,7 +1,7 @@
-"""`chat`: talk with a model whose whole past stays addressable; a session continues where it was left.
+"""`chat`: talk with a model whose whole past stays addressable. A session continues where it ended.
 
-Lines come from a terminal or from a pipe. The only tools are the memory tools. Once the session has read what tools
-returned, the model has to ask before it pins or keeps anything.
+Lines come from a terminal or from a pipe. The only tools are the memory tools. Once the session contains results of tools, a
+person has to confirm what the model wants to pin or remember.
 """
 
 from __future__ import annotations
@@ -14,31 +14,41 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
-from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import CONNECT, Advanced, closed_after, conversing, detected, fetched
+from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.cli.access import (
+    CONNECT,
+    Advanced,
+    Options,
+    closing_model,
+    detected_model,
+    load_model,
+    open_for_agent,
+    with_options,
+)
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
 from kilburn.model import Finish
 from kilburn.terminal import line, say, tell
 
-PATIENCE = 5.0
-"""Seconds that the end of a chat waits for what is being learned."""
+LEARNING_TIMEOUT = 5.0
+"""Seconds to wait at the end for facts that are being learned."""
 
-POLL = 0.1
-"""Seconds after which it is looked whether a question is over."""
+POLL_INTERVAL = 0.1
+"""Seconds between two checks whether a question has expired."""
 
 HELP = """\
-/recall p17     the exact text at an address
-/search WORDS   passages of this session
-/pin p17        keep a page in the window; /unpin lets it go
-/stats          the ledger's figures
-/quit           leave; the session stays"""
+/recall p17     print the exact text at an address
+/search WORDS   search this session
+/pin p17        keep a page in the window; /unpin lets a policy evict it
+/stats          print figures of the session
+/quit           leave; the session is stored"""
 
 
-@app.command()
-def chat(
-    name: Annotated[str, Argument(metavar="SESSION", help="The session, made or gone on with.")] = "chat",
+class ChatOptions(Options, frozen=True, kw_only=True):
+    """The arguments and options of `chat`."""
+
+    name: Annotated[str, Argument(metavar="SESSION", help="Continue this session, or create it.")] = "chat"
     model: Annotated[
         str | None,
         Option(
@@ -46,29 +56,29 @@ def chat(
             help="Talk with this model, such as \"chat('gpt-5.5')\", qwen or smollm2; by default, the first that can be used.",
             show_default=False,
         ),
-    ] = None,
-    system: Annotated[str, Option(metavar="TEXT", help="Begin a new session with this system prompt.")] = "",
+    ] = None
+    system: Annotated[str, Option(metavar="TEXT", help="Begin a new session with this system prompt.")] = ""
     notes: Annotated[
         list[str] | None,
         Option("--notes", metavar="NAME", help="Show the model this note with each prompt; may be given several times."),
-    ] = None,
-    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn facts from what you say.")] = True,
+    ] = None
+    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn facts from what you say.")] = True
     window: Annotated[
         int, Option(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
-    ] = 8000,
-    db: Db = None,
-    tenant: Tenant = None,
+    ] = 8000
+    db: Db = None
+    tenant: Tenant = None
     policy: Annotated[
         str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window (kilburn serve has cost).")
-    ] = "hybrid",
-    reply: Annotated[int, Advanced(min=1, help="Cut a reply after this many tokens.")] = 512,
+    ] = "hybrid"
+    reply: Annotated[int, Advanced(min=1, help="Cut a reply after this many tokens.")] = 512
     memory: Annotated[
         bool,
         Advanced(
             "--memory/--no-memory",
             help="Offer the model tools to search and recall; for a model that takes no tools, search automatically.",
         ),
-    ] = True,
+    ] = True
     recall: Annotated[
         int | None,
         Advanced(
@@ -77,9 +87,13 @@ def chat(
             help="Add at most this many tokens of notes and known facts to each prompt; 300 by default, with --notes 1,000.",
             show_default=False,
         ),
-    ] = None,
-) -> None:
-    """Talk with a model; its replies stream, and it can recall whatever left its window.
+    ] = None
+
+
+@app.command()
+@with_options
+def chat(options: ChatOptions) -> None:
+    """Chat with a model that can recall what left its window. The replies are streamed.
 
     Without --model, the first of these answers, and a line says which: OpenAI if OPENAI_API_KEY is set; Anthropic if
     ANTHROPIC_API_KEY is set; a model server on this machine, at the default port of Ollama, llama.cpp or vLLM (or one of the
@@ -87,11 +101,12 @@ def chat(
     too small to follow a conversation, but shows how Kilburn works.
 
     Lines that begin with a slash are commands to Kilburn; /help lists them. Lines may also come from a pipe. For a model that
-    takes no tools, such as smollm2, what has left the window is searched for the words of each line.
+    takes no tools, such as smollm2, Kilburn searches evicted pages for the words of each line.
 
-    What you say is learned from after each reply, in the background: by rules, and by a model that answers on another machine, in
-    at most 8,000 tokens, until your next line. `kilburn memories list` shows what, `kilburn memories state` what failed and why.
-    Notes, and what memory and other sessions say about a line, go with it to the model; --recall 0 turns that off.
+    After each reply, Kilburn learns facts from your line in the background, until your next line: by rules, and with the model
+    if it runs on another machine, in at most 8,000 tokens. `kilburn memories list` shows the facts, `kilburn memories state`
+    failures. Kilburn adds notes, and passages about a line from memory and other sessions, to the prompt; --recall 0 turns that
+    off.
 
     Examples:
 
@@ -103,55 +118,59 @@ def chat(
 
         echo "What is a drum memory?" | kilburn chat
     """
-    spec = model or detected()
+    spec = options.model or detected_model()
     if spec is None:
         spec = "smollm2"
         say(f"smollm2 answers, a model of 135 million parameters that cannot follow a conversation. For a better one, {CONNECT}")
-    speaker = fetched(spec)
-    if speaker is None:
+    model = load_model(spec)
+    if model is None:
         raise SpecError("a chat needs a model", advice="give --model smollm2, or kilburn models list")
-    if speaker.context and speaker.context < window:
-        say(f"the window is {count(speaker.context)} tokens, all that {speaker.name} has")
+    if model.context and model.context < options.window:
+        say(f"the window is {count(model.context)} tokens, all that {model.name} has")
+    notes, recall = options.notes or (), options.recall
+    learners = LEARNING_POLICIES if getattr(model, "elsewhere", False) else LEARNING_POLICIES[0]
     with (
-        closed_after(speaker),
-        conversing(db, tenant, speaker, window=window, policy=policy, reply=reply) as store,
+        closing_model(model),
+        open_for_agent(
+            options.db, options.tenant, model, window=options.window, policy=options.policy, reply=options.reply
+        ) as store,
     ):
         agent = Agent(
-            speaker,
+            model,
             [],
-            store.session(name),
-            limits=Limits(steps=8, reply=reply),
-            memory=memory,
-            notes=notes or (),
+            store.session(options.name),
+            limits=Limits(steps=8, reply=options.reply),
+            memory=options.memory,
+            notes=notes,
             recall=recall if recall is not None else 1000 if notes else 300,
-            learn=(LEARNS if getattr(speaker, "elsewhere", False) else LEARNS[0]) if learn else None,
-            system=system,
+            learn=learners if options.learn else None,
+            system=options.system,
             rights=Rights(after_untrusted=Permit.ASK),
             confirm=confirm,
         )
         try:
             _talk(agent)
         finally:
-            _learned(agent)
+            _finish_learning(agent)
 
 
-def _learned(agent: Agent) -> None:
-    """Wait a little for what is being learned. That it failed is said, and no failure of the chat."""
+def _finish_learning(agent: Agent) -> None:
+    """Wait a few seconds for facts that are being learned. A failure is reported, but is no failure of the chat."""
     if agent.learning is None:
         return
     try:
-        learned = agent.learning.result(PATIENCE)
+        learned = agent.learning.result(LEARNING_TIMEOUT)
         if learned.failed and learned.why:
-            say(line(f"nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; it is tried again"))
+            say(line(f"nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; the next chat tries again"))
     except (KilburnError, TimeoutError) as error:
-        say(f"what was said last is learned from the next time: {error.what if isinstance(error, KilburnError) else error}")
+        say(f"the next chat learns from the last messages: {error.what if isinstance(error, KilburnError) else error}")
     finally:
         agent.learning.close()
 
 
 def confirm(question: CallQuestion) -> bool:
-    """Ask on the terminal whether a call may be carried out. What was typed before the question is no answer to it, and
-    where there is no terminal the answer is no."""
+    """Ask on the terminal whether a call may run. Input from before the question is discarded. Without a terminal, the answer is
+    no."""
     if not sys.stdin.isatty():
         return False
     import termios
@@ -159,37 +178,37 @@ def confirm(question: CallQuestion) -> bool:
     termios.tcflush(sys.stdin, termios.TCIFLUSH)
     say(f"{line(question.tool)} {line(question.arguments)}\n{line(question.why)}. Do it? [y/N, {question.seconds:.0f} s]")
     while not question.over.is_set():
-        if select.select([sys.stdin], [], [], POLL)[0]:
+        if select.select([sys.stdin], [], [], POLL_INTERVAL)[0]:
             return sys.stdin.readline().strip().lower() in ("y", "yes")
     return False
 
 
 def _talk(agent: Agent) -> None:
-    """Line after line, until there are none."""
-    told = _told(agent, told=False)
+    """Answer line after line until the end of the input."""
+    reported = _report_search(agent, reported=False)
     if sys.stdin.isatty():
-        held = f"{line(agent.session.name)}: {many(agent.session.window.last, 'page')}"
-        say(f"{held}; {agent.model.name} answers; /help, or Ctrl-D to leave")
+        size = f"{line(agent.session.name)}: {many(agent.session.window.last, 'page')}"
+        say(f"{size}; {agent.model.name} answers; /help, or Ctrl-D to leave")
     for typed in _lines():
         word, _, rest = typed.strip().partition(" ")
         if word in ("/quit", "/exit"):
             return
         try:
             if word.startswith("/"):
-                tell(_own(agent, word, rest.strip()))
+                tell(_command(agent, word, rest.strip()))
             elif word:
                 _answer(agent, typed)
-                told = _told(agent, told=told)
+                reported = _report_search(agent, reported=reported)
         except KilburnError as error:
             if not sys.stdin.isatty() and isinstance(error, ModelError):
                 raise
             say(f"kilburn: {error.what}{': ' + error.advice if error.advice else ''}")
 
 
-def _told(agent: Agent, *, told: bool) -> bool:
-    """Say, once, that the model takes no tools; whether it was said."""
-    if agent.searches and not told:
-        say(f"{agent.model.name} takes no tools: what has left the window is searched for the words of each line")
+def _report_search(agent: Agent, *, reported: bool) -> bool:
+    """Report, once, that the model takes no tools. Return whether this is reported."""
+    if agent.searches and not reported:
+        say(f"{agent.model.name} takes no tools: Kilburn searches evicted pages for the words of each line")
     return agent.searches
 
 
@@ -205,8 +224,8 @@ def _lines() -> Iterator[str]:
             return
 
 
-def _own(agent: Agent, word: str, rest: str) -> str:
-    """Carry out a line that begins with a slash."""
+def _command(agent: Agent, word: str, rest: str) -> str:
+    """Run a line that begins with a slash, and return its output."""
     session = agent.session
     if word == "/recall":
         return session.recall(rest)
@@ -217,19 +236,19 @@ def _own(agent: Agent, word: str, rest: str) -> str:
         )
     if word == "/pin":
         session.pin(rest)
-        return f"{rest} stays"
+        return f"{rest} is pinned"
     if word == "/unpin":
         session.unpin(rest)
-        return f"{rest} may go"
+        return f"{rest} is unpinned"
     if word == "/stats":
         stats = session.stats()
-        used = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
-        return f"{used}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
+        use = f"{count(stats.tokens_in_window)} of {count(stats.window)} tokens in the window, {count(stats.tokens_seen)} seen"
+        return f"{use}; hit rate {cell(stats.hit_rate)}, {stats.faults} faults, {stats.evictions} evictions, {stats.folds} folds"
     return HELP
 
 
 def _answer(agent: Agent, typed: str) -> None:
-    """One turn: the reply as it comes, tool calls on standard error. Ctrl-C ends the turn, not the chat."""
+    """Answer one line: stream the reply, and report tool calls on standard error. Ctrl-C ends the answer, not the chat."""
     events = agent.stream(typed)
     try:
         for event in events:

@@ -1,4 +1,4 @@
-"""`cold`: texts that nobody has read for long, in a folder or an object store."""
+"""`cold`: moves texts that nobody has read for long to a folder or an object store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.access import StorePlace, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
@@ -21,19 +21,17 @@ cold = command_group("cold")
 
 
 @cold.command("set")
-@stored
+@with_options
 def set_place(
     place: Annotated[str, Argument(metavar="PLACE", help="A folder, or s3://BUCKET/PATH and the like.", show_default=False)],
-    key: Annotated[
-        str, Option("--key", metavar="FILE", help="Encrypt with the key in this file; it is made where there is none.")
-    ] = "",
+    key: Annotated[str, Option("--key", metavar="FILE", help="Encrypt with the key in this file; it is created if needed.")] = "",
     versions: Annotated[
-        bool, Option("--versions", help="Take a bucket that keeps versions of what is deleted; a rule of it lets them expire.")
+        bool, Option("--versions", help="Accept a bucket that keeps deleted versions; a rule of the bucket must expire them.")
     ] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Set the place for this tenant's cold texts. The place is tried out. Nothing moves yet.
+    """Set the place for this tenant's cold texts, and test it. No text moves yet.
 
     Example:
 
@@ -41,59 +39,65 @@ def set_place(
     """
     from kilburn.backends.cold import new_place
 
-    there = SpecError("there are cold texts already", advice="bring them back first: `kilburn cold back`, then scrub")
+    occupied = SpecError("the old place has cold texts", advice="bring them back first: `kilburn cold back`, then scrub")
     with where.writing() as store:
         backend = store.backend
-        # Also what is only to be deleted in the old place: nobody would find it there any more.
-        if backend.cold() or backend.scrub():
-            raise there
-        made = new_place(place, key, versions=versions)
+        # Objects that are only waiting for deletion count, too, because nothing would delete them in the old place.
+        if backend.contents.cold() or backend.contents.scrub():
+            raise occupied
+        cold_place = new_place(place, key, versions=versions)
         with backend.together():
-            backend.keep_setting("cold", msgspec.json.encode(made).decode())
-            # Whoever moves texts into the old place has done it by now, or will find the new one.
-            if backend.cold():
-                raise there
+            backend.settings.put("cold", msgspec.json.encode(cold_place).decode())
+            # A concurrent move has finished by now, or it will use the new place.
+            if backend.contents.cold():
+                raise occupied
     if where.json:
-        emit(msgspec.to_builtins(made))
+        emit(msgspec.to_builtins(cold_place))
     else:
-        tell(line(f"cold texts go to {made.url}{f', encrypted with the key in {made.key}' if made.key else ''}"))
+        tell(
+            line(f"cold texts go to {cold_place.url}{f', encrypted with the key in {cold_place.key}' if cold_place.key else ''}")
+        )
 
 
 @cold.command("move")
-@stored
+@with_options
 def move(
-    older: Annotated[str, Option("--older-than", metavar="TIME", help="Neither made nor read for so long: 30d, 12h.")] = "30d",
-    least: Annotated[int, Option("--least", metavar="TOKENS", min=0, help="A shorter text stays.")] = 100,
-    dry: Annotated[bool, Option("--dry-run", help="Only say how many would move.")] = False,
+    older: Annotated[
+        str, Option("--older-than", metavar="TIME", help="Move texts that were not written or read for this long: 30d, 12h.")
+    ] = "30d",
+    min_tokens: Annotated[
+        int, Option("--least", metavar="TOKENS", min=0, help="Move only texts of at least this many tokens.")
+    ] = 100,
+    dry: Annotated[bool, Option("--dry-run", help="Show how many texts would move, and move none.")] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Move texts that nobody has read for long to the cold place. They are texts of sessions and documents, and read as before.
+    """Move texts of sessions and documents that nobody has read for long to the cold place. They are read as before.
 
-    What is in the window of a session in use stays, and so do pinned pages, facts and notes. The file does not get smaller by
-    this: the room is used again.
+    Pages in the window of a session in use stay, and so do pinned pages, facts and notes. The file does not shrink, but reuses the
+    space.
 
     Example:
 
         kilburn cold move --older-than 30d --dry-run
     """
-    rule = Coolness(after=seconds(older, "--older-than"), least=least)
+    rule = Coolness(after=seconds(older, "--older-than"), least=min_tokens)
     with where.reading() if dry else where.writing() as store, progress("moving texts"):
         began = time.process_time()
-        moved = cool(store, rule, dry=dry)
+        result = cool(store, rule, dry=dry)
         spent = time.process_time() - began
     if where.json:
-        emit({"dry": dry, "texts": moved.texts, "bytes": None if dry else moved.bytes, "seconds": round(spent, 3)})
+        emit({"dry": dry, "texts": result.texts, "bytes": None if dry else result.bytes, "seconds": round(spent, 3)})
     elif dry:
-        tell(f"would move: {many(moved.texts, 'text')} at most")
+        tell(f"would move: {many(result.texts, 'text')} at most")
     else:
-        tell(f"moved: {many(moved.texts, 'text')}, {many(moved.bytes, 'byte')}")
-        if not moved.texts:
-            say(f"What was made or read since stays, and so do texts of fewer than {least} tokens, or of 200 bytes compressed.")
+        tell(f"moved: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}")
+        if not result.texts:
+            say(f"newer texts stay, and so do texts of fewer than {min_tokens} tokens, or of 200 bytes compressed")
 
 
 @cold.command("back")
-@stored
+@with_options
 def back(*, where: StorePlace) -> None:
     """Bring all texts back from the cold place, and delete their objects.
 
@@ -102,36 +106,36 @@ def back(*, where: StorePlace) -> None:
         kilburn cold back
     """
     with where.writing() as store, progress("bringing texts back"):
-        moved = store.backend.warm()
+        result = store.backend.contents.warm()
     if where.json:
-        emit(msgspec.to_builtins(moved))
+        emit(msgspec.to_builtins(result))
     else:
-        tell(f"brought back: {many(moved.texts, 'text')}, {many(moved.bytes, 'byte')}")
+        tell(f"brought back: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}")
 
 
 @cold.command("scrub")
-@stored
+@with_options
 def scrub(
-    repair: Annotated[bool, Option("--repair", help="Delete the objects that belong to no text.")] = False,
+    repair: Annotated[bool, Option("--repair", help="Delete objects that belong to no text.")] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Check every object of the cold place. Each must be what was written, and nothing that was forgotten may be left.
+    """Check every object of the cold place: it must be unchanged, and must not contain forgotten texts.
 
-    Exit status 1 if something is wrong.
+    The exit status is 1 if something is wrong.
 
     Example:
 
         kilburn cold scrub
     """
     with where.writing() as store, progress("reading cold texts"):
-        found = store.backend.scrub(repair=repair)
-        texts = len(store.backend.cold())
+        findings = store.backend.contents.scrub(repair=repair)
+        texts = len(store.backend.contents.cold())
     if where.json:
-        emit({"texts": texts, "findings": list(found)})
+        emit({"texts": texts, "findings": list(findings)})
     else:
-        for finding in found:
+        for finding in findings:
             tell(line(finding))
-        tell(f"{many(texts, 'cold text')}: {many(len(found), 'finding') if found else 'all is well'}")
-    if found:
+        tell(f"{many(texts, 'cold text')}: {many(len(findings), 'finding') if findings else 'all is well'}")
+    if findings:
         raise typer.Exit(1)

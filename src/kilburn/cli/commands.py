@@ -165,12 +165,12 @@ class Commands(PlainGroup):
         """
         for name in names:
             if name in COMMANDS:
-                importlib.import_module(f"kilburn.cli.{COMMANDS[name].module or name}")
+                importlib.import_module(f".{COMMANDS[name].module or name}", __package__)
                 continue
-            others = [entry for entry in _entry_points() if entry.name == name]
-            if not others and name == LABORATORY:
+            entries = [entry for entry in _entry_points() if entry.name == name]
+            if not entries and name == LABORATORY:
                 raise MissingExtra("the laboratory, kilburn-lab,", LABORATORY)
-            for entry in others:
+            for entry in entries:
                 app.add_typer(entry.load(), name=name)
         self.commands.update(getattr(typer.main.get_command(app), "commands", {}))
 

@@ -1,4 +1,4 @@
-"""`copy`: everything of a store into another one."""
+"""`copy`: copies a store into another one."""
 
 from __future__ import annotations
 
@@ -21,53 +21,55 @@ PLURALS = {"session": "sessions", "memory": "memories", "document": "documents"}
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The store: its file, or a URL.", show_default=False)],
-    target: Annotated[str, Argument(metavar="DST", help="Where to copy it to; made where there is none.", show_default=False)],
-    to: Annotated[str | None, Option("--to-tenant", metavar="NAME", help="The partition in DST; else the same.")] = None,
-    note: Annotated[bool, Option("--note/--no-note", help="Note it in SRC, so that `forget` names this copy.")] = True,
+    source: Annotated[str, Argument(metavar="SRC", help="The file or URL of the store.", show_default=False)],
+    target: Annotated[str, Argument(metavar="DST", help="The target; created if needed.", show_default=False)],
+    to: Annotated[
+        str | None, Option("--to-tenant", metavar="NAME", help="Copy to this partition of DST; by default the same name.")
+    ] = None,
+    note: Annotated[bool, Option("--note/--no-note", help="Record the copy in SRC, so that `forget` can name it.")] = True,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Copy everything of a store into another, and compare both byte for byte: sessions, branches, memories, documents, notes,
-    ledgers, vectors, what is forgotten, pins and settings. Every address stays what it was.
+    """Copy a store into another, and compare both byte for byte. The copy has all sessions, branches, memories, documents, notes,
+    ledgers, vectors, records of forgetting, pins and settings. Addresses do not change.
 
-    It is all or nothing: after an error, or killed at any moment, DST is as it was. Agents may go on writing to SRC, and other
-    writers of DST wait. Run again, it brings DST up to date, and what was forgotten in SRC is forgotten there. It refuses a DST
-    that has other things under the same names.
+    The copy is atomic: after an error or a kill, DST is unchanged. Agents may write to SRC meanwhile; writers of DST wait. Repeat
+    the command to bring DST up to date; pages that were forgotten in SRC are then forgotten in DST. The command refuses a DST that
+    has different data under the same names.
 
     Example:
 
         kilburn copy agent.db moved.db
     """
-    # A URL may have a password in it.
-    ours, theirs = shown(source), shown(target)
-    began = time.monotonic()
-    with progress("copying", unit="pages and events") as done:
+    source_name, target_name = shown(source), shown(target)  # without passwords
+    start = time.monotonic()
+    with progress("copying", unit="pages and events") as report:
 
-        def told(now: int, total: int, words: str) -> None:
-            if total:
-                spent = time.monotonic() - began
-                left = f", about {spent * (total - now) / now:.0f} s left" if 0 < now < total and spent > 1 else ""
-                done(now, total, words + left)
-            else:
-                say(f"kilburn: {line(words)}")
+        def copied(completed: int, total: int, step: str) -> None:
+            if not total:
+                say(f"kilburn: {line(step)}")
+                return
+            seconds = time.monotonic() - start
+            if 0 < completed < total and seconds > 1:
+                step += f", about {seconds * (total - completed) / completed:.0f} s left"
+            report(completed, total, step)
 
         origin = existing(source, advice="give the store to be copied as SRC")
-        made = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, told=told)
-    for name, why in made.left:
+        result = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, told=copied)
+    for name, why in result.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
     if json:
-        emit({"source": ours, "target": theirs} | msgspec.to_builtins(made))
+        emit({"source": source_name, "target": target_name} | msgspec.to_builtins(result))
     else:
         kinds = ", ".join(
-            f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in made.kinds.items()
+            f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in result.kinds.items()
         )
         tell(
             line(
-                f"{theirs}: {kinds or 'nothing'}; {many(made.pages, 'page')}, {many(made.events, 'event')} and "
-                f"{many(made.vectors, 'vector')}, the same as in {ours}"
+                f"{target_name}: {kinds or 'nothing'}; {many(result.pages, 'page')}, {many(result.events, 'event')} and "
+                f"{many(result.vectors, 'vector')}, the same as in {source_name}"
             )
         )
-        tell(f"written now: {count(made.new)}; sha256 {made.digest}")
-    if made.left:
+        tell(f"written now: {count(result.new)}; sha256 {result.digest}")
+    if result.left:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`dashboard`: the store in a browser, for reading unless changes are asked for; or one file of it."""
+"""`dashboard`: shows a store in a browser, read-only unless --write is given, or exports it to one file."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.limits import is_loopback
 from kilburn.terminal import say, tell
 
-PATIENCE = 5
-"""Seconds that open pages have when the dashboard ends."""
+SHUTDOWN_TIMEOUT = 5
+"""Seconds to wait for open pages when the dashboard stops."""
 
 
 @app.command()
 def dashboard(
-    name: Annotated[str | None, Argument(metavar="SESSION", help="With --export: only this session.", show_default=False)] = None,
-    host: Annotated[str, Option(help="The address to listen at, of this machine.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="The port; 0 for any that is free.")] = 8765,
-    allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="A name by which a browser may call it; may be repeated.")
+    name: Annotated[
+        str | None, Argument(metavar="SESSION", help="Export only this session, with --export.", show_default=False)
     ] = None,
-    export: Annotated[Path | None, Option(metavar="FILE.html", help="Write one file that needs nothing else, and end.")] = None,
-    redact: Annotated[bool, Option("--redact/--contents", help="With --export: leave out what pages say, or show it.")] = True,
+    host: Annotated[str, Option(help="Listen at this address of this machine.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Listen at this port; 0 for any free port.")] = 8765,
+    allow_host: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Accept requests for this host name, too; may be repeated.")
+    ] = None,
+    export: Annotated[
+        Path | None, Option(metavar="FILE.html", help="Write the dashboard to one self-contained file, and exit.")
+    ] = None,
+    redact: Annotated[
+        bool, Option("--redact/--contents", help="Leave out the texts of pages, or include them, with --export.")
+    ] = True,
     write: Annotated[
-        bool, Option("--write", help="Changes by hand too: compact, take back, keep, let go, accept and reject facts.")
+        bool, Option("--write", help="Allow changes: compact, undo, pin and evict pages, accept and reject facts.")
     ] = False,
     force: Force = False,
     db: Db = None,
@@ -41,8 +47,8 @@ def dashboard(
 ) -> None:
     """Show sessions in a browser: what left each window, why, at which price, and how to get it back. The store is only read.
 
-    It listens on this machine alone, and has no keys: whoever may call this machine's ports may read the store, and with --write
-    change it.
+    The dashboard listens only on this machine, and has no keys: anybody who can connect to this machine's ports can read the store,
+    and with --write change it.
 
     Examples:
 
@@ -52,7 +58,7 @@ def dashboard(
 
         kilburn dashboard session-1 --export session-1.html
     """
-    application, exporting = _loaded()
+    app_module, export_module = _import_dashboard()
     if write and export is not None:
         raise SpecError("--write with --export", advice="a file changes nothing; leave --write out")
     if name is not None and export is None:
@@ -60,45 +66,45 @@ def dashboard(
     path = existing(db)
     if export is not None:
         with closing(open_backend(path, tenant=tenant or "default", readonly=True)) as backend:
-            size = exporting.write(backend, export, name, redact=redact, force=force)
-        tell(f"{export}: {size:,} bytes, {'without what pages say' if redact else 'with what pages say'}")
+            size = export_module.write(backend, export, name, redact=redact, force=force)
+        tell(f"{export}: {size:,} bytes, {'without the texts of pages' if redact else 'with the texts of pages'}")
         return
     if not is_loopback(host):
         raise SpecError(
             f"{host} can be reached from outside, and the dashboard has no keys",
-            advice="listen on 127.0.0.1, and reach it through ssh -L 8765:127.0.0.1:8765",
+            advice="listen at 127.0.0.1, and connect through ssh -L 8765:127.0.0.1:8765",
         )
     import uvicorn
 
     with closing(open_backend(path, tenant=tenant or "default", readonly=True)) as backend, listener_at(host, port) as listener:
         server: uvicorn.Server
-        served = application.build(
+        dashboard = app_module.build(
             backend,
             hosts=(*LOOPBACK, host, *(allow_host or ())),
             ending=lambda: server.should_exit,
             visit=Visit(fresh_word(), OwnHands(path, tenant or "default")) if write else None,
         )
         config = uvicorn.Config(
-            served,
+            dashboard,
             log_level="warning",
             access_log=False,
             server_header=False,
             lifespan="off",
             proxy_headers=False,
-            timeout_graceful_shutdown=PATIENCE,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         )
         server = uvicorn.Server(config)
-        place = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        but = " but changes by hand" if write else ""
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        exception = " except changes by hand" if write else ""
         with ended_by_signals(server):
-            say(f"{place}/ shows {shown(path)}; nothing is written{but}; Ctrl-C ends it")
+            say(f"{url}/ shows {shown(path)}; nothing is written{exception}; Ctrl-C stops it")
             server.run(sockets=[listener])
 
 
-def _loaded() -> tuple[Any, Any]:
-    """The modules that need the extra: the application, and the export."""
+def _import_dashboard() -> tuple[Any, Any]:
+    """Import the modules that need the extra: the application, and the export."""
     try:
-        import uvicorn  # noqa: F401 -- whether it is there
+        import uvicorn  # noqa: F401 -- checks that it is installed
     except ModuleNotFoundError as error:
         raise MissingExtra("uvicorn", "dashboard") from error
     from kilburn.dashboard import app, export

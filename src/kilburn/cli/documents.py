@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.cli.access import StorePlace, embed, stored
+from kilburn.cli.access import StorePlace, embed, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, OnlyUser, secrets_of
@@ -17,7 +17,7 @@ from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
-from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
+from kilburn.memory.documents import Ingested, document_name, document_text, in_order, ingest
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import age, emit, line, say, tell
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `docu
 
 
 @documents.command("add")
-@stored
+@with_options
 def add(
     paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, or folders with all texts in them.", show_default=False)],
     name: Annotated[
@@ -53,28 +53,28 @@ def add(
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")
     looked = secrets_of(secrets)
-    found: list[Ingested] = []
+    results: list[Ingested] = []
     with where.writing(new=True) as store:
         for path in paths:
-            with progress(f"reading {path}") as done:
-                found.append(ingest(store, path, name, user, secrets=looked, progress=done))
-        embed(store, sum(one.added for one in found))
+            with progress(f"reading {path}") as report:
+                results.append(ingest(store, path, name, user, secrets=looked, progress=report))
+        embed(store, sum(result.added for result in results))
     if where.json:
-        emit([{"path": str(path)} | msgspec.structs.asdict(one) for path, one in zip(paths, found, strict=True)])
+        emit([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in zip(paths, results, strict=True)])
         return
-    for path, one in zip(paths, found, strict=True):
-        for file, why in one.skipped:
+    for path, result in zip(paths, results, strict=True):
+        for file, why in result.skipped:
             say(line(f"passed over: {file}: {why}"))
-        for gone in one.gone:
-            say(line(f"gone, and retired: {gone}"))
-        figures = f"{many(one.added, 'chunk')} added, {count(one.retired)} retired, {count(one.unchanged)} unchanged"
-        tell(line(f"{path}: {many(len(one.documents), 'document')} new or changed; {figures}"))
-        if one.redacted:
-            say(f"{many(one.redacted, 'secret')} redacted")
+        for removed in result.gone:
+            say(line(f"gone, and retired: {removed}"))
+        figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
+        tell(line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}"))
+        if result.redacted:
+            say(f"{many(result.redacted, 'secret')} redacted")
 
 
 @documents.command("list")
-@stored
+@with_options
 def list_documents(
     user: OnlyUser = None,
     *,
@@ -97,18 +97,18 @@ def list_documents(
 
 
 def _row(document: Collection) -> dict[str, Any]:
-    here = [page for page, _ in document.pages()]
+    pages = [page for page, _ in document.pages()]
     return {
-        "document": name_of(document),
-        "user": document.user,
-        "chunks": len(here),
-        "tokens": sum(page.tokens for page in here),
+        "document": document_name(document),
+        "user": document.info.user,
+        "chunks": len(pages),
+        "tokens": sum(page.tokens for page in pages),
         "changed": document.info.used,
     }
 
 
 @documents.command("show")
-@stored
+@with_options
 def show_document(name: Name, *, where: StorePlace) -> None:
     """Print the text of a document, as it was last added.
 
@@ -118,7 +118,7 @@ def show_document(name: Name, *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         document = _named(store, name)
-        text, chunks = text_of(document), [page.address for page in in_order(document)]
+        text, chunks = document_text(document), [page.address for page in in_order(document)]
     if where.json:
         emit({"document": name, "chunks": chunks, "text": text})
         return
@@ -126,7 +126,7 @@ def show_document(name: Name, *, where: StorePlace) -> None:
 
 
 @documents.command("remove")
-@stored
+@with_options
 def remove(
     name: Name,
     yes: Yes = False,
@@ -141,19 +141,19 @@ def remove(
         kilburn documents remove handbook --yes
     """
     with where.writing() as store:
-        name = name_of(_named(store, name))
+        name = document_name(_named(store, name))
         carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=where.json)
 
 
 def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # as a hit of `search` has it
-    known = {name_of(document): document for document in documents_of(store)}
-    inside = [one for one in known if one.startswith(f"{name.rstrip('/')}/")]
-    if name not in known and inside:
+    documents_by_name = {document_name(document): document for document in documents_of(store)}
+    inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
+    if name not in documents_by_name and inside:
         raise SpecError(
             f"{name!r} is a folder of {many(len(inside), 'document')}", advice=f"name one of them, such as {inside[0]!r}"
         )
-    if name not in known:
-        names = ", ".join(map(repr, list(known)[:5])) + (" ..." if len(known) > 5 else "")
+    if name not in documents_by_name:
+        names = ", ".join(map(repr, list(documents_by_name)[:5])) + (" ..." if len(documents_by_name) > 5 else "")
         raise SpecError(f"no document {name!r}", advice=f"this tenant has {names or 'none'}")
-    return known[name]
+    return documents_by_name[name]

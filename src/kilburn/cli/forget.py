@@ -18,7 +18,7 @@ from typer import Argument, Option
 from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
-from kilburn.cli.access import counting, existing, reading, writing
+from kilburn.cli.access import existing, reading, with_agent_counter, writing
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
@@ -84,15 +84,15 @@ def forget(
     """
     if list_ is not None or again is not None:
         others = (name, address, session_, user, document, tool, source)
-        if whole or (list_ and again) or any(each is not None for each in others):
+        if whole or (list_ and again) or any(value is not None for value in others):
             raise SpecError("--list and --again take nothing beside them", advice="give one of them alone")
         if list_ is not None:
             _list(list_, db, tenant, json=json)
         elif again is not None:
             _forget_again(again, db, tenant, yes=yes, json=json, dry=dry)
         return
-    given = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
-    chosen = {word: value for word, value in given.items() if value is not None}
+    targets = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
+    chosen = {word: value for word, value in targets.items() if value is not None}
     if name is None and not whole and address is None and len(chosen) == 1:
         with _opened(db, tenant, dry=dry) as store:
             carry_out(lambda only: store.forget(**chosen, why=why, dry=only), store, yes=yes, json=json, dry=dry)
@@ -107,7 +107,7 @@ def forget(
         _forget_quarantined(existing(db), tenant or "default", name, yes=yes, json=json)
         return
     with _opened(db, tenant, dry=dry) as opened:
-        store = counting(opened, name)
+        store = with_agent_counter(opened, name)
         carry_out(lambda only: store.forget(session=name, address=address, why=why, dry=only), store, yes=yes, json=json, dry=dry)
 
 
@@ -119,26 +119,28 @@ def _opened(db: str | None, tenant: str | None, *, dry: bool) -> Store:
 def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None:
     """Write the list of what is forgotten."""
     with reading(db, tenant) as store:
-        known = listed(store.backend, store.clock())
+        forgotten = listed(store.backend, store.clock())
     # A segment has a line: whoever wants something back takes its line out, and that of "check".
-    lines = ",\n".join(msgspec.json.encode(each).decode() for each in known.gone)
-    head = msgspec.json.encode({"time": known.time, "made": {str(number): made for number, made in known.made.items()}}).decode()
+    lines = ",\n".join(msgspec.json.encode(segment).decode() for segment in forgotten.gone)
+    head = msgspec.json.encode(
+        {"time": forgotten.time, "made": {str(number): created for number, created in forgotten.made.items()}}
+    ).decode()
     with write_file(file, force=True) as out:
-        out.write(f'{head[:-1]},\n"check":"{known.check}",\n"gone":[\n{lines}\n]}}\n'.encode())
+        out.write(f'{head[:-1]},\n"check":"{forgotten.check}",\n"gone":[\n{lines}\n]}}\n'.encode())
     if json:
-        emit({"list": str(file), "segments": len(known.gone)})
+        emit({"list": str(file), "segments": len(forgotten.gone)})
     else:
-        tell(line(f"{file}: {many(len(known.gone), 'segment')} forgotten in part or as a whole"))
+        tell(line(f"{file}: {many(len(forgotten.gone), 'segment')} forgotten in part or as a whole"))
 
 
 def _forget_again(file: Path, db: str | None, tenant: str | None, *, yes: bool, json: bool, dry: bool) -> None:
     """Forget what is in a list."""
-    known = read_list(file.read_bytes())
+    forgotten = read_list(file.read_bytes())
     with _opened(db, tenant, dry=dry) as store:
-        roots, whole = to_forget_again(store.backend, known)
-        asked = {"again": file.name}
+        roots, whole = to_forget_again(store.backend, forgotten)
+        request = {"again": file.name}
         carry_out(
-            lambda only: store.forget_pages(roots, whole, asked=asked, why="forgotten before", dry=only),
+            lambda only: store.forget_pages(roots, whole, asked=request, why="forgotten before", dry=only),
             store,
             yes=yes or not (roots or whole),
             json=json,
@@ -165,10 +167,10 @@ def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: b
     _tell_unreached(UNREACHED)
 
 
-def _confirm(what: str) -> None:
+def _confirm(description: str) -> None:
     if not sys.stdin.isatty():
         raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
-    typer.confirm(f"Forget {what} for ever?", abort=True, err=True)
+    typer.confirm(f"Forget {description} for ever?", abort=True, err=True)
 
 
 def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, json: bool, dry: bool = False) -> None:
@@ -188,12 +190,12 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
             _confirm(many(len(going), "page"))
         with progress("forgetting"):
             receipt = forget(False)
-    session, asked = receipt.asked.get("session"), receipt.asked.get("address")
+    session, address = receipt.asked.get("session"), receipt.asked.get("address")
     if json:
         emit(described(receipt, going, copies, dry=dry))
         return
     for name, ranges in receipt.pages.items():
-        of = "" if name == session and asked else f"{name} "
+        of = "" if name == session and address else f"{name} "
         tell(line(f"{'would go' if dry else 'forgotten'}: {of}{' '.join(ranges)}"))
     for name in receipt.whole:
         tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}, with its name and its ledger"))
@@ -209,8 +211,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
 
 
 def _named(place: str, number: int) -> str:
-    one = {"entities": "entity", "index entries": "index entry"}.get(place, place.removesuffix("s"))
-    return one if number == 1 else place
+    singular = {"entities": "entity", "index entries": "index entry"}.get(place, place.removesuffix("s"))
+    return singular if number == 1 else place
 
 
 def _tell_unreached(places: Sequence[str]) -> None:
@@ -221,8 +223,8 @@ def _announce(receipt: Erasure, going: list[tuple[str, Page]], copies: list[dict
     session = receipt.asked.get("session")
     for name, page in going[:SHOWN]:
         of = "" if name == session else f"{name} "
-        made = f", made from {' '.join(map(address_of, page.sources))}" if page.sources else ""
-        say(line(f"goes: {of}{page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{made}  {page.label}"))
+        origin = f", made from {' '.join(map(address_of, page.sources))}" if page.sources else ""
+        say(line(f"goes: {of}{page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{origin}  {page.label}"))
     if len(going) > SHOWN:
         say(f"goes: {many(len(going) - SHOWN, 'more page')}")
     for copy in copies:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -19,6 +19,7 @@ from kilburn.backends.findings import Finding
 from kilburn.backends.places import anchor_of, is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -76,19 +77,19 @@ def fsck(
     """
     path = existing(place or db)
     if is_url(path) and repair:
-        what = "a database is checked, and not repaired"
-        raise SpecError(what, advice="restore it from a backup; `kilburn copy` makes what is derived anew in another place")
+        problem = "a database is checked, and not repaired"
+        raise SpecError(problem, advice="restore it from a backup; `kilburn copy` makes what is derived anew in another place")
     found: list[Finding] = []
-    left: list[Finding] = []
+    remaining: list[Finding] = []
     infos: list[SegmentInfo] = []
     names: dict[int, str] = {}
     try:
         with closing(_opened(path, tenant or "default", repair=repair)) as backend:
             names = {info.number: info.name for info in backend.segments() if info.number}
             anchor = anchor_of(path, tenant or "default")
-            found = left = _check(backend, anchor)
+            found = remaining = _check(backend, anchor)
             if repair and found and isinstance(backend, Sqlite):
-                left = _repair(backend, found, anchor)
+                remaining = _repair(backend, found, anchor)
             infos = list(backend.segments())
     except (StoreBusy, StoreFull, StoreReadOnly, StoreVersion, SpecError):
         raise
@@ -96,11 +97,11 @@ def fsck(
         if is_url(path) and not isinstance(error, StoreCorrupt):
             raise
         broken = Finding(kind="file", what=error.what)
-        found, left = [*found, broken], [*left, broken]
+        found, remaining = [*found, broken], [*remaining, broken]
     quarantined = [info.name for info in infos if info.damaged == QUARANTINED]
     sessions, pages = len(infos), sum(info.pages for info in infos)
     if json:
-        rows, rows_left = ([_row(finding, names) for finding in findings] for findings in (found, left))
+        rows, rows_left = ([_row(finding, names) for finding in findings] for findings in (found, remaining))
         report = {
             "db": shown(path),
             "sessions": sessions,
@@ -116,24 +117,17 @@ def fsck(
             tell(line(f"{finding.kind}: {place + ': ' if place else ''}{finding.what}"))
         for name in quarantined:
             tell(line(f"quarantined: {name}"))
-        state = "all is well" if not found else "repaired" if repair and not left else many(len(left), "finding")
+        state = "all is well" if not found else "repaired" if repair and not remaining else many(len(remaining), "finding")
         tell(f"{line(shown(path))}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
-        if left and not repair and not is_url(path):
+        if remaining and not repair and not is_url(path):
             tell("kilburn fsck --repair makes good what is derived, and quarantines what cannot be read")
-    if left:
+    if remaining:
         raise typer.Exit(1)
 
 
-class Inspectable(Backend, Protocol):
-    """A backend that can say what is wrong with it."""
-
-    def findings(self) -> list[Finding]:
-        """Everything that is wrong; empty if nothing is."""
-
-
-def _opened(path: str, tenant: str, *, repair: bool) -> Inspectable:
+def _opened(path: str, tenant: str, *, repair: bool) -> Backend:
     if is_url(path):
-        return cast(Inspectable, open_backend(path, tenant=tenant, readonly=True))
+        return open_backend(path, tenant=tenant, readonly=True)
     return Sqlite(path, tenant=tenant, readonly=not repair, restore=repair)
 
 
@@ -143,24 +137,24 @@ def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(backend: Inspectable, anchor: Anchor) -> list[Finding]:
+def _check(backend: Backend, anchor: Anchor) -> list[Finding]:
     """All findings. The check is repeated if an agent wrote meanwhile, because it then sees a mixture of states."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for _ in range(TRIES):
-        before = backend.segments()
+        infos = backend.segments()
         with progress("checking pages"):
-            found = [*backend.findings(), *(anchor.findings(backend) if anchor.file else ())]
+            findings = [*inspect_store(backend), *(anchor.findings(backend) if anchor.file else ())]
         # What the store can mend: no second finding says that such a session cannot be replayed.
-        mendable = {finding.segment for finding in found if finding.derived and finding.kind in ("state", "session", "ledger")}
-        whole = [info for info in before if not info.damaged]
-        with progress("replaying ledgers", len(whole)) as done:
+        mendable = {finding.segment for finding in findings if finding.derived and finding.kind in ("state", "session", "ledger")}
+        whole = [info for info in infos if not info.damaged]
+        with progress("replaying ledgers", len(whole)) as report:
             for number, info in enumerate(whole, start=1):
-                found += _check_session(backend, info, mendable=info.number in mendable)
-                done(number)
-        if not found or backend.segments() == before:
-            return found
+                findings += _check_session(backend, info, mendable=info.number in mendable)
+                report(number)
+        if not findings or backend.segments() == infos:
+            return findings
     say("kilburn: others wrote to this store all the while; run it again when they rest")
-    return found
+    return findings
 
 
 def _replayed(backend: Backend, info: SegmentInfo) -> WindowState:
@@ -181,18 +175,18 @@ def _check_session(backend: Backend, info: SegmentInfo, *, mendable: bool) -> It
         return
     states = window.states
     if not mendable and _differs(backend, info, window):
-        what = "its checkpoint is not what the ledger says"
-        yield Finding(kind="checkpoint", what=what, derived=True, segment=info.number)
+        problem = "its checkpoint is not what the ledger says"
+        yield Finding(kind="checkpoint", what=problem, derived=True, segment=info.number)
     for page, state in rows:
-        again = states.get(page.id)
-        if again is None:
+        replayed = states.get(page.id)
+        if replayed is None:
             yield Finding(kind="ledger", what="the ledger does not know this page", segment=info.number, page=page.id)
-        elif again != state:
-            what = f"stored as {_described(state)}, the ledger says {_described(again)}"
-            yield Finding(kind="state", what=what, derived=True, segment=info.number, page=page.id)
+        elif replayed != state:
+            problem = f"stored as {_described(state)}, the ledger says {_described(replayed)}"
+            yield Finding(kind="state", what=problem, derived=True, segment=info.number, page=page.id)
         if page.id < 0 and state.at != Place.DROPPED:
-            for what in _wrong_with(backend, page, window.pages, lambda number: states[number].at):
-                yield Finding(kind="fold", what=what, segment=info.number, page=page.id)
+            for problem in _wrong_with(backend, page, window.pages, lambda number: states[number].at):
+                yield Finding(kind="fold", what=problem, segment=info.number, page=page.id)
 
 
 def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
@@ -236,8 +230,8 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
         yield "it is trusted more than its sources"
     if fold.kind is Kind.EXCERPT:
         try:
-            (text,) = backend.texts([fold.digest]).values()
-            exact = keeps_its_spans(fold, text, lambda page: backend.texts([pages[page].digest])[pages[page].digest])
+            (text,) = backend.contents.texts([fold.digest]).values()
+            exact = keeps_its_spans(fold, text, lambda page: backend.contents.texts([pages[page].digest])[pages[page].digest])
         except (StoreCorrupt, KernelError, KeyError) as error:
             yield f"its kept spans cannot be checked: {getattr(error, 'what', None) or f'{error} is no page'}"
             return
@@ -245,12 +239,12 @@ def _wrong_with(backend: Backend, fold: Page, pages: Mapping[int, Page], at: Cal
             yield f"it is not what its spans keep of {' '.join(source.address for source in sources[:3])}"
 
 
-def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Finding]:
+def _repair(backend: Sqlite, findings: list[Finding], anchor: Anchor) -> list[Finding]:
     """Rebuild what is derived and quarantine what cannot be read; returns what is still wrong."""
     try:
-        backend.repair()
+        repair_store(backend)
     except StoreCorrupt as error:
-        return [*found, Finding(kind="file", what=f"not repaired: {error.what}")]
+        return [*findings, Finding(kind="file", what=f"not repaired: {error.what}")]
     for info in backend.segments():
         if not info.number or info.damaged == QUARANTINED:
             continue
@@ -259,7 +253,7 @@ def _repair(backend: Sqlite, found: list[Finding], anchor: Anchor) -> list[Findi
                 raise StoreCorrupt(info.damaged)
             replayed, rows = _replayed(backend, info).states, list(backend.pages(info.number))
         except StoreCorrupt as error:
-            name = backend.quarantine(info.number)
+            name = quarantine_segment(backend, info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}

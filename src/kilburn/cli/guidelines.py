@@ -9,7 +9,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
+from kilburn.cli.access import StorePlace, closing_model, embed, model_of, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import secrets_of
@@ -30,7 +30,7 @@ Writer = Annotated[str | None, Option("--model", metavar="SPEC", help="What writ
 
 
 @guidelines.command("learn")
-@stored
+@with_options
 def learn(
     name: SessionName,
     model: Writer = None,
@@ -47,29 +47,29 @@ def learn(
         kilburn guidelines learn session-1
     """
     looked = secrets_of(secrets, "redact")
-    with closed_after(model_of(model)) as speaker, where.writing() as opened:
-        store = counting(opened, name)
+    with closing_model(model_of(model)) as speaker, where.writing() as opened:
+        store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            held = Guidelines(store, session.user if user is None else user)
-            told = held.learn(session, model=speaker, anew=anew, secrets=looked)
-            texts = {note: held.notes.read(note).text for note in (*told.learned, *told.supported)}
+            guidelines_of_user = Guidelines(store, session.info.user if user is None else user)
+            result = guidelines_of_user.learn(session, model=speaker, anew=anew, secrets=looked)
+            texts = {note: guidelines_of_user.notes.read(note).text for note in (*result.learned, *result.supported)}
         embed(opened)
     if where.json:
-        emit(msgspec.structs.asdict(told) | {"session": name, "guidelines": texts})
+        emit(msgspec.structs.asdict(result) | {"session": name, "guidelines": texts})
     else:
         for note, text in texts.items():
-            tell(line(f"{'learned' if note in told.learned else 'said again'}: {note}  {text}"))
-        for address in told.refused:
+            tell(line(f"{'learned' if note in result.learned else 'said again'}: {note}  {text}"))
+        for address in result.refused:
             say(line(f"left out: {name} {address} holds a secret"))
-        tell(f"{many(told.feedback, 'message')} of feedback, {count(len(told.examples))} kept as examples")
-    if told.failed:
-        say(line(f"kilburn: nothing could be learned yet: {told.failed}; run it again"))
+        tell(f"{many(result.feedback, 'message')} of feedback, {count(len(result.examples))} kept as examples")
+    if result.failed:
+        say(line(f"kilburn: nothing could be learned yet: {result.failed}; run it again"))
         raise typer.Exit(1)
 
 
 @guidelines.command("unalign")
-@stored
+@with_options
 def unalign(
     name: SessionName,
     address: Annotated[str, Argument(metavar="ADDRESS", help="Of the feedback: p17.", show_default=False)],
@@ -88,9 +88,9 @@ def unalign(
         kilburn guidelines unalign monday p1 --yes
     """
     looked = secrets_of(secrets, "redact")
-    with closed_after(model_of(model)) as speaker, where.writing() as opened:
-        store = counting(opened, name)
+    with closing_model(model_of(model)) as speaker, where.writing() as opened:
+        store = with_agent_counter(opened, name)
         session = store.session(name)
-        held = Guidelines(store, session.user if user is None else user)
-        forget = partial(held.unalign, session, address, why, model=speaker, secrets=looked)
+        guidelines_of_user = Guidelines(store, session.info.user if user is None else user)
+        forget = partial(guidelines_of_user.unalign, session, address, why, model=speaker, secrets=looked)
         carry_out(lambda only: forget(dry=only), store, yes=yes, json=where.json)

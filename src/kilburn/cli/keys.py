@@ -50,7 +50,7 @@ def add(
 
         kilburn keys add "ana's laptop" --tenant acme --user ana
     """
-    asked = Key(
+    key = Key(
         tenant=tenant or "default",
         user=user,
         note=line(note),
@@ -62,11 +62,11 @@ def add(
         figures=figures,
         looks=looks,
     )
-    made, secret = add_key(file, asked)
+    added, secret = add_key(file, key)
     if json:
-        emit({"key": secret, **_row(made)})
+        emit({"key": secret, **_row(added)})
         return
-    say(f"key {made.name} opens tenant {made.tenant}; it is shown only now, and {_shown(file)} holds a hash of it")
+    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {_shown(file)} holds a hash of it")
     tell(secret)
 
 
@@ -82,8 +82,8 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
     if json:
         emit(rows)
         return
-    shown = ((*(row[name] for name in ("name", "tenant", "user", "note")), _options(row), _state(row)) for row in rows)
-    table(("name", "tenant", "user", "note", "options", "state"), shown)
+    table_rows = ((*(row[name] for name in ("name", "tenant", "user", "note")), _options(row), _state(row)) for row in rows)
+    table(("name", "tenant", "user", "note", "options", "state"), table_rows)
 
 
 @keys.command("revoke")
@@ -98,11 +98,11 @@ def revoke(
 
         kilburn keys revoke 3f9a01bc
     """
-    gone = revoke_key(file, name)
+    key = revoke_key(file, name)
     if json:
-        emit(_row(gone))
+        emit(_row(key))
         return
-    tell(f"key {gone.name} of tenant {gone.tenant} is revoked")
+    tell(f"key {key.name} of tenant {key.tenant} is revoked")
 
 
 def _shown(file: str) -> str:
@@ -116,11 +116,11 @@ def _row(key: Key) -> dict[str, Any]:
 
 
 def _options(row: dict[str, Any]) -> str:
-    shown = [f"{name} {row[name]}" for name in ("memory", "upstream", "rate") if row[name]]
-    shown += [f"link {row['link']}"] if row["link"] != Link.AUTO else []
-    return ", ".join([*shown, *(name for name in ("learn", "figures", "looks") if row[name])])
+    parts = [f"{name} {row[name]}" for name in ("memory", "upstream", "rate") if row[name]]
+    parts += [f"link {row['link']}"] if row["link"] != Link.AUTO else []
+    return ", ".join([*parts, *(name for name in ("learn", "figures", "looks") if row[name])])
 
 
 def _state(row: dict[str, Any]) -> str:
-    now = time.time()
-    return f"revoked {age(row['revoked'], now)} ago" if row["revoked"] else f"valid, {age(row['created'], now)} old"
+    time_now = time.time()
+    return f"revoked {age(row['revoked'], time_now)} ago" if row["revoked"] else f"valid, {age(row['created'], time_now)} old"

@@ -8,7 +8,7 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import closed_after, counting, embed, existing, model_of, writing
+from kilburn.cli.access import closing_model, embed, existing, model_of, with_agent_counter, writing
 from kilburn.cli.memories import Evict, secrets_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
@@ -28,7 +28,7 @@ def learn(
     user: Annotated[
         str | None, Option(metavar="NAME", help="Whose memory it goes into; else that of the session's user.")
     ] = None,
-    most: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
+    quota_facts: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
     evict: Evict = False,
     secrets: Annotated[
         str | None,
@@ -48,16 +48,19 @@ def learn(
 
         kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
     """
-    looked, quota = secrets_of(secrets, "redact"), Quota(facts=most, evict=evict) if most is not None else None
-    with closed_after(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
-        store = counting(opened, name)
+    looked, quota = secrets_of(secrets, "redact"), Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
+    with closing_model(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+        store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            memory = store.memory(session.user if user is None else user)
+            memory = store.memory(session.info.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
-        held = memory if notes is None else notes.collection
-        new = [describe(held, *held.read(held.resolve(each)[0])) for each in (*learned.stored, *learned.proposed)]
+        target = (notes or memory).collection
+        new = [
+            describe(target, *target.read(target.contents.resolve(address)[0]))
+            for address in (*learned.stored, *learned.proposed)
+        ]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
@@ -67,8 +70,10 @@ def learn(
         for address in learned.retired:
             tell(f"no longer {'true' if notes is None else 'in force'}: {address}")
         whose = f"for {memory.user}" if memory.user else "for all users"
-        what = f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
-        tell(line(f"{what} {whose}, {many(learned.unchanged, 'other')} known already"))
+        summary = (
+            f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
+        )
+        tell(line(f"{summary} {whose}, {many(learned.unchanged, 'other')} known already"))
         if learned.proposed:
             say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
         for address in learned.refused:

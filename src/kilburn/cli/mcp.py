@@ -26,7 +26,7 @@ def mcp(
     in_force: Annotated[
         bool, Option("--in-force", help="What the model remembers is true at once; else it waits for `memories accept`.")
     ] = False,
-    most: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
+    quota_facts: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
     secrets: Look = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -48,16 +48,16 @@ def mcp(
     logging.getLogger("mcp").addHandler(logging.NullHandler())
     logging.getLogger("mcp").propagate = False
     with writing(db or "agent.db", tenant, meaning=True) as store:
-        served = door.server(store, user, in_force=in_force, secrets=looked, quota=Quota(facts=most))
+        served = door.server(store, user, in_force=in_force, secrets=looked, quota=Quota(facts=quota_facts))
         if not http:
             door.talk(served)
             return
         with door.listen(port) as listener:
-            given = os.environ.get("KILBURN_MCP_TOKEN", "")
-            token = given or chance.token_urlsafe(24)
+            configured = os.environ.get("KILBURN_MCP_TOKEN", "")
+            token = configured or chance.token_urlsafe(24)
             answering = door.over_http(served, token, listener)
             with ended_by_signals(answering):
                 say(f"http://127.0.0.1:{listener.getsockname()[1]}{door.PATH}")
-                if not given:
+                if not configured:
                     say(f"Authorization: Bearer {token}")
                 answering.run(sockets=[listener])

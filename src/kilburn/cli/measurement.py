@@ -67,7 +67,7 @@ class Total(Measured, kw_only=True):
 
 
 def stream(
-    session: Session, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda done: None
+    session: Session, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda completed: None
 ) -> Measured:
     """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
 
@@ -77,34 +77,34 @@ def stream(
     Raises:
         WireError: a message that is none, or does not fit its place; what was appended before stays.
     """
-    counter, capacity = session.counter, session.budget.capacity
-    found = Measured(name=run.name)
+    counter, capacity = session.counter, session.prompts.budget.capacity
+    measured = Measured(name=run.name)
     curve: list[tuple[int, int]] = []
     began = time.perf_counter()
     seen = 0
     for message in run.messages:
-        if message.get("role") == "assistant" and found.messages:
-            _ship(session, form, counter, capacity, found)
+        if message.get("role") == "assistant" and measured.messages:
+            _ship(session, form, counter, capacity, measured)
         first, last = parse_address(session.append(message))
-        found.messages += 1
+        measured.messages += 1
         seen += sum(map(session.window.cost, range(first, last + 1)))
-        curve.append((seen, session.use))
-        progress(found.messages)
-    if found.messages:
-        _ship(session, form, counter, capacity, found)
-    found.seconds = time.perf_counter() - began
-    found.curve = curve
+        curve.append((seen, session.prompts.use))
+        progress(measured.messages)
+    if measured.messages:
+        _ship(session, form, counter, capacity, measured)
+    measured.seconds = time.perf_counter() - began
+    measured.curve = curve
     stats = session.stats()
     for name in LEDGERS:
-        setattr(found, name, stats[name])
-    return found
+        setattr(measured, name, stats[name])
+    return measured
 
 
-def _ship(session: Session, form: str, counter: Counter, capacity: int, found: Measured) -> None:
+def _ship(session: Session, form: str, counter: Counter, capacity: int, measured: Measured) -> None:
     prompt = session.render(form)
     tokens = recount(prompt, counter) + (recount([{"content": prompt.system}], counter) if prompt.system else 0)
-    found.peak = max(found.peak, tokens)
-    found.overflow += tokens > capacity
+    measured.peak = max(measured.peak, tokens)
+    measured.overflow += tokens > capacity
 
 
 def recount(prompt: Iterable[dict[str, Any]], counter: Counter) -> int:
@@ -156,14 +156,14 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a session that was just opened, because the one that did the work has texts cached.
     """
     lost = 0
-    for before, after in zip(run.messages, chain(session.messages(), repeat(None)), strict=False):
-        written = msgspec.json.encode(before)
-        if after is None or msgspec.json.encode(after) != written:
-            lost += len(written)
+    for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
+        encoded = msgspec.json.encode(original)
+        if stored is None or msgspec.json.encode(stored) != encoded:
+            lost += len(encoded)
     parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
     recalled = session.recall(f"p1-p{session.window.last}").parts if parts else ()
-    for text, found in zip(parts, chain(recalled, repeat(None)), strict=False):
-        lost += 0 if found == text else len(text.encode("utf-8"))
+    for text, recalled_text in zip(parts, chain(recalled, repeat(None)), strict=False):
+        lost += 0 if recalled_text == text else len(text.encode("utf-8"))
     return lost
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
 from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
@@ -57,7 +57,7 @@ def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refus
 
 
 @app.command()
-@stored
+@with_options
 def remember(
     text: Annotated[str, Argument(metavar="TEXT", help="What to remember, in a sentence.", show_default=False)],
     user: User = "",
@@ -65,7 +65,9 @@ def remember(
     until: Annotated[str | None, Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
     importance: Annotated[float, Option(min=0.0, max=1.0, help="0 to 1: raises it in searches.")] = 0.0,
     pin: Annotated[bool, Option("--pin", help="No quota and no sweep removes it.")] = False,
-    most: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")] = None,
+    quota_facts: Annotated[
+        int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")
+    ] = None,
     evict: Evict = False,
     secrets: Look = None,
     *,
@@ -77,15 +79,16 @@ def remember(
 
         kilburn remember "Ana prefers tea" --user ana
     """
-    now = time.time()
-    times = {"since": moment(since, "--since", now), "until": moment(until, "--until", now, 1)}
+    time_now = time.time()
+    times = {"since": moment(since, "--since", time_now), "until": moment(until, "--until", time_now, 1)}
     looked = secrets_of(secrets)
-    quota = Quota(facts=most, evict=evict) if most is not None else None
+    quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
     with where.writing(new=True) as store:
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
-        page, state = memory.read(memory.resolve(address)[0])
-        row = describe(memory, page, state)
+        facts = memory.collection
+        page, state = facts.read(facts.contents.resolve(address)[0])
+        row = describe(facts, page, state)
         embed(store)
     if where.json:
         emit(row)
@@ -99,7 +102,7 @@ def remember(
 
 
 @memories.command("list")
-@stored
+@with_options
 def list_memories(
     user: OnlyUser = None,
     at: Annotated[str | None, Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
@@ -117,17 +120,17 @@ def list_memories(
 
         kilburn memories list --at 2026-05-17
     """
-    then = moment(at, "--at", time.time())
+    moment_at = moment(at, "--at", time.time())
     rows: list[dict[str, Any]] = []
     with where.reading() as store:
         if user is not None and not any(_memories(store, user)):
             raise _unknown(store, user)
         for memory in _memories(store, user):
-            for page, state in memory.pages(then, proposed=proposed or history, history=history):
+            for page, state in memory.pages(moment_at, proposed=proposed or history, history=history):
                 if len(rows) >= limit:
                     break
                 if not proposed or state.at is Place.PROPOSED:
-                    rows.append(describe(memory, page, state, then))
+                    rows.append(describe(memory, page, state, moment_at))
     if where.json:
         emit(rows)
         return
@@ -136,18 +139,18 @@ def list_memories(
     table(
         heads, ((*(row[key] for key in cells), when(row["since"]), when(row["until"]), row["trust"], marks(row)) for row in rows)
     )
-    many = "1 memory" if len(rows) == 1 else f"{count(len(rows))} memories"
-    tell(f"{many}; there may be more: --limit" if len(rows) >= limit else many)
+    total = "1 memory" if len(rows) == 1 else f"{count(len(rows))} memories"
+    tell(f"{total}; there may be more: --limit" if len(rows) >= limit else total)
 
 
 def _memories(store: Store, user: str | None) -> Iterator[Collection]:
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             yield memory
 
 
 def _unknown(store: Store, user: str) -> SpecError:
-    return ownerless(store, SegmentKind.MEMORY, user, "is no memory", "kilburn remember")
+    return no_collection(store, SegmentKind.MEMORY, user, "is no memory", "kilburn remember")
 
 
 def _memory(store: Store, user: str, address: str) -> Collection:
@@ -156,35 +159,35 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     Raises:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
-    known = [memory for memory in _memories(store, None) if memory.user == user]
-    if not known:
+    candidates = [memory for memory in _memories(store, None) if memory.info.user == user]
+    if not candidates:
         raise _unknown(store, user)
     try:
-        known[0].resolve(address)
+        candidates[0].contents.resolve(address)
     except UnknownAddress as error:
-        others = ", ".join(repr(one) for one in owners(store, SegmentKind.MEMORY) if one)
-        if not user and others:
-            raise UnknownAddress(error.what, advice=f"{error.advice}; for another memory give --user: {others}") from None
+        other_users = ", ".join(repr(owner) for owner in collection_owners(store, SegmentKind.MEMORY) if owner)
+        if not user and other_users:
+            raise UnknownAddress(error.what, advice=f"{error.advice}; for another memory give --user: {other_users}") from None
         raise
-    return known[0]
+    return candidates[0]
 
 
 def marks(row: dict[str, Any]) -> str:
     """What is particular to a fact's state, in words."""
-    said = []
+    words = []
     if row["at"] != Place.OUT:
-        said.append(row["at"])
+        words.append(row["at"])
     elif not row["in_force"]:
-        said.append("not true then" if row["until"] is None else "over")
+        words.append("not true then" if row["until"] is None else "over")
     if row["pinned"]:
-        said.append("pinned")
+        words.append("pinned")
     if row["importance"]:
-        said.append(f"importance {row['importance']:g}")
-    return ", ".join(said)
+        words.append(f"importance {row['importance']:g}")
+    return ", ".join(words)
 
 
 @memories.command("show")
-@stored
+@with_options
 def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show facts with their provenance. It says who said a fact, where, and what was made from it.
 
@@ -194,7 +197,7 @@ def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         memory = _memory(store, user, address)
-        rows = [provenance(store, memory, number) for number in memory.resolve(address)]
+        rows = [provenance(store, memory, number) for number in memory.contents.resolve(address)]
     if where.json:
         emit(rows)
         return
@@ -212,8 +215,8 @@ def _card(row: dict[str, Any]) -> str:
     if row["claim"]:
         lines.append(f"  says      {line(' | '.join(row['claim']))}")
     for cite in row["cites"]:
-        said = f"{cite['role']}, {when(cite['time'])}, trust {cite['trust']}: {cite['label']}"
-        lines.append(f"  from      {line(cite['session'])} {cite['address']}  {line(said)}")
+        citation = f"{cite['role']}, {when(cite['time'])}, trust {cite['trust']}: {cite['label']}"
+        lines.append(f"  from      {line(cite['session'])} {cite['address']}  {line(citation)}")
         if not cite["session"].startswith("@"):
             lines.append(f"            kilburn recall {line(shlex.quote(cite['session']))} {cite['address']}")
     if row["sources"]:
@@ -226,7 +229,7 @@ def _card(row: dict[str, Any]) -> str:
 
 
 @memories.command("state")
-@stored
+@with_options
 def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
     """Show how far each policy has learned, and what waits for a retry. Each row is a session and a policy.
 
@@ -254,7 +257,7 @@ def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
 
 
 @memories.command("history")
-@stored
+@with_options
 def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show the history of a fact. It has what the fact superseded, what superseded it, and everything that happened to them.
 
@@ -275,22 +278,22 @@ def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
             tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
 
 
-def _change(address: str, user: str, change: Change, done: str, where: StorePlace) -> None:
+def _change(address: str, user: str, change: Change, title: str, where: StorePlace) -> None:
     """Do something to the facts of an address, and print them."""
     with where.writing() as store:
         memory = _memory(store, user, address)
-        numbers = memory.resolve(address)
+        numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
     if where.json:
         emit(rows)
         return
     for row in rows:
-        tell(line(f"{done}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+        tell(line(f"{title}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
 
 
 @memories.command("update")
-@stored
+@with_options
 def update(
     address: Fact,
     text: Annotated[str, Argument(metavar="TEXT", help="What is true instead, in a sentence.", show_default=False)],
@@ -308,9 +311,10 @@ def update(
     """
     begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
     with where.writing() as store:
-        memory = store.memory(_memory(store, user, address).user)
-        made = memory.update(address, text, since=begins, secrets=looked)
-        row = describe(memory, *memory.read(memory.resolve(made)[0]))
+        memory = store.memory(_memory(store, user, address).info.user)
+        new_address = memory.update(address, text, since=begins, secrets=looked)
+        facts = memory.collection
+        row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
     if where.json:
         emit(row)
@@ -320,7 +324,7 @@ def update(
 
 
 @memories.command("undo")
-@stored
+@with_options
 def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Undo the last change of facts. Brings back what was superseded, or retires what superseded it.
 
@@ -334,7 +338,7 @@ def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) ->
 
 
 @memories.command("accept")
-@stored
+@with_options
 def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Put proposed facts in force. A fact is proposed if untrusted text was read before it was written.
 
@@ -346,7 +350,7 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 
 
 @memories.command("retire")
-@stored
+@with_options
 def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
     """Retire facts that are no longer true, or reject proposed facts. They stay readable, as history.
 
@@ -356,13 +360,13 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
     """
 
     def retired(memory: Collection) -> None:
-        memory.apply(Retire(pages=tuple(memory.resolve(address)), why=why))
+        memory.apply(Retire(pages=tuple(memory.contents.resolve(address)), why=why))
 
     _change(address, user, retired, "retired", where)
 
 
 @memories.command("pin")
-@stored
+@with_options
 def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Pin facts: no policy, quota or sweep removes them.
 
@@ -374,7 +378,7 @@ def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("unpin")
-@stored
+@with_options
 def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Unpin facts, so that they can be retired again.
 
@@ -386,7 +390,7 @@ def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("forget")
-@stored
+@with_options
 def forget_memory(
     address: Fact,
     user: User = "",
@@ -409,7 +413,7 @@ def forget_memory(
 
 
 @memories.command("sweep")
-@stored
+@with_options
 def sweep_memories(
     user: Annotated[str | None, Option(metavar="NAME", help="Only this user's memory.")] = None,
     retention: Annotated[str, Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
@@ -428,8 +432,11 @@ def sweep_memories(
 
         kilburn memories sweep --retention 30d --yes
     """
-    kept, over = seconds(retention, "--retention"), None if history is None else seconds(history, "--history")
+    retention_seconds, over = seconds(retention, "--retention"), None if history is None else seconds(history, "--history")
     with where.writing() as store:
         carry_out(
-            lambda only: sweep(store, user, retention=kept, history=over, dry=only).receipt, store, yes=yes, json=where.json
+            lambda only: sweep(store, user, retention=retention_seconds, history=over, dry=only).receipt,
+            store,
+            yes=yes,
+            json=where.json,
         )

@@ -29,21 +29,21 @@ def list_models(json: Json = False) -> None:
         emit(rows)
         return
     heads = ("name", "MB", "here", "licence", "notes")
-    shown = (
+    table_rows = (
         (row["name"], row["bytes"] // 10**6, "yes" if row["here"] else "no", row["licence"] or "-", row["notes"]) for row in rows
     )
-    table(heads, shown)
+    table(heads, table_rows)
 
 
 def _files() -> list[dict[str, Any]]:
     """One row a model: those of the catalogue, then what else is in the cache."""
-    here = weights.present()
+    paths = weights.present()
     rows: list[dict[str, Any]] = []
     for item in weights.catalogue():
-        path = here.pop(item.name, None)
+        path = paths.pop(item.name, None)
         row = {"name": item.name, "bytes": item.bytes, "here": path is not None, "path": str(path) if path else None}
         rows.append({**row, "licence": item.licence, "source": item.source, "notes": item.notes})
-    for name, path in here.items():
+    for name, path in paths.items():
         row = {"name": name, "bytes": os.path.getsize(path), "here": True, "path": str(path)}
         rows.append({**row, "licence": None, "source": "Hugging Face", "notes": ""})
     return rows
@@ -63,8 +63,8 @@ def pull(
 
         kilburn models pull smollm2
     """
-    with progress(name, unit="bytes") as done:
-        path = weights.pull(name, progress=lambda what, have, total: done(have, total or None))
+    with progress(name, unit="bytes") as report:
+        path = weights.pull(name, progress=lambda file, have, total: report(have, total or None))
     if json:
         emit({"name": name, "path": str(path), "bytes": path.stat().st_size})
         return

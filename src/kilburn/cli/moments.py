@@ -24,7 +24,7 @@ def seconds(text: str, option: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def moment(text: str | None, option: str, now: float, direction: int = -1) -> float | None:
+def moment(text: str | None, option: str, base: float, direction: int = -1) -> float | None:
     """A moment in seconds since the epoch, in the machine's time zone unless it names one; None for None.
 
     Args:
@@ -37,10 +37,10 @@ def moment(text: str | None, option: str, now: float, direction: int = -1) -> fl
         return None
     try:
         if _LENGTH.fullmatch(text):
-            found = datetime.fromtimestamp(now + direction * seconds(text, option))
+            moment = datetime.fromtimestamp(base + direction * seconds(text, option))
         else:
-            found = datetime.fromisoformat(text.strip())
-        return found.timestamp()
+            moment = datetime.fromisoformat(text.strip())
+        return moment.timestamp()
     except (ValueError, OverflowError, OSError):
         away = "30d from now" if direction > 0 else "30d ago"
         raise SpecError(
@@ -53,7 +53,7 @@ def when(time: float | None) -> str:
     if time is None:
         return ""
     try:
-        said = datetime.fromtimestamp(time).astimezone()
+        moment = datetime.fromtimestamp(time).astimezone()
     except (ValueError, OverflowError, OSError):
         return f"{time:.0f} s"
-    return said.strftime("%Y-%m-%d" if said.time() == said.time().min else "%Y-%m-%d %H:%M")
+    return moment.strftime("%Y-%m-%d" if moment.time() == moment.time().min else "%Y-%m-%d %H:%M")

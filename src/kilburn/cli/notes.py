@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, embed, ownerless, owners, stored
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import Look, secrets_of
@@ -56,16 +56,16 @@ def _notes(store: Store, owner: str) -> Notes:
     Raises:
         SpecError: there are none of this owner.
     """
-    if owner not in owners(store, SegmentKind.NOTES):
-        raise ownerless(store, SegmentKind.NOTES, owner, "are no notes", "kilburn notes write")
+    if owner not in collection_owners(store, SegmentKind.NOTES):
+        raise no_collection(store, SegmentKind.NOTES, owner, "are no notes", "kilburn notes write")
     return store.notes(owner)
 
 
-def _show(note: NoteVersion, done: str, json: bool) -> None:
+def _show(note: NoteVersion, title: str, json: bool) -> None:
     if json:
         emit(_row(note))
         return
-    tell(line(f"{done}: {note.name}  {note.address}, {many(note.tokens, 'token')}{_mark(note)}"))
+    tell(line(f"{title}: {note.name}  {note.address}, {many(note.tokens, 'token')}{_mark(note)}"))
 
 
 def _mark(note: NoteVersion) -> str:
@@ -74,7 +74,7 @@ def _mark(note: NoteVersion) -> str:
 
 
 @notes.command("list")
-@stored
+@with_options
 def list_notes(
     under: Annotated[str, Argument(metavar="NAME", help="Only those below this name.", show_default=False)] = "",
     user: Owner = "",
@@ -100,7 +100,7 @@ def list_notes(
 
 
 @notes.command("read")
-@stored
+@with_options
 def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
     """Print the text of a note, or of an earlier version.
 
@@ -111,8 +111,8 @@ def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePla
         kilburn notes read core/human --version p1 --user ana
     """
     with where.reading() as store:
-        held = _notes(store, user)
-        note = _version(held, name, version) if version else held.read(name)
+        notes_of_user = _notes(store, user)
+        note = _version(notes_of_user, name, version) if version else notes_of_user.read(name)
         row = _row(note, text=True)
     if where.json:
         emit(row)
@@ -120,15 +120,15 @@ def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePla
     tell(row["text"], end="" if row["text"].endswith("\n") else "\n")
 
 
-def _version(held: Notes, name: str, address: str) -> NoteVersion:
-    found = [note for note in held.history(name) if note.address == address]
-    if not found:
+def _version(notes: Notes, name: str, address: str) -> NoteVersion:
+    versions = [note for note in notes.history(name) if note.address == address]
+    if not versions:
         raise SpecError(f"{address[:40]!r} is no version of {name!r}", advice="see kilburn notes history")
-    return found[0]
+    return versions[0]
 
 
 @notes.command("write")
-@stored
+@with_options
 def write(
     name: Name,
     text: Annotated[
@@ -155,10 +155,10 @@ def write(
     """
     if new and seen is not None:
         raise SpecError("--new with --seen", advice="give one of the two")
-    given = text if text is not None else _input()
+    content = text if text is not None else _input()
     with where.writing(new=True) as store:
         expected = "" if new else seen
-        note = store.notes(user).write(name, given, seen=expected, anew=anew, secrets=secrets_of(secrets), why=why)
+        note = store.notes(user).write(name, content, seen=expected, anew=anew, secrets=secrets_of(secrets), why=why)
         _show(note, "written", where.json)
         embed(store)
 
@@ -172,12 +172,12 @@ def _input() -> str:
 
 
 @notes.command("rename")
-@stored
+@with_options
 def rename(
     name: Name,
     to: Annotated[str, Argument(metavar="NAME", help="What to call it from now on.", show_default=False)],
     user: Owner = "",
-    seen: Seen = None,
+    expected: Seen = None,
     why: Why = "",
     *,
     where: StorePlace,
@@ -189,12 +189,12 @@ def rename(
         kilburn notes rename workflows/release workflows/ship --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).rename(name, to, seen=seen, why=why), "renamed", where.json)
+        _show(_notes(store, user).rename(name, to, seen=expected, why=why), "renamed", where.json)
 
 
 @notes.command("delete")
-@stored
-def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, where: StorePlace) -> None:
+@with_options
+def delete(name: Name, user: Owner = "", expected: Seen = None, why: Why = "", *, where: StorePlace) -> None:
     """Take a note out of force. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
@@ -202,11 +202,11 @@ def delete(name: Name, user: Owner = "", seen: Seen = None, why: Why = "", *, wh
         kilburn notes delete workflows/release --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).delete(name, seen=seen, why=why), "deleted", where.json)
+        _show(_notes(store, user).delete(name, seen=expected, why=why), "deleted", where.json)
 
 
 @notes.command("history")
-@stored
+@with_options
 def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
     """List the versions of a note, oldest first. Includes versions under another name and before a deletion.
 
@@ -225,7 +225,7 @@ def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
 
 
 @notes.command("restore")
-@stored
+@with_options
 def restore(
     name: Name,
     version: Annotated[str, Argument(metavar="ADDRESS", help="A version, as `notes history` has it.", show_default=False)],
@@ -245,7 +245,7 @@ def restore(
 
 
 @notes.command("diff")
-@stored
+@with_options
 def diff(
     name: Name,
     old: Annotated[str, Option(metavar="ADDRESS", help="A version; else the one before.")] = "",
@@ -269,7 +269,7 @@ def diff(
 
 
 @notes.command("forget")
-@stored
+@with_options
 def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
     """Forget a note for ever, with all its versions. What was made from them goes too. Prints a receipt.
 
@@ -278,15 +278,18 @@ def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, whe
         kilburn notes forget core/human --user ana --yes
     """
     with where.writing() as store:
-        held = _notes(store, user)
-        pages = [note.page for note in held.history(name)]
-        said = {"session": held.collection.name, "address": ", ".join(note.address for note in held.history(name))}
-        roots = {held.collection.number: pages}
-        carry_out(lambda only: store.forget_pages(roots, asked=said, why=why, dry=only), store, yes=yes, json=where.json)
+        notes_of_user = _notes(store, user)
+        pages = [note.page for note in notes_of_user.history(name)]
+        request = {
+            "session": notes_of_user.collection.name,
+            "address": ", ".join(note.address for note in notes_of_user.history(name)),
+        }
+        roots = {notes_of_user.collection.number: pages}
+        carry_out(lambda only: store.forget_pages(roots, asked=request, why=why, dry=only), store, yes=yes, json=where.json)
 
 
 @notes.command("export")
-@stored
+@with_options
 def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
     """Export the notes to a folder, as Markdown files, or update it. An edited file is not overwritten.
 
@@ -297,12 +300,12 @@ def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
         kilburn notes export notebook --user ana
     """
     with where.reading() as store:
-        done = export_notes(_notes(store, user), folder)
-    _report(done, folder, where.json, "kilburn notes import")
+        result = export_notes(_notes(store, user), folder)
+    _report(result, folder, where.json, "kilburn notes import")
 
 
 @notes.command("import")
-@stored
+@with_options
 def bring(
     folder: Folder,
     user: Owner = "",
@@ -328,29 +331,29 @@ def bring(
     """
     looked = secrets_of(secrets)
     with where.writing(new=True) as store:
-        done = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=looked)
+        result = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=looked)
         embed(store)
-    _report(done, folder, where.json, "kilburn notes import --resolved NAME, when its file has both sides' words")
+    _report(result, folder, where.json, "kilburn notes import --resolved NAME, when its file has both sides' words")
 
 
-def _report(done: NoteFiles, folder: Path, json: bool, then: str) -> None:
+def _report(result: NoteFiles, folder: Path, json: bool, next_command: str) -> None:
     """Print what was done, and end with status 1 where there are conflicts."""
     if json:
-        emit(msgspec.structs.asdict(done))
+        emit(msgspec.structs.asdict(result))
     else:
-        for file, why in done.skipped:
+        for file, why in result.skipped:
             say(line(f"passed over: {file}: {why}"))
-        for name in done.newer:
+        for name in result.newer:
             say(line(f"newer in the store: {name}; see kilburn notes export"))
-        for name in done.gone:
+        for name in result.gone:
             say(line(f"its file is gone: {name}; --delete deletes it"))
-        for name, shown in done.conflicts:
+        for name, difference in result.conflicts:
             say(line(f"changed on both sides, and left as it is: {name}"))
-            tell(shown, end="")
-        figures = f"{many(len(done.written), 'note')} written, {count(len(done.removed))} removed"
-        figures += f", {count(done.unchanged)} unchanged, {many(len(done.conflicts), 'conflict')}"
+            tell(difference, end="")
+        figures = f"{many(len(result.written), 'note')} written, {count(len(result.removed))} removed"
+        figures += f", {count(result.unchanged)} unchanged, {many(len(result.conflicts), 'conflict')}"
         tell(line(f"{folder}: {figures}"))
-        if done.conflicts:
-            say(f"then: {then}")
-    if done.conflicts:
+        if result.conflicts:
+            say(f"then: {next_command}")
+    if result.conflicts:
         raise typer.Exit(1)

@@ -20,9 +20,9 @@ def policies(json: Json = False) -> None:
     """
     rows = []
     for name in names("policies"):
-        made = locate("policies", name)
-        arguments = ", ".join(_argument(parameter) for parameter in inspect.signature(made).parameters.values())
-        rows.append({"name": name, "arguments": arguments, "what": (inspect.getdoc(made) or "").partition("\n")[0]})
+        policy = locate("policies", name)
+        arguments = ", ".join(_argument(parameter) for parameter in inspect.signature(policy).parameters.values())
+        rows.append({"name": name, "arguments": arguments, "what": (inspect.getdoc(policy) or "").partition("\n")[0]})
     if json:
         emit(rows)
         return

@@ -111,11 +111,12 @@ def tend(
     """
     if not is_url(url):
         raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")
+    from kilburn.backends.postgres.parts import PostgresVectors
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
-        done = backend.tend()
+        steps = PostgresVectors(backend).tend()
     if json:
-        emit({"done": done})
+        emit({"done": steps})
     else:
-        tell("\n".join(done) or "nothing was to be done")
+        tell("\n".join(steps) or "nothing was to be done")

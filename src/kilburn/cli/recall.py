@@ -49,20 +49,20 @@ def recall(
         kilburn recall @document/manual/pump.md p1
     """
     with reading(db, tenant) as store:
-        kept = {held.name: held for held in store.collections()} if name.startswith((MEMORY, DOCUMENT, NOTES)) else {}
-        found = (kept[name] if name in kept else session(store, name)).recall(address)
+        collections = {info.name: info for info in store.collections()} if name.startswith((MEMORY, DOCUMENT, NOTES)) else {}
+        recalled = (collections[name] if name in collections else session(store, name)).recall(address)
     if json:
         pages = [
             {"address": page.address, "kind": str(page.kind), "role": str(page.role), "digest": page.digest, "text": text}
-            for page, text in zip(found.pages, found.parts, strict=True)
+            for page, text in zip(recalled.pages, recalled.parts, strict=True)
         ]
-        emit({"session": name, "address": address, "text": str(found), "pages": pages})
+        emit({"session": name, "address": address, "text": str(recalled), "pages": pages})
         return
     if sys.stdout.isatty() and not raw:
-        tell(found, end="")
+        tell(recalled, end="")
         return
     sys.stdout.flush()
-    sys.stdout.buffer.write(found.encode("utf-8"))
+    sys.stdout.buffer.write(recalled.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
@@ -95,12 +95,12 @@ def search(
         raise SpecError("an empty query", advice="give words to look for")
     if name is not None and (where or user is not None or at is not None):
         raise SpecError("--session beside --where, --user or --at", advice="leave --session out, or the others")
-    then = moment(at, "--at", time.time())
+    moment_at = moment(at, "--at", time.time())
     with reading(db, tenant, meaning=True) as store:
         if name is not None:
             hits = session(store, name).search(query, tokens, limit)
         else:
-            hits = store.search(query, tokens, limit, where=where or "all", user=user, at=then)
+            hits = store.search(query, tokens, limit, where=where or "all", user=user, at=moment_at)
     if json:
         emit({"query": query, "hits": [msgspec.structs.asdict(hit) for hit in hits]})
         return
@@ -116,12 +116,12 @@ def search(
 
 def _facts(hit: Found) -> str:
     """A hit in one line: its origin and age, whether it is in the window, until when it is true, its tokens and its score."""
-    said = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
+    parts = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
     if not hit.session.startswith((MEMORY, DOCUMENT, NOTES)):  # these are in no window, so "out" says nothing
-        said.append(str(hit.where))
+        parts.append(str(hit.where))
     if hit.until is not None:
-        said.append(f"until {when(hit.until)}")
-    return ", ".join([*said, f"{count(hit.tokens)} tokens", f"score {hit.score:.2f}"])
+        parts.append(f"until {when(hit.until)}")
+    return ", ".join([*parts, f"{count(hit.tokens)} tokens", f"score {hit.score:.2f}"])
 
 
 def _ago(seconds: float) -> str:

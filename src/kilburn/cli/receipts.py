@@ -1,7 +1,4 @@
-"""`receipts`: what left a session's window, why, by which policy, and how to get it back.
-
-The store is opened for reading; nothing changes.
-"""
+"""`receipts`: lists what left a session's window, why, by which policy, and how to get it back."""
 
 from __future__ import annotations
 
@@ -12,32 +9,34 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.cli.access import reading, session
-from kilburn.cli.screen import many, table
+from kilburn.cli.access import StorePlace, session, with_options
+from kilburn.cli.screen import address_list, many, table
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
 from kilburn.page import parse_address
 from kilburn.terminal import emit, line, tell
 
-SHOWN = 3
-"""Addresses of one receipt that the table shows; --json has all of them."""
+MAX_ADDRESSES = 3
+"""Addresses of one receipt in the table; --json has all of them."""
 
 
 @app.command()
+@with_options
 def receipts(
     name: SessionName,
     address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="Only what concerns these pages: p17, p17-p42 or f3.", show_default=False)
+        str | None, Argument(metavar="ADDRESS", help="List only receipts of these pages: p17, p17-p42 or f3.", show_default=False)
     ] = None,
-    outcome: Annotated[str | None, Option(metavar="WORD", help="Only these: done, failed, no progress ...")] = None,
-    last: Annotated[int | None, Option(min=1, help="Only the newest so many.")] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    outcome: Annotated[
+        str | None, Option(metavar="WORD", help="List only receipts with this outcome: done, failed, no progress ...")
+    ] = None,
+    last: Annotated[int | None, Option(min=1, help="List only this many of the newest receipts.")] = None,
+    *,
+    where: StorePlace,
 ) -> None:
-    """List what each compaction took out of the window, why, by which policy, and with which outcome.
+    """List compactions: the evicted pages, the reason, the policy and the outcome of each.
 
     `kilburn recall` returns the whole text of every address under "left".
 
@@ -47,16 +46,16 @@ def receipts(
 
         kilburn receipts session-1 p17
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         opened = session(store, name)
-        found = opened.receipts()
+        chosen = opened.ledger.receipts()
         if address is not None:
             _check(opened, address)
-            found = [receipt for receipt in found if _concerns(receipt, address)]
+            chosen = [receipt for receipt in chosen if _concerns(receipt, address)]
     if outcome is not None:
-        found = [receipt for receipt in found if receipt.outcome == outcome]
-    chosen = found[-last:] if last else found
-    if json:
+        chosen = [receipt for receipt in chosen if receipt.outcome == outcome]
+    chosen = chosen[-last:] if last else chosen
+    if where.json:
         emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
         return
     heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
@@ -65,21 +64,21 @@ def receipts(
 
 
 def _check(session: Session, address: str) -> None:
-    """Raise `UnknownAddress` for pages that never existed; forgotten pages still have their receipts."""
+    """Raise `UnknownAddress` for pages that never existed. Forgotten pages still have receipts."""
     if not set(parse_address(address)) <= session.window.pages.keys():
-        session.resolve(address)
+        session.contents.resolve(address)
 
 
 def _concerns(receipt: Receipt, address: str) -> bool:
     first, last = parse_address(address)
-    places = map(parse_address, (*receipt.left, *receipt.folds, *receipt.back))
-    return any(start <= last and first <= end for start, end in places)
+    ranges = map(parse_address, (*receipt.left, *receipt.folds, *receipt.back))
+    return any(start <= last and first <= end for start, end in ranges)
 
 
 def _card(name: str, receipt: Receipt) -> dict[str, object]:
-    """A receipt for a program, with the command lines that give back what left."""
-    again = [f"kilburn recall {shlex.quote(name)} {address}" for address in receipt.left]
-    return msgspec.structs.asdict(receipt) | {"recall": again}
+    """Return a receipt as JSON, with the commands that recall the evicted pages."""
+    commands = [f"kilburn recall {shlex.quote(name)} {address}" for address in receipt.left]
+    return msgspec.structs.asdict(receipt) | {"recall": commands}
 
 
 def _row(receipt: Receipt) -> tuple[Any, ...]:
@@ -87,23 +86,19 @@ def _row(receipt: Receipt) -> tuple[Any, ...]:
     if receipt.asked:
         why += f"{'; ' if why else ''}the model: {', '.join(receipt.asked)}"
     figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in receipt.figures.items())
+    back = f"back: {address_list(receipt.back, MAX_ADDRESSES)}" if receipt.back else ""
     return (
         receipt.turn,
         receipt.outcome,
         receipt.policy,
         receipt.freed,
-        _short(receipt.left),
-        _short(receipt.folds) or (f"back: {_short(receipt.back)}" if receipt.back else ""),
+        address_list(receipt.left, MAX_ADDRESSES),
+        address_list(receipt.folds, MAX_ADDRESSES) or back,
         f"{why} ({figures})" if figures else why,
     )
 
 
-def _short(addresses: Sequence[str]) -> str:
-    more = len(addresses) - SHOWN
-    return " ".join(addresses[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _footer(name: str, chosen: Sequence[Receipt]) -> str:
-    left = next((receipt.left[0] for receipt in reversed(chosen) if receipt.left), None)
-    said = f"{many(len(chosen), 'receipt')}, {many(sum(receipt.freed for receipt in chosen), 'token')} freed"
-    return said + (f"; to get text back: kilburn recall {line(shlex.quote(name))} {left}" if left else "")
+def _footer(name: str, receipts: Sequence[Receipt]) -> str:
+    example = next((receipt.left[0] for receipt in reversed(receipts) if receipt.left), None)
+    total = f"{many(len(receipts), 'receipt')}, {many(sum(receipt.freed for receipt in receipts), 'token')} freed"
+    return total + (f"; to get text back: kilburn recall {line(shlex.quote(name))} {example}" if example else "")

@@ -11,14 +11,12 @@ from typer import Argument, Option
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, closed_after, model_of
+from kilburn.cli.access import WIDE, closing_model, model_of
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
-from kilburn.cli.sawtooth import FORMATS, draw
 from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Force, Json, Tenant, app
+from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
 from kilburn.kernel.store import Store
-from kilburn.picture import check_picture
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
@@ -55,8 +53,6 @@ def replay(
     tenant: Tenant = None,
     limit: Annotated[int | None, Option(min=1, help="Runs at most.")] = None,
     form: Annotated[str, Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
-    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw tokens in the window over time: .png or .html.")] = None,
-    force: Force = False,
     json: Json = False,
 ) -> None:
     """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
@@ -65,13 +61,11 @@ def replay(
 
     Example:
 
-        kilburn replay run.jsonl --window 4000 --policy lru --plot window.html
+        kilburn replay run.jsonl --window 4000 --policy lru
     """
-    if plot is not None:
-        check_picture(plot, force=force, formats=FORMATS)
     runs = _runs(source, limit, form)
     with (
-        closed_after(model_of(model)) as speaker,
+        closing_model(model_of(model)) as speaker,
         kilburn.open(
             db or ":memory:",
             window=window,
@@ -84,20 +78,21 @@ def replay(
         ) as store,
     ):
         measured = _measure(store, runs, form)
-        used = store.counter.name
+        counter = store.counter.name
     total = total_of(measured)
     if json:
         setting: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
         emit(
-            {**setting, "tokenizer": used, "model": model, "total": total.figures(), "runs": [run.figures() for run in measured]}
+            {
+                **setting,
+                "tokenizer": counter,
+                "model": model,
+                "total": total.figures(),
+                "runs": [run.figures() for run in measured],
+            }
         )
     else:
-        _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {used}")
-    if plot is not None:
-        longest = max(measured, key=lambda run: run.tokens_seen)
-        title = f"{longest.name} through {window:,} tokens, {policy}"
-        draw(plot, longest.curve, window=window - reserve, title=title, force=force)
-        say(f"drawn: {plot}")
+        _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {counter}")
     if total.policy_failures:
         say(f"policy {policy} failed {total.policy_failures} times: these figures are not its own")
     if total.overflow or total.lost or total.policy_failures:
@@ -115,24 +110,24 @@ def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
 
 
 def _measure(store: Store, runs: list[RecordedRun], form: str) -> list[Measured]:
-    taken = {info.name for info in store.sessions()} & {run.name for run in runs}
-    if taken:
-        raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another --db, or none")
+    existing = {info.name for info in store.sessions()} & {run.name for run in runs}
+    if existing:
+        raise SpecError(f"session {min(existing)!r} is in this store already", advice="give another --db, or none")
     measured = []
-    with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as done:
-        before = 0
+    with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as report:
+        offset = 0
         for run in runs:
             session = store.session(run.name)
             try:
-                found = stream(session, run, form, lambda many, before=before: done(before + many))  # type: ignore[misc]
+                measured_run = stream(session, run, form, lambda completed, offset=offset: report(offset + completed))  # type: ignore[misc]
             except KilburnError as error:
                 error.add_note(f"in message {session.window.turn + 1} of run {run.name!r}")
                 raise
             # Opened again, so that texts come from the store and places from the ledger.
-            again = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
-            found.lost = lost_bytes(again.session(run.name), run)
-            measured.append(found)
-            before += found.messages
+            reader = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
+            measured_run.lost = lost_bytes(reader.session(run.name), run)
+            measured.append(measured_run)
+            offset += measured_run.messages
     return measured
 
 

@@ -1,4 +1,4 @@
-"""Output for people: tables, ages, bars. Plain texts go through `kilburn.terminal`."""
+"""Output for people: tables, bars and progress. Plain texts go through `kilburn.terminal`."""
 
 from __future__ import annotations
 
@@ -18,23 +18,29 @@ from kilburn.terminal import Styled, console, line, plain, say, spelled, tell, t
 
 
 def count(number: int) -> str:
-    """A number with its thousands apart."""
+    """Format a number with thousands separators."""
     return f"{number:,}"
 
 
-def many(number: int, what: str) -> str:
-    """A number of things: `1 page`, `2,000 pages`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def many(number: int, noun: str) -> str:
+    """Format a number with its noun: `1 page`, `2,000 pages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def address_list(addresses: Sequence[str], limit: int = 6) -> str:
+    """Return the first addresses of a list, and the number of the others."""
+    more = len(addresses) - limit
+    return " ".join(addresses[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def bar(share: float, width: int = 20) -> str:
-    """A share, 0 to 1, as a bar of blocks."""
+    """Draw a share, 0 to 1, as a bar of block characters."""
     filled = round(min(1.0, max(0.0, share)) * width)
     return "█" * filled + "░" * (width - filled)
 
 
 def terminal_width() -> int | None:
-    """Return the columns of the terminal, or None where nothing bounds a line: in a pipe or a file, unless $COLUMNS says so."""
+    """Return the columns of the terminal. In a pipe or a file, return $COLUMNS, or None if that is not set."""
     bounded = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return shutil.get_terminal_size().columns if bounded else None
 
@@ -45,13 +51,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "
 
 
 NUMBER = re.compile(r"[+-]?[\d.,]+[kMG%]?|-")
-"""A number as a column that stands to the right may have it."""
+"""A value of a right-aligned column."""
 
 FIGURE = re.compile(rf"(?:{NUMBER.pattern})(?: \w+)?(?: ago| low)?")
-"""A number with its unit, which says something else where it is cut."""
+"""A number with a unit. It is never shortened, as that would change its meaning."""
 
-NARROWEST = 12
-"""Columns that a text keeps, where a table has to be narrow; the name in front keeps some more."""
+MIN_COLUMN = 12
+"""Columns of the terminal to which a text may be shortened; the first column of a table gets 4 more."""
 
 GAP = 2
 """Blanks between two columns."""
@@ -66,57 +72,57 @@ def grid(
     height: int | None = None,
     less: Sequence[str] = (),
 ) -> list[Styled]:
-    """Return the lines of a table: whole numbers with their thousands apart, shares as percentages, a dash for None; columns
-    that hold nothing else stand to the right. The heads are bold, and a note on what is left out is dim.
+    """Return the lines of a table. Integers get thousands separators, shares are percentages, None is a dash. Columns that
+    contain only numbers are right-aligned. The heads are bold, and a note on omitted rows and columns is dim.
 
-    In a width that does not hold all of it, whole columns are left out, and then texts are shortened: names, in front, in
-    their middle. Numbers are never cut, and no line is wrapped.
+    If the table is wider than `width`, whole columns are omitted first, and then texts are shortened: the first column in its
+    middle, others at their ends. Numbers are never shortened, and no line is wrapped.
 
     Args:
-        height: lines that it may take, its title and what it says of the rest included; at least one row is shown.
-        less: heads of columns in the order in which they are left out; then the others, the last first.
+        height: maximum number of lines, with the title and the note; at least one row is shown.
+        less: heads of the columns that are omitted first, in this order; then the other columns, from the last one.
     """
-    given = list(rows)
-    held = len(given)
-    if height is not None and held > (room := height - 1 - bool(title)):
-        del given[max(1, room - 1) :]
-    body = [[plain(cell(value)).replace("\n", " ") for value in row] for row in given]
-    words = [any(isinstance(row[at], str) and not NUMBER.fullmatch(row[at]) for row in given) for at in range(len(heads))]
-    wide = [max(map(measured, (head, *(row[at] for row in body)))) for at, head in enumerate(heads)]
-    kept = list(range(len(heads)))
+    visible = list(rows)
+    total = len(visible)
+    if height is not None and total > (room := height - 1 - bool(title)):
+        del visible[max(1, room - 1) :]
+    body = [[plain(cell(value)).replace("\n", " ") for value in row] for row in visible]
+    is_text = [any(isinstance(row[at], str) and not NUMBER.fullmatch(row[at]) for row in visible) for at in range(len(heads))]
+    widths = [max(map(measured, (head, *(row[at] for row in body)))) for at, head in enumerate(heads)]
+    columns = list(range(len(heads)))
     if width is not None:
-        free = [words[at] and not all(FIGURE.fullmatch(row[at]) for row in body) for at in kept]
-        least = [min(each, NARROWEST + 4 * (at == 0)) if free[at] else each for at, each in enumerate(wide)]
-        going = [heads.index(head) for head in less if head in heads]
-        going += [at for at in reversed(kept[1:]) if at not in going]
-        for at in going:
-            if sum(least[each] + GAP for each in kept) - GAP <= width:
+        flexible = [is_text[at] and not all(FIGURE.fullmatch(row[at]) for row in body) for at in columns]
+        minimum = [min(size, MIN_COLUMN + 4 * (at == 0)) if flexible[at] else size for at, size in enumerate(widths)]
+        optional = [heads.index(head) for head in less if head in heads]
+        optional += [at for at in reversed(columns[1:]) if at not in optional]
+        for at in optional:
+            if sum(minimum[column] + GAP for column in columns) - GAP <= width:
                 break
-            kept.remove(at)
-        for _ in range(sum(wide[at] + GAP for at in kept) - GAP - width):
-            widest = max(kept, key=lambda at: wide[at] if wide[at] > least[at] else 0)
-            wide[widest] -= wide[widest] > least[widest]
+            columns.remove(at)
+        for _ in range(sum(widths[at] + GAP for at in columns) - GAP - width):
+            widest = max(columns, key=lambda at: widths[at] if widths[at] > minimum[at] else 0)
+            widths[widest] -= widths[widest] > minimum[widest]
 
     def aligned(cells: Sequence[str]) -> str:
         padded = []
-        for at in kept:
-            text = shortened(cells[at], wide[at], middle=at == 0)
-            blanks = " " * (wide[at] - measured(text))
-            padded.append(text + blanks if words[at] else blanks + text)
+        for at in columns:
+            text = shortened(cells[at], widths[at], middle=at == 0)
+            blanks = " " * (widths[at] - measured(text))
+            padded.append(text + blanks if is_text[at] else blanks + text)
         return (" " * GAP).join(padded).rstrip()
 
     lines = [(aligned(heads), "bold"), *((aligned(row), "") for row in body)]
     if title:
         lines.insert(0, (line(title) if width is None else shortened(line(title), width), ""))
-    counts = ((held - len(given), "row"), (len(heads) - len(kept), "column"))
-    if missing := " and ".join(many(number, what) for number, what in counts if number):
+    omitted = ((total - len(visible), "row"), (len(heads) - len(columns), "column"))
+    if missing := " and ".join(many(number, noun) for number, noun in omitted if number):
         note = f"{missing} more in a larger window, and with --json"
         lines.append((note if width is None else shortened(note, width), "dim"))
     return lines
 
 
 def measured(text: str) -> int:
-    """Columns of a terminal that a text takes."""
+    """Return the columns of a terminal that a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -125,7 +131,7 @@ def measured(text: str) -> int:
 
 
 def shortened(text: str, width: int, *, middle: bool = False) -> str:
-    """A text in at most `width` columns, with an ellipsis for what is left out: its end, or its middle."""
+    """Shorten a text to `width` columns, with an ellipsis for its end or its middle."""
     if measured(text) <= width:
         return text
     from rich.cells import chop_cells
@@ -137,25 +143,25 @@ def shortened(text: str, width: int, *, middle: bool = False) -> str:
 
 
 def cell(value: str | float | None) -> str:
-    """A value as a table shows it."""
+    """Format a value for a table."""
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.1%}" if isinstance(value, float) else count(value)
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """A target of bytes."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of the bytes."""
+        """Write all of the bytes."""
         ...
 
     def flush(self) -> object:
-        """Pass on what was taken."""
+        """Flush what was written."""
         ...
 
 
-class _Shown:
+class _TerminalSink:
     def write(self, data: bytes, /) -> None:
         tell(spelled(data.decode("utf-8")), end="")
 
@@ -165,51 +171,50 @@ class _Shown:
 
 @contextmanager
 def sink(out: Path | None, force: bool) -> Iterator[Sink]:
-    """Where lines of JSON go: to a file, which is written whole or not at all, or to standard output."""
+    """Open a target for lines of JSON: a file, which is written completely or not at all, or standard output."""
     if out is not None:
         with write_file(out, force=force) as file:
             yield file
         return
     sys.stdout.flush()
-    shown: Sink = _Shown() if sys.stdout.isatty() else sys.stdout.buffer
-    yield shown
-    shown.flush()
+    target: Sink = _TerminalSink() if sys.stdout.isatty() else sys.stdout.buffer
+    yield target
+    target.flush()
 
 
 class Done(Protocol):
-    """Updates what is shown of some work: how much is done, the total if it became known only now, and what is in hand."""
+    """Reports progress: the amount done, the total if it has become known, and a description of the current step."""
 
-    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
-        """Show that `done` of `total` is done."""
+    def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
+        """Report that `done` of `total` is done."""
 
 
-BEFORE_A_BAR = 0.5
+BAR_DELAY = 0.5
 """Seconds of work before a bar is drawn."""
 
-FIRST, LAST = 2.0, 60.0
-"""Seconds before the first line of progress, and between two lines at most; each wait is twice the one before."""
+FIRST_DELAY, MAX_DELAY = 2.0, 60.0
+"""Seconds before the first line of progress, and the maximum between two lines; each delay is twice the previous one."""
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, *, unit: str = "", first: float = FIRST) -> Iterator[Done]:
-    """Progress on standard error while the block runs: a bar, or plain lines now and then where that is no terminal.
-
-    Where $KILBURN_QUIET is set, nothing is shown.
+def progress(title: str, total: int | None = None, *, unit: str = "", first: float = FIRST_DELAY) -> Iterator[Done]:
+    """Show progress on standard error while the block runs: a bar on a terminal, otherwise a line now and then. With
+    $KILBURN_QUIET, show nothing.
 
     Args:
-        unit: what is counted, for the lines; "bytes" for a download.
-        first: seconds before the first line, so that short work says nothing; a bar comes after half a second.
+        unit: the noun of the counted things; "bytes" for a download.
+        first: seconds before the first line, so that short work prints nothing.
     """
     if os.environ.get("KILBURN_QUIET"):
-        yield lambda done, total=None, words="": None
+        yield lambda completed, total=None, words="": None
         return
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        lines = _Lines(what, total, unit)
+        lines = _Lines(title, total, unit)
         with lines.spoken(first):
             yield lines
         return
-    bar = _Bar(what, total, unit)
-    timer = threading.Timer(BEFORE_A_BAR, bar.show)
+    bar = _Bar(title, total, unit)
+    timer = threading.Timer(BAR_DELAY, bar.show)
     timer.start()
     try:
         yield bar
@@ -219,75 +224,75 @@ def progress(what: str, total: int | None = None, *, unit: str = "", first: floa
 
 
 class _Bar:
-    """A bar that a timer shows: short work draws nothing, and does not import what draws."""
+    """A bar that a timer shows, so that short work neither draws it nor imports rich."""
 
-    def __init__(self, what: str, total: int | None, unit: str) -> None:
-        self._what, self._unit = what, unit
-        self._state: dict[str, Any] = {"completed": 0, "total": total, "description": line(what)}
+    def __init__(self, title: str, total: int | None, unit: str) -> None:
+        self._title, self._unit = title, unit
+        self._state: dict[str, Any] = {"completed": 0, "total": total, "description": line(title)}
         self._lock = threading.Lock()
         self._closed = False
-        self._shown: Any = None
+        self._bar: Any = None
 
-    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
+    def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
         with self._lock:
-            description = line(f"{self._what} {words}" if words else self._what)
-            self._state = {"completed": done, "total": total or self._state["total"], "description": description}
-            if self._shown is not None:
-                self._shown.update(self._shown.task_ids[0], **self._state)
+            description = line(f"{self._title} {words}" if words else self._title)
+            self._state = {"completed": completed, "total": total or self._state["total"], "description": description}
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], **self._state)
 
     def show(self) -> None:
-        """Draw the bar from now on."""
+        """Draw the bar."""
         from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
         with self._lock:
             if not self._closed:
-                self._shown = Progress(*columns, console=console(stderr=True), transient=True)
-                self._shown.add_task(**self._state)
-                self._shown.start()
+                self._bar = Progress(*columns, console=console(stderr=True), transient=True)
+                self._bar.add_task(**self._state)
+                self._bar.start()
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
         with self._lock:
             self._closed = True
-            if self._shown is not None:
-                self._shown.stop()
+            if self._bar is not None:
+                self._bar.stop()
 
 
 class _Lines:
-    """Progress in plain lines. A thread says them, because the work may be one long call that tells nothing."""
+    """Progress in plain lines. A thread prints them, because the work may be one long call without reports."""
 
-    def __init__(self, what: str, total: int | None, unit: str) -> None:
-        self._what, self._unit = line(what), unit
-        self._now: tuple[int, int | None, str] = (0, total, "")
-        self._began = time.monotonic()
+    def __init__(self, title: str, total: int | None, unit: str) -> None:
+        self._title, self._unit = line(title), unit
+        self._state: tuple[int, int | None, str] = (0, total, "")
+        self._start = time.monotonic()
 
-    def __call__(self, done: int, total: int | None = None, words: str = "", /) -> None:
-        self._now = (done, total or self._now[1], words)
+    def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
+        self._state = (completed, total or self._state[1], words)
 
     @contextmanager
     def spoken(self, first: float) -> Iterator[None]:
         over = threading.Event()
 
         def speak() -> None:
-            wait = first
-            while not over.wait(wait):
-                with suppress(OSError, ValueError):  # nobody reads it any more; the work goes on
-                    say(self.words(time.monotonic() - self._began))
-                wait = min(2 * wait, LAST)
+            delay = first
+            while not over.wait(delay):
+                with suppress(OSError, ValueError):  # standard error is closed; the work continues
+                    say(self.words(time.monotonic() - self._start))
+                delay = min(2 * delay, MAX_DELAY)
 
-        voice = threading.Thread(target=speak, name="kilburn-progress", daemon=True)
-        voice.start()
+        thread = threading.Thread(target=speak, name="kilburn-progress", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             over.set()
-            voice.join()
+            thread.join()
 
     def words(self, seconds: float) -> str:
-        """A line: what is done, how much of it, what is in hand, and for how long."""
-        done, total, hand = self._now
+        """Return a line with the amount done, the current step, and the time."""
+        completed, total, step = self._state
         unit = f" {self._unit}" if self._unit else ""
-        much = f" {done:,} of {total:,}{unit}" if total else f" {done:,}{unit}" if done else ""
-        return f"{self._what}:{much}{f' {line(hand)}' if hand else ''}{',' if much or hand else ''} {seconds:.0f} s"
+        amount = f" {completed:,} of {total:,}{unit}" if total else f" {completed:,}{unit}" if completed else ""
+        return f"{self._title}:{amount}{f' {line(step)}' if step else ''}{',' if amount or step else ''} {seconds:.0f} s"

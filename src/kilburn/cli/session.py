@@ -12,7 +12,7 @@ import msgspec
 from typer import Argument, Option
 
 from kilburn.backend import SegmentInfo, State, root_of
-from kilburn.cli.access import opened, reading, session
+from kilburn.cli.access import open_session, reading, session
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, StoreCorrupt
@@ -38,33 +38,37 @@ def fewer(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Counter[str]
     families: dict[str, list[SegmentInfo]] = {}
     for info in sorted(infos, key=lambda info: -info.used):
         families.setdefault(root_of(info.name), []).append(info)
-    left = Counter({root: len(family) - FORKS for root, family in families.items() if len(family) > FORKS})
-    kept = {info.number for family in families.values() for info in family[:FORKS]}
-    return [info for info in infos if info.number in kept or info.damaged], left
+    omitted = Counter({root: len(family) - FORKS for root, family in families.items() if len(family) > FORKS})
+    numbers = {info.number for family in families.values() for info in family[:FORKS]}
+    return [info for info in infos if info.number in numbers or info.damaged], omitted
 
 
 def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
     """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
-    found, places, damaged, jobs = Stats(), Counter[str](), None, None
+    figures, places, damaged, jobs = Stats(), Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
-        session = opened(store, info.number, info.name)
-        found, jobs = session.stats(), jobs_of(session)
-        places = Counter(state.at for page, state in session.pages() if page.id > 0 and session.owner(page.id) == session.number)
+        session = open_session(store, info.number, info.name)
+        figures, jobs = session.stats(), jobs_of(session)
+        places = Counter(
+            state.at
+            for page, state in session.contents.pages()
+            if page.id > 0 and session.contents.owner(page.id) == session.number
+        )
     except StoreCorrupt as error:
         damaged = error.what
     keys = ("hit_rate", "faults", "refaults", "evictions", "folds")
     return {
         "session": info.name,
-        "pages": found.pages,
-        "derived": found.derived,
-        "tokens": found.tokens_seen,
-        "tokens_in_window": found.tokens_in_window,
-        "window": found.window or None,
-        "fill": found.fill,
+        "pages": figures.pages,
+        "derived": figures.derived,
+        "tokens": figures.tokens_seen,
+        "tokens_in_window": figures.tokens_in_window,
+        "window": figures.window or None,
+        "fill": figures.fill,
         "places": dict(places),
-        **{key: found[key] for key in keys},
+        **{key: figures[key] for key in keys},
         "jobs": jobs,
         "created": info.created,
         "used": info.used,
@@ -83,7 +87,7 @@ def jobs_of(session: Session) -> dict[str, Any] | None:
     finished ones waited and ran, in seconds."""
     last, since = None, 0.0
     finished: list[JobNote] = []
-    for event in session.events(act=Act.NOTE):
+    for event in session.ledger.events(act=Act.NOTE):
         if "job" not in event.data:
             continue
         try:
@@ -119,8 +123,8 @@ QUEUES = ("session", "job", "since", "ahead", "discipline", "slice", "finished",
 def queue_cells(row: dict[str, Any]) -> list[Any]:
     """A row of the table of queues, for a session that was served by a scheduler."""
     jobs = row["jobs"]
-    many = max(1, jobs["finished"])
-    wait, turnaround = jobs["waited"] / many, (jobs["waited"] + jobs["ran"]) / many
+    finished = max(1, jobs["finished"])
+    wait, turnaround = jobs["waited"] / finished, (jobs["waited"] + jobs["ran"]) / finished
     slice = "-" if jobs["slice"] is None else f"{jobs['slice']} tokens"
     stage = [row["session"], jobs["stage"], f"{age(jobs['since'])} ago", jobs["ahead"], jobs["discipline"], slice]
     return [*stage, jobs["finished"], f"{wait:.2f} s", f"{jobs['longest']:.2f} s", f"{turnaround:.2f} s"]
@@ -144,14 +148,14 @@ def ps(
     """
     with reading(db, tenant) as store:
         infos = store.sessions()
-        left: Counter[str] = Counter()
+        omitted: Counter[str] = Counter()
         if not (every or json):
-            infos, left = fewer(infos)
-        with progress("reading the ledgers", len(infos)) as done:
+            infos, omitted = fewer(infos)
+        with progress("reading the ledgers", len(infos)) as report:
             rows = []
             for number, info in enumerate(infos, start=1):
                 rows.append(row_of(store, info))
-                done(number)
+                report(number)
     if json:
         emit(rows)
         return
@@ -161,7 +165,7 @@ def ps(
     if served := [row for row in rows if row["jobs"]]:
         tell("")
         table(QUEUES, map(queue_cells, served), less=LESS_QUEUES)
-    for root, number in left.items():
+    for root, number in omitted.items():
         say(f"and {count(number)} more forks of {line(root)}, which were used before: kilburn ps --all")
     for row in rows:
         if row["damaged"]:
@@ -178,12 +182,12 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
     """
     with reading(db, tenant) as store:
         opened = session(store, name)
-        found = dict(opened.stats())
+        figures = dict(opened.stats())
     if json:
-        emit(found)
+        emit(figures)
         return
-    warnings = found.pop("warnings")
-    table(("figure", "value"), [(key.replace("_", " "), value) for key, value in found.items()])
+    warnings = figures.pop("warnings")
+    table(("figure", "value"), [(key.replace("_", " "), value) for key, value in figures.items()])
     for warning in warnings:
         tell(f"warning: {warning}")
 
@@ -208,7 +212,7 @@ def show(
     """
     with reading(db, tenant) as store:
         opened = session(store, name)
-        pages = dict(enumerate(opened.pages()))
+        pages = dict(enumerate(opened.contents.pages()))
         cited = citing(page for page, _ in pages.values())
         if address is None:
             described = [describe(page, state, cited) for page, state in pages.values()]
@@ -217,10 +221,10 @@ def show(
             else:
                 _page_table(described)
             return
-        wanted = set(opened.resolve(address))
-        chosen = [(page, state) for page, state in pages.values() if page.id in wanted]
-        opened.fetch(page for page, _ in chosen)
-        described = [describe(page, state, cited) | {"text": opened.text(page.id)} for page, state in chosen]
+        numbers = set(opened.contents.resolve(address))
+        chosen = [(page, state) for page, state in pages.values() if page.id in numbers]
+        opened.contents.fetch(page for page, _ in chosen)
+        described = [describe(page, state, cited) | {"text": opened.contents.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}", advice="`kilburn show SESSION` lists the addresses")
     if json:
@@ -264,12 +268,12 @@ def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str,
 
 
 def _page_table(rows: list[dict[str, Any]]) -> None:
-    now = time.time()
+    time_now = time.time()
     heads = ("address", "kind", "role", "tokens", "age", "trust", "at", "", "what")
     table(
         heads,
         (
-            (*(row[key] for key in heads[:4]), age(row["time"], now), row["trust"], row["at"], _marks(row), row["label"])
+            (*(row[key] for key in heads[:4]), age(row["time"], time_now), row["trust"], row["at"], _marks(row), row["label"])
             for row in rows
         ),
     )

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import StorePlace, stored
+from kilburn.cli.access import StorePlace, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
@@ -24,7 +24,7 @@ _OPTIONS = {"archive": "--archive-after", "forget": "--forget-after", "branches"
 
 
 @sessions.command("expire")
-@stored
+@with_options
 def expire_sessions(
     older: Annotated[
         str | None, Option("--older-than", metavar="TIME", help="Not used for so long: 30d, 12h; else as the rule says.")
@@ -53,8 +53,8 @@ def expire_sessions(
     with where.reading() as store:
         rule = rule_of(store.backend)
         if older is not None:
-            after = seconds(older, "--older-than")
-            rule = TimeToLive(archive=after) if archive else TimeToLive(forget=after)
+            age = seconds(older, "--older-than")
+            rule = TimeToLive(archive=age) if archive else TimeToLive(forget=age)
         if rule is None:
             say("kilburn: this tenant has no rule; one is set by: kilburn sessions rule --forget-after 365d")
             rule = TimeToLive()
@@ -90,7 +90,7 @@ def _say(due: Expired, dry: bool, *, json: bool) -> None:
 
 
 @sessions.command("rule")
-@stored
+@with_options
 def rule(
     archive: Annotated[str | None, Option("--archive-after", metavar="TIME", help="After how long without use: 30d.")] = None,
     forget: Annotated[str | None, Option("--forget-after", metavar="TIME", help="After how long without use: 365d.")] = None,
@@ -109,29 +109,33 @@ def rule(
 
         kilburn sessions rule --forget-after 365d
     """
-    given = {"archive": archive, "forget": forget, "branches": branches}
-    after = {name: seconds(text, _OPTIONS[name]) for name, text in given.items() if text is not None}
-    if never and after:
+    options = {"archive": archive, "forget": forget, "branches": branches}
+    seconds_by_name = {name: seconds(text, _OPTIONS[name]) for name, text in options.items() if text is not None}
+    if never and seconds_by_name:
         raise SpecError("--never with a time", advice="give one of them")
-    if not never and not after:
+    if not never and not seconds_by_name:
         with where.reading() as store:
-            kept = rule_of(store.backend)
+            current = rule_of(store.backend)
     else:
-        kept = None if never else TimeToLive(**after)
+        current = None if never else TimeToLive(**seconds_by_name)
         with where.writing() as store:
-            if kept is not None and kept.archive is not None and "cold" not in store.backend.settings():
+            if current is not None and current.archive is not None and "cold" not in store.backend.settings.all():
                 raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
-            keep_rule(store.backend, kept)
+            keep_rule(store.backend, current)
     if where.json:
-        emit(msgspec.to_builtins(kept or TimeToLive()))
+        emit(msgspec.to_builtins(current or TimeToLive()))
         return
-    said = kept or TimeToLive()
-    for what, length in (("archived", said.archive), ("forgotten", said.forget), ("lone branches forgotten", said.branches)):
-        tell(f"{what}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
+    shown_rule = current or TimeToLive()
+    for event, length in (
+        ("archived", shown_rule.archive),
+        ("forgotten", shown_rule.forget),
+        ("lone branches forgotten", shown_rule.branches),
+    ):
+        tell(f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
 
 
 @sessions.command("receipts")
-@stored
+@with_options
 def receipts(*, where: StorePlace) -> None:
     """Show the last 200 receipts of sessions that ended by a rule. `kilburn worker` and `kilburn serve` apply the rule too.
 
@@ -142,14 +146,14 @@ def receipts(*, where: StorePlace) -> None:
         kilburn sessions receipts
     """
     with where.reading() as store:
-        kept = kept_receipts(store.backend)
+        rows = kept_receipts(store.backend)
     if where.json:
-        emit([{name: getattr(each, name) for name in each.__struct_fields__} for each in kept])
+        emit([{name: getattr(receipt, name) for name in receipt.__struct_fields__} for receipt in rows])
         return
-    for each in kept:
-        places = ", ".join(f"{count(number)} {place}" for place, number in each.places.items())
-        more = f" with its branches, {many(each.segments, 'session')}" if each.segments > 1 else ""
-        said = f"forgotten{more}{f': {places}' if places else ''}" if each.whole else "begun, not known to its end"
-        tell(line(f"{when(each.time)}  session {each.segment}: {said}"))
-    if not kept:
+    for receipt in rows:
+        places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
+        more = f" with its branches, {many(receipt.segments, 'session')}" if receipt.segments > 1 else ""
+        description = f"forgotten{more}{f': {places}' if places else ''}" if receipt.whole else "begun, not known to its end"
+        tell(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
+    if not rows:
         tell("no rule has forgotten a session")

@@ -110,8 +110,8 @@ Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Why = Annotated[str, Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")]
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(value: bool) -> None:
+    if value:
         tell(f"kilburn {__version__}")
         raise typer.Exit
 
@@ -135,18 +135,18 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
     Args:
         commands: other than Kilburn's own: a program of `lab/recipes/` has the same exit statuses and errors. name: its name.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the session
     if sys.stdout is None:
         closed = OSError("standard output is closed; give it a file, a pipe or /dev/null")
-        return _fail(given, closed, f"{name}: {closed}", 1)
+        return _fail(words, closed, f"{name}: {closed}", 1)
     with warnings.catch_warnings():
         # The figures say it in words where they are shown.
         warnings.simplefilter("ignore", HitRateWarning)
         warnings.simplefilter("always", DamageWarning)
         warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
-        status = _run(given, commands, name)
+        status = _run(words, commands, name)
     if arguments is None:
         gc.freeze()  # the process ends, and the search for cycles at its end takes 40 ms
     try:
@@ -157,43 +157,43 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
     return status
 
 
-def _run(given: list[str], commands: typer.Typer, name: str) -> int:
+def _run(arguments: list[str], commands: typer.Typer, name: str) -> int:
     try:
-        status = _made(commands).main(args=given, prog_name=name, standalone_mode=False)
+        status = _made(commands).main(args=arguments, prog_name=name, standalone_mode=False)
         if status == INTERRUPTED:  # the parser has caught it
-            return _fail(given, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
+            return _fail(arguments, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
     except Unusable as error:
         words = io.StringIO()
         error.show(file=words)
-        return _fail(given, error, words.getvalue().rstrip("\n"), int(error.exit_code))
+        return _fail(arguments, error, words.getvalue().rstrip("\n"), int(error.exit_code))
     except typer.Abort as error:
-        return _fail(given, error, "Aborted!", 1)
+        return _fail(arguments, error, "Aborted!", 1)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt as error:
-        return _fail(given, error, f"{name}: interrupted", INTERRUPTED)
+        return _fail(arguments, error, f"{name}: interrupted", INTERRUPTED)
     except (KilburnError, OSError, UnicodeError) as error:
         if isinstance(error, BrokenPipeError):
             _hush()
             return 1
-        if _wants_debug(given):
+        if _wants_debug(arguments):
             say(traceback.format_exc())
         status = 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
-        return _fail(given, error, f"{name}: {' '.join(_words_of(error).split())}", status)
+        return _fail(arguments, error, f"{name}: {' '.join(_words_of(error).split())}", status)
     except Exception as error:
-        if not _wants_json(given):
+        if not _wants_json(arguments):
             raise
         say(traceback.format_exc())  # a fault of this program: what Python would print, and then the object
-        return _fail(given, error, "", 1)
+        return _fail(arguments, error, "", 1)
 
 
-def _fail(given: list[str], error: BaseException, words: str, status: int) -> int:
+def _fail(arguments: list[str], error: BaseException, words: str, status: int) -> int:
     """Tell people, or a program that gave --json, on standard error; returns the exit status.
 
     Standard output holds results only: what reads it takes no error for one.
     """
-    if _wants_json(given):
+    if _wants_json(arguments):
         say(spelled(json.dumps({"error": described(error) | {"status": status}}, ensure_ascii=False)))
     elif words:
         say(words)
@@ -224,15 +224,15 @@ def _message_of(error: BaseException) -> str:
     return str(error) or {"KeyboardInterrupt": "interrupted", "Abort": "aborted"}.get(type(error).__name__, "")
 
 
-def _wants_json(given: list[str]) -> bool:
+def _wants_json(arguments: list[str]) -> bool:
     """Whether a program is to read what is said. The command line may be the fault itself, so its words are looked at."""
-    words = given[: given.index("--")] if "--" in given else given
+    words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in words
 
 
-def _wants_debug(given: list[str]) -> bool:
-    verb = next((at for at, word in enumerate(given) if not word.startswith("-")), len(given))
-    return "--debug" in given[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
+def _wants_debug(arguments: list[str]) -> bool:
+    verb = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    return "--debug" in arguments[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
 
 
 def _advice_of(error: BaseException) -> str:

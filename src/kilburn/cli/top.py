@@ -47,8 +47,8 @@ class Watch:
     def rows(self) -> list[dict[str, Any]]:
         """One row a session, the last used first."""
         for info in self._store.sessions():
-            known = self._known.get(info.number)
-            if known is None or known[0] != info.head:
+            cached = self._known.get(info.number)
+            if cached is None or cached[0] != info.head:
                 fresh = Store(self._store.backend, self._store.budget, "fifo", tokenizer=self._store.counter)
                 self._known[info.number] = (info.head, row_of(fresh, info))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
@@ -56,7 +56,7 @@ class Watch:
 
 @app.command()
 def top(
-    once: Annotated[bool, Option("--once", help="One frame, then end.")] = False,
+    single: Annotated[bool, Option("--once", help="One frame, then end.")] = False,
     every: Annotated[float, Option(min=0.2, help="Seconds between frames.")] = 1.0,
     url: Annotated[str | None, Option(metavar="URL", help="Of a running gateway; its key is read from $KILBURN_KEY.")] = None,
     db: Db = None,
@@ -76,20 +76,20 @@ def top(
         kilburn top --url http://127.0.0.1:8000
     """
     if url is not None:
-        _watch(lambda: sessions_of(url), traffic, once, every, json)
+        _watch(lambda: sessions_of(url), traffic, single, every, json)
         return
     with reading(db, tenant) as store:
-        _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), once, every, json)
+        _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), single, every, json)
 
 
-def _watch(rows: Callable[[], list[Any]], shown: Callable[..., list[Styled]], once: bool, every: float, json: bool) -> None:
+def _watch(rows: Callable[[], list[Any]], draw: Callable[..., list[Styled]], single: bool, every: float, json: bool) -> None:
     with progress("reading the ledgers"):
         first = rows()
     if json:
         emit({"time": time.time(), "sessions": first})
         return
-    if once or not sys.stdout.isatty():
-        tell_lines(shown(first, terminal_width() or 160))
+    if single or not sys.stdout.isatty():
+        tell_lines(draw(first, terminal_width() or 160))
         return
     from rich.live import Live
     from rich.text import Text
@@ -97,7 +97,7 @@ def _watch(rows: Callable[[], list[Any]], shown: Callable[..., list[Styled]], on
     screen = console()
 
     def fitted(rows: list[Any]) -> Text:
-        return Text("\n").join(Text(text, style) for text, style in shown(rows, screen.width, screen.height))
+        return Text("\n").join(Text(text, style) for text, style in draw(rows, screen.width, screen.height))
 
     with Live(fitted(first), console=screen, screen=True, auto_refresh=False) as live:
         while True:
@@ -175,8 +175,10 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
     """One screenful: the levels, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
     title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(row['pages'] for row in rows), 'page')}"
-    for number, (place, held) in enumerate((place, held) for place, held in places.items() if held):
-        more = f"{', ' if number else ': '}{count(held)} {place}"
+    for number, (place, number_of_pages) in enumerate(
+        (place, number_of_pages) for place, number_of_pages in places.items() if number_of_pages
+    ):
+        more = f"{', ' if number else ': '}{count(number_of_pages)} {place}"
         title += more if len(title + more) <= width else ""
     figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
     heads = ("session", "window", "", *figures, "last use")
@@ -190,12 +192,12 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
 
 
 def _row(row: dict[str, Any], width: int) -> list[Any]:
-    window, used = row["window"], row["tokens_in_window"]
+    window, tokens_in_window = row["window"], row["tokens_in_window"]
     share = row["fill"] or 0.0
     name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
     places = [row["places"].get(place, 0) for place in PLACES[:4]]
     filled = row["fill"] if window and window < WIDE else None
     if width >= WIDTH:
-        return [name, bar(share), filled, used, window, figures[0], *places, *figures[1:]]
-    tokens = (short(used), None if window is None else short(window), short(figures[0]))
+        return [name, bar(share), filled, tokens_in_window, window, figures[0], *places, *figures[1:]]
+    tokens = (short(tokens_in_window), None if window is None else short(window), short(figures[0]))
     return [name, bar(share, 10), filled, *tokens, *places, *figures[1:]]

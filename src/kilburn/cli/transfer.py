@@ -24,7 +24,7 @@ from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, plain, say, tell
-from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
+from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, read_lines, stem_of
 
 
 @app.command()
@@ -62,10 +62,10 @@ def export(
         infos = [info for info in store.sessions() if name in (None, info.name)]
         if name is not None:
             session(store, name)
-        with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as done:
-            written = 0
+        with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as report:
+            lines_written = 0
             damaged, forked, beginnings = [], 0, SharedBeginnings()
-            left = len(store.session(name).branches.below()) if name is not None else 0
+            branches = len(store.session(name).branches.below()) if name is not None else 0
             for info in infos:
                 try:
                     if info.damaged:
@@ -81,8 +81,8 @@ def export(
                     continue
                 for line in lines:
                     file.write(line)
-                    written += 1
-                    done(written)
+                    lines_written += 1
+                    report(lines_written)
             infos = [info for info in infos if info not in damaged]
     if note:
         _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
@@ -91,15 +91,15 @@ def export(
             {
                 "file": str(out),
                 "sessions": [info.name for info in infos],
-                "lines": written,
-                "left_out": {"damaged": [info.name for info in damaged], "branches": left},
+                "lines": lines_written,
+                "left_out": {"damaged": [info.name for info in damaged], "branches": branches},
                 "branches": forked,
             }
         )
     elif out:
-        say(f"{many(len(infos), 'session')}, {many(written, 'line')}: {out}")
-    if left:
-        say(f"kilburn: not exported: branches of {name!r}: {left}; without a session's name all sessions are exported")
+        say(f"{many(len(infos), 'session')}, {many(lines_written, 'line')}: {out}")
+    if branches:
+        say(f"kilburn: not exported: branches of {name!r}: {branches}; without a session's name all sessions are exported")
     if forked:
         say(f"kilburn: branches among them: {forked}; imported, each is a session of its own with all that it saw")
     if damaged:
@@ -123,7 +123,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
         with writing(existing(db), tenant) as store:
             for name in names:
                 opened = session(store, name)
-                with opened.batch() as kernel:
+                with opened.edits.batch() as kernel:
                     kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=opened.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
@@ -138,7 +138,7 @@ def bring(
     tokenizer: Annotated[
         str, Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
     ] = "auto",
-    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MOST,
+    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MAX_FILE_BYTES,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -162,27 +162,29 @@ def bring(
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
         rows: list[tuple[str, int, int]] = []
-        with store.backend.together(), progress("importing", sum(len(item.entries) for item in saved)) as done:
-            taken = {info.name for info in store.sessions() if info.pages} & {item.name for item in saved}
-            if taken:
-                raise SpecError(f"session {min(taken)!r} is in this store already", advice="give another name with --session")
+        with store.backend.together(), progress("importing", sum(len(item.entries) for item in saved)) as report:
+            existing_names = {info.name for info in store.sessions() if info.pages} & {item.name for item in saved}
+            if existing_names:
+                raise SpecError(
+                    f"session {min(existing_names)!r} is in this store already", advice="give another name with --session"
+                )
             lines = 0
             for item in saved:
                 stats = rebuild(store, clock, item).stats()
                 rows.append((item.name, stats.pages, stats.tokens_seen))
                 lines += len(item.entries)
-                done(lines)
+                report(lines)
         embed(store)
     if json:
         emit(
             {
                 "source": str(source),
-                "sessions": [{"session": made, "pages": pages, "tokens": tokens} for made, pages, tokens in rows],
+                "sessions": [{"session": session_name, "pages": pages, "tokens": tokens} for session_name, pages, tokens in rows],
             }
         )
         return
-    for made, pages, tokens in rows:
-        tell(f"{line(made)}: {many(pages, 'page')}, {many(tokens, 'token')}")
+    for session_name, pages, tokens in rows:
+        tell(f"{line(session_name)}: {many(pages, 'page')}, {many(tokens, 'token')}")
 
 
 def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:

@@ -1,15 +1,14 @@
-"""`window`: what a session's prompt holds, what would leave it, and changing that by hand.
+"""`window`: shows what a session's prompt holds and what would be evicted, and changes the window by hand.
 
-The session is opened with a very large window, so that nothing moves but what is asked for. What must fit is measured by the
-window that the agent's last prompt had.
+The session is opened with a very large window, so that only the requested change moves pages. What must fit is measured by the
+window of the agent's last prompt.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from typer import Argument, Option
@@ -17,9 +16,9 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, closed_after, existing, fetched, session, stored
+from kilburn.cli.access import StorePlace, closing_model, existing, load_model, session, with_options
 from kilburn.cli.commands import command_group
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import address_list, count, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why
 from kilburn.effect import Outcome
@@ -28,25 +27,24 @@ from kilburn.terminal import emit, line, tell
 
 window = command_group("window")
 
-Address = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)]
-
-SHOWN = 6
-"""Addresses of a line; --json has all of them."""
+Address = Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)]
 
 
 @window.command("preview")
-@stored
+@with_options
 def preview(
     name: SessionName,
-    tokens: Annotated[int, Option(min=0, help="What would leave if so many tokens came now.")] = 0,
+    tokens: Annotated[int, Option(min=0, help="Show what would be evicted if a message of this many tokens came.")] = 0,
     size: Annotated[
-        int | None, Option("--window", min=1, help="Tokens of the window; else those of the last prompt, or 8,000.")
+        int | None, Option("--window", min=1, help="Assume a window of this many tokens; by default that of the last prompt.")
     ] = None,
-    policy: Annotated[str | None, Option(help="Who decides; else the policy of the last compaction, or hybrid.")] = None,
+    policy: Annotated[
+        str | None, Option(help="Let this policy choose; by default the policy of the last compaction, or hybrid.")
+    ] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Show what would leave the window now, and at which price. Nothing changes, and no model is asked.
+    """Show which pages would leave the window now, and at which price. Nothing changes, and no model is asked.
 
     Examples:
 
@@ -55,33 +53,32 @@ def preview(
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
     """
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
-        found, policy, window = by_hand.preview(backend, name, tokens, window=size, policy=policy)
+        result, policy, window = by_hand.preview(backend, name, tokens, window=size, policy=policy)
     if where.json:
-        emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(found))
+        emit({"session": name, "policy": policy, "tokens": tokens} | msgspec.to_builtins(result))
         return
     heads = ("policy", "outcome", "leaves", "freed", "why")
-    rows = ((one.policy, one.outcome, _short(one.left), count(one.freed), one.why) for one in found.receipts)
-    if found.receipts:
-        table(heads, rows)
-    room = found.capacity - found.use
-    said = f"{count(found.use)} tokens now, {found.use / found.capacity:.0%} of what fits a window of {count(window)}"
-    if not found.receipts:
-        tell(f"nothing would leave: {said}, {count(room)} free")
+    if result.receipts:
+        table(heads, ((row.policy, row.outcome, address_list(row.left), count(row.freed), row.why) for row in result.receipts))
+    room = result.capacity - result.use
+    use = f"{count(result.use)} tokens now, {result.use / result.capacity:.0%} of what fits a window of {count(window)}"
+    if not result.receipts:
+        tell(f"nothing would leave: {use}, {count(room)} free")
         return
-    asks = f"; a model would be asked {many(found.asks, 'time')}" if found.asks else ""
-    tell(f"{said}, {count(found.after)} then; a provider would process {count(found.again)} of them again{asks}")
+    asks = f"; a model would be asked {many(result.asks, 'time')}" if result.asks else ""
+    tell(f"{use}, {count(result.after)} then; a provider would process {count(result.again)} of them again{asks}")
 
 
 @window.command("diff")
-@stored
+@with_options
 def diff(
     name: SessionName,
-    turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt: the number of its last message.")],
-    until: Annotated[int | None, Argument(metavar="TURN", min=0, help="The later one; else the prompt as it is now.")] = None,
+    turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt, by the number of its last message.")],
+    until: Annotated[int | None, Argument(metavar="TURN", min=0, help="The later prompt; by default the current one.")] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Show how two prompts of a session differ. Lists what left, what came, and how much of the beginning is the same.
+    """Compare two prompts of a session. Lists the pages that left and came, and the size of the common beginning.
 
     Examples:
 
@@ -90,30 +87,32 @@ def diff(
         kilburn window diff session-1 3 5 --json
     """
     with where.reading() as store:
-        found = session(store, name).difference(turn, until)
+        difference = session(store, name).ledger.difference(turn, until)
     if where.json:
-        emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(found))
+        emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference))
         return
-    for what, addresses in (("left", found.left), ("came", found.came), ("shown by a line or whole", found.changed)):
+    groups = {"left": difference.left, "came": difference.came, "shown by a line or whole": difference.changed}
+    for title, addresses in groups.items():
         if addresses:
-            tell(line(f"{what}: {_short(addresses)}"))
-    tell(f"{count(found.before)} tokens, then {count(found.after)}; the first {count(found.kept)} are the same")
+            tell(line(f"{title}: {address_list(addresses)}"))
+    tell(f"{count(difference.before)} tokens, then {count(difference.after)}; the first {count(difference.kept)} are the same")
 
 
 @window.command("shipped")
-@stored
+@with_options
 def shipped(
     request: Annotated[
-        str, Argument(metavar="REQUEST", help="An id of a request: its client's, the gateway's or a trace's.", show_default=False)
+        str,
+        Argument(metavar="REQUEST", help="The id of a request, given by its client, the gateway or a trace.", show_default=False),
     ],
-    name: Annotated[str | None, Option("--session", metavar="SESSION", help="Only of this session, which is faster.")] = None,
+    name: Annotated[str | None, Option("--session", metavar="SESSION", help="Search only this session, which is faster.")] = None,
     *,
     where: StorePlace,
 ) -> None:
     """Show the prompts that were made for a request, and their pages.
 
-    The gateway keeps its own id of a request with each prompt (the header x-kilburn-request of the answer), the client's
-    (x-client-request-id or x-request-id) and that of the trace (traceparent). `kilburn recall` gives each page back.
+    The gateway stores three ids with each prompt: its own (the header x-kilburn-request of the reply), the client's
+    (x-client-request-id or x-request-id) and that of the trace (traceparent). `kilburn recall` returns the text of a page.
 
     Examples:
 
@@ -124,39 +123,41 @@ def shipped(
     with where.reading() as store:
         if name is not None:
             session(store, name)
-        found = list(shipments(store.backend, store.counter, request, name))
+        prompts = list(shipments(store.backend, store.counter, request, name))
     if where.json:
-        emit({"request": request, "prompts": [one._asdict() for one in found]})
+        emit({"request": request, "prompts": [prompt._asdict() for prompt in prompts]})
         return
-    if not found:
+    if not prompts:
         tell(line(f"no prompt here was made for {request[:80]!r}"))
         return
-    heads = ("session", "turn", "tokens", "again", "cached", "pages", "out", "beside")
+    addresses = ("pages", "out", "beside")
+    figures = ("session", "turn", "tokens", "again", "cached")
     table(
-        heads,
+        (*figures, *addresses),
         (
-            (one.session, one.turn, one.tokens, one.again, one.cached, _short(one.pages), _short(one.out), _short(one.beside))
-            for one in found
+            (*(getattr(prompt, name) for name in figures), *(address_list(getattr(prompt, name)) for name in addresses))
+            for prompt in prompts
         ),
     )
-    last = found[-1]
+    last = prompts[-1]
     if last.pages:
-        tell(f"{many(len(found), 'prompt')}; to read a page: kilburn recall {line(shlex.quote(last.session))} {last.pages[-1]}")
+        tell(f"{many(len(prompts), 'prompt')}; to read a page: kilburn recall {line(shlex.quote(last.session))} {last.pages[-1]}")
 
 
 @window.command("undo")
-@stored
+@with_options
 def undo(
     name: SessionName,
-    size: Annotated[int | None, Option("--window", min=1, help="Tokens it may take; else those of the last prompt.")] = None,
+    size: Annotated[
+        int | None, Option("--window", min=1, help="Let the prompt take this many tokens; by default those of the last prompt.")
+    ] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Undo the newest compaction. The pages return exactly, and what stood in their place leaves. Again: the one before.
+    """Undo the newest compaction: its pages return exactly, and its summary leaves. Repeat it to undo the compaction before.
 
-    A compaction comes because a window is full. Where what it took out does not fit any more, give --window with the size of a
-    larger one, in which the agent goes on. The policy may take the same pages out when it makes room the next time;
-    `kilburn window pin` keeps a page.
+    A window is compacted because it is full. If the pages do not fit any more, give --window with the size of a larger window in
+    which the agent continues. The policy may evict the same pages the next time; `kilburn window pin` prevents that.
 
     Examples:
 
@@ -165,22 +166,26 @@ def undo(
         kilburn window undo session-1 --window 16000 --json
     """
     with where.writing() as store:
-        opened = session(store, name)
-        receipt, use = by_hand.undo(opened, size), opened.use
-    _changed(name, where.json, "taken back", [*receipt.left, *receipt.back], use, f", by {receipt.policy} at turn {receipt.turn}")
+        change = by_hand.change(session(store, name), "undo", tokens=size)
+    receipt = change.receipt
+    _report(change, where.json, f", by {receipt.policy} at turn {receipt.turn}" if receipt is not None else "")
 
 
 @window.command("compact")
-@stored
+@with_options
 def compact(
     name: SessionName,
-    address: Annotated[str | None, Argument(metavar="RANGE", help="Only these pages: p3-p20.", show_default=False)] = None,
-    model: Annotated[str | None, Option(help="Who writes the summary; else the most telling lines are kept as they are.")] = None,
-    keep: Annotated[int, Option(min=1, help="Newest messages that stay as they are.")] = 2,
+    address: Annotated[
+        str | None, Argument(metavar="RANGE", help="Compact only these pages, such as p3-p20.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, Option(help="Let this model write the summary; by default, the most telling lines are quoted.")
+    ] = None,
+    keep: Annotated[int, Option(min=1, help="Keep this many of the newest messages as they are.")] = 2,
     *,
     where: StorePlace,
 ) -> None:
-    """Put one summary in place of the older messages, or of a range. Nothing is lost, and `undo` takes it back.
+    """Replace the older messages, or a range, by one summary. Nothing is lost, and `undo` brings the pages back.
 
     Examples:
 
@@ -189,23 +194,24 @@ def compact(
         kilburn window compact session-1 p1-p4 --json
     """
     existing(where.db)
-    answers = fetched(model) if model else None
-    with closed_after(answers), where.writing() as store:
+    writer = load_model(model) if model else None
+    with closing_model(writer), where.writing() as store:
         opened = session(store, name)
-        done = compact_session(opened, answers, keep=keep, pages=address)
-        use = opened.use
+        compaction = compact_session(opened, writer, keep=keep, pages=address)
+        use = opened.prompts.use
     if where.json:
-        emit({"session": name, "use": use} | msgspec.to_builtins(done))
-    elif done.outcome is Outcome.DONE:
-        tell(line(f"{done.address} stands for what left: {count(done.freed)} tokens freed, {count(use)} in the window"))
+        emit({"session": name, "use": use} | msgspec.to_builtins(compaction))
+    elif compaction.outcome is Outcome.DONE:
+        freed = f"{count(compaction.freed)} tokens freed, {count(use)} in the window"
+        tell(line(f"{compaction.address} stands for the evicted pages: {freed}"))
     else:
-        tell(line(f"nothing changed: {done.outcome}{f', {done.why}' if done.why else ''}"))
+        tell(line(f"nothing changed: {compaction.outcome}{f', {compaction.why}' if compaction.why else ''}"))
 
 
 @window.command("evict")
-@stored
+@with_options
 def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePlace) -> None:
-    """Evict pages from the window, with their calls and results. Their text stays under their address.
+    """Evict pages from the window, together with their calls and results. Their text can be recalled by its address.
 
     Examples:
 
@@ -214,13 +220,12 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
         kilburn window evict session-1 p4-p5 --json
     """
     with where.writing() as store:
-        opened = session(store, name)
-        left, use = opened.evict(address, why), opened.use
-    _changed(name, where.json, "let go", left, use)
+        change = by_hand.change(session(store, name), "evict", address, why=why)
+    _report(change, where.json)
 
 
 @window.command("pin")
-@stored
+@with_options
 def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     """Pin pages. They return to the window, and no policy evicts them until they are unpinned.
 
@@ -231,14 +236,12 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
         kilburn window pin session-1 p1 --json
     """
     with where.writing() as store:
-        opened = session(store, name)
-        by_hand.keep(opened, address)
-        use = opened.use
-    _changed(name, where.json, "kept", [address], use)
+        change = by_hand.change(session(store, name), "pin", address)
+    _report(change, where.json)
 
 
 @window.command("unpin")
-@stored
+@with_options
 def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
     """Unpin pages, so that a policy can evict them again.
 
@@ -249,19 +252,13 @@ def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
         kilburn window unpin session-1 p1 --json
     """
     with where.writing() as store:
-        opened = session(store, name)
-        opened.unpin(address)
-        use = opened.use
-    _changed(name, where.json, "may leave again", [address], use)
+        change = by_hand.change(session(store, name), "unpin", address)
+    _report(change, where.json)
 
 
-def _changed(name: str, json: bool, done: str, addresses: Sequence[str], use: int, more: str = "") -> None:
+def _report(change: by_hand.WindowChange, json: bool, detail: str = "") -> None:
     if json:
-        emit({"session": name, "done": done, "pages": list(addresses), "use": use})
+        emit(change.figures())
         return
-    tell(line(f"{done}{more}: {_short(addresses)}; {count(use)} tokens in the window of {shlex.quote(name)}"))
-
-
-def _short(addresses: Sequence[Any]) -> str:
-    more = len(addresses) - SHOWN
-    return " ".join(addresses[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
+    tell(line(f"{change.done}{detail}: {address_list(change.pages)}; {window}"))

@@ -13,7 +13,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import closed_after, existing, model_of, reading, writing
+from kilburn.cli.access import closing_model, existing, model_of, reading, writing
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
@@ -42,7 +42,7 @@ def worker(
     place: Annotated[
         str | None, Argument(metavar="STORE", help="A file, or the URL of a database; else --db.", show_default=False)
     ] = None,
-    once: Annotated[bool, Option("--once", help="Do what waits now, and end.")] = False,
+    single: Annotated[bool, Option("--once", help="Do what waits now, and end.")] = False,
     kinds: Annotated[
         str | None, Option("--kinds", metavar="KIND,...", help="Only these: erase, expire, learn, embed, cool.")
     ] = None,
@@ -86,19 +86,21 @@ def worker(
 
         kilburn worker agent.db --status
     """
-    if status and (retry or once):
+    if status and (retry or single):
         raise SpecError("--status only shows", advice="give it alone; before it, --retry, and then --once")
-    given = ctx.find_root().params
-    where = existing(place or db or given.get("db"), advice="give its file or URL; `kilburn chat` and `kilburn serve` make one")
-    whose = list(dict.fromkeys(tenants or [given.get("tenant") or "default"]))
+    root_params = ctx.find_root().params
+    where = existing(
+        place or db or root_params.get("db"), advice="give its file or URL; `kilburn chat` and `kilburn serve` make one"
+    )
+    whose = list(dict.fromkeys(tenants or [root_params.get("tenant") or "default"]))
     if status:
         _show(where, whose, json=json)
         return
     if retry:
         _retry(where, whose, json=json)
-        if not once:
+        if not single:
             return
-    with closed_after(model_of(model)) as speaker:
+    with closing_model(model_of(model)) as speaker:
         ways = Ways(
             kinds=_kinds(kinds),
             learn=tuple(learn or ()),
@@ -109,42 +111,42 @@ def worker(
             embedder=None if embedder == "none" else embedder,
             cold_after=None if cold is None else seconds(cold, "--cold-after"),
         )
-        failed = _work(where, whose, ways, once=once, poll=poll, json=json)
+        failed = _work(where, whose, ways, single=single, poll=poll, json=json)
     if failed:
         raise typer.Exit(1)
 
 
-def _kinds(given: str | None) -> tuple[JobKind, ...]:
-    if given is None:
+def _kinds(text: str | None) -> tuple[JobKind, ...]:
+    if text is None:
         return tuple(JobKind)
-    words = [word.strip() for word in given.split(",")]
+    words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in [*JobKind]]:
         raise SpecError(f"no kind of work {unknown[0][:40]!r}", advice=f"there are {', '.join(JobKind)}")
     return tuple(JobKind(word) for word in words)
 
 
-def _work(where: str, whose: Sequence[str], ways: Ways, *, once: bool, poll: float, json: bool) -> int:
+def _work(where: str, whose: Sequence[str], ways: Ways, *, single: bool, poll: float, json: bool) -> int:
     """Work until a signal comes, or once; returns how much failed where it works once."""
-    over, told = threading.Event(), _Told(json=json)
-    before = {one: signal.signal(one, lambda *_: over.set()) for one in SIGNALS}
+    over, reporter = threading.Event(), _Told(json=json)
+    handlers = {number: signal.signal(number, lambda *_: over.set()) for number in SIGNALS}
     try:
-        with Worker(where, whose, ways, told=told, stopped=over.is_set) as works:
-            if not once and not json:
+        with Worker(where, whose, ways, told=reporter, stopped=over.is_set) as works:
+            if not single and not json:
                 say(line(f"working for {', '.join(whose)}: {', '.join(ways.kinds)}; SIGTERM ends it after the step in hand"))
-            pause, done = SOON, 0
+            pause, count = SOON, 0
             while not over.is_set():
-                changed = once or bool(done) or works.has_changed()
-                done = works.once() if changed else 0
-                if once and not done:
+                changed = single or bool(count) or works.has_changed()
+                count = works.once() if changed else 0
+                if single and not count:
                     break
-                pause = min(SOON, poll) if done else min(2 * pause, poll)
-                if not done:
+                pause = min(SOON, poll) if count else min(2 * pause, poll)
+                if not count:
                     over.wait(pause)
     finally:
-        for one, handler in before.items():
+        for number, handler in handlers.items():
             with suppress(ValueError):
-                signal.signal(one, handler)
-    return told.failed if once else 0
+                signal.signal(number, handler)
+    return reporter.failed if single else 0
 
 
 class _Told:
@@ -156,10 +158,10 @@ class _Told:
 
     def __call__(self, did: Did) -> None:
         key = did.tenant, did.kind, did.segment
-        again = did.error and not did.tries and self._last.get(key) == did.error
+        repeated = did.error and not did.tries and self._last.get(key) == did.error
         self._last[key] = did.error
         self.failed += bool(did.error)
-        if again:
+        if repeated:
             return  # the store is still out of reach
         self._say(did)
         sys.stdout.flush()  # who reads a pipe sees each at once
@@ -177,15 +179,15 @@ class _Told:
             tries = f", {many(did.tries, 'time')} by now" if did.tries else ""
             say(line(f"{whose}{did.kind} failed{tries}: {did.error}"))
         else:
-            what, done = WHAT[JobKind(did.kind)]
-            tell(line(f"{whose}{many(did.count, what)} {done} in {did.seconds:.1f} s"))
+            noun, verb = WHAT[JobKind(did.kind)]
+            tell(line(f"{whose}{many(did.count, noun)} {verb} in {did.seconds:.1f} s"))
 
 
 def _show(where: str, whose: Sequence[str], *, json: bool) -> None:
     rows = []
     for tenant in whose:
         with reading(where, tenant) as store:
-            rows += [msgspec.to_builtins(each) | {"tenant": tenant} for each in standing(store)]
+            rows += [msgspec.to_builtins(job) | {"tenant": tenant} for job in standing(store)]
     failed = sum(row["state"] == "failed" for row in rows)
     if json:
         emit(rows)

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, closed_after, counting, embed, model_of, stored
+from kilburn.cli.access import StorePlace, closing_model, embed, model_of, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
@@ -24,7 +24,7 @@ Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Whose notes
 
 
 @workflows.command("list")
-@stored
+@with_options
 def list_workflows(
     user: Annotated[str, Option(metavar="NAME", help="Whose notes; else those of all users.")] = "",
     *,
@@ -37,19 +37,19 @@ def list_workflows(
         kilburn workflows list --user ana
     """
     with where.reading() as store:
-        known = any(held.kind is SegmentKind.NOTES and held.user == user for held in store.collections())
-        records = Workflows(store, user).list() if known else []
+        exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
+        records = Workflows(store, user).list() if exists else []
         heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
             (
-                each.note.name,
-                each.won,
-                each.lost,
-                len(each.workflow.steps),
-                Trust(each.note.trust).name.lower(),
-                each.workflow.goal,
+                record.note.name,
+                record.won,
+                record.lost,
+                len(record.workflow.steps),
+                Trust(record.note.trust).name.lower(),
+                record.workflow.goal,
             )
-            for each in records
+            for record in records
         ]
     if where.json:
         emit([dict(zip(heads, row, strict=True)) for row in rows])
@@ -61,7 +61,7 @@ def list_workflows(
 
 
 @workflows.command("learn")
-@stored
+@with_options
 def learn(
     name: SessionName,
     succeeded: Annotated[
@@ -88,24 +88,24 @@ def learn(
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
     if model is None and (succeeded is None or induce == "model"):
         raise SpecError("nobody judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
-    with closed_after(model_of(model)) as speaker, where.writing() as opened:
-        store = counting(opened, name)
+    with closing_model(model_of(model)) as speaker, where.writing() as opened:
+        store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            flows = Workflows(store, session.user if user is None else user)
+            flows = Workflows(store, session.info.user if user is None else user)
             judge = None if succeeded is None else lambda _: succeeded
-            told = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
+            result = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)
     if where.json:
-        emit(msgspec.structs.asdict(told) | {"session": name})
+        emit(msgspec.structs.asdict(result) | {"session": name})
     else:
-        for note in told.learned:
+        for note in result.learned:
             tell(line(f"learned: {note}"))
-        for note in told.retired:
+        for note in result.retired:
             tell(line(f"retired, because it lost too often: {note}"))
-        tell(f"{count(told.won)} won, {count(told.lost)} lost, {count(told.known)} known already")
-        if not (told.won or told.lost or told.failed):
+        tell(f"{count(result.won)} won, {count(result.lost)} lost, {count(result.known)} known already")
+        if not (result.won or result.lost or result.failed):
             say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
-    if told.failed:
-        say(line(f"kilburn: not all was judged: {told.failed}; run it again"))
+    if result.failed:
+        say(line(f"kilburn: not all was judged: {result.failed}; run it again"))
         raise typer.Exit(1)

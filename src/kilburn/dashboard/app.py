@@ -1,8 +1,10 @@
-"""The dashboard as an ASGI application. Its store is open for reading, and GET and HEAD change nothing; what a person changes by
-hand comes in a form by POST, where the visit has hands (see `changes`).
+"""The dashboard as an ASGI application.
 
-A page that another site wrote cannot use it: its own names alone may stand in the Host header, requests from other sites are
-refused, and no page of it can be framed. What stands in a store is data: no script of it runs, because only our own file may.
+The store is opened for reading, and GET and HEAD change nothing. A visitor who may change something sends forms by POST (see
+`changes`).
+
+Pages of other sites cannot use the dashboard: it answers only to its own host names, refuses cross-site requests, and cannot be
+framed. The contents of a store are data: the content security policy allows only the dashboard's own script.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from urllib.parse import parse_qsl
 
 from kilburn.backend import Backend
 from kilburn.budget import Budget
-from kilburn.dashboard.changes import LARGEST, SENDING, Visit, done, form_of, is_of_this_visit, is_ours, said_of
+from kilburn.dashboard.changes import (
+    FORM_TIMEOUT,
+    MAX_FORM_BYTES,
+    Visit,
+    carry_out,
+    form_of,
+    is_of_this_visit,
+    is_ours,
+    result_message,
+)
 from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
@@ -41,36 +52,38 @@ POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""What a page may load: our own style and script, and nothing that stands in it."""
+"""A page may load the dashboard's own style and script; inline scripts and styles are forbidden."""
 
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Other sites are told nothing. With "no-referrer" a browser would say of our own forms that they are from nowhere.
+    # Other sites get no referrer. With "no-referrer", a browser would send "Origin: null" with the dashboard's own forms.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 
-LONGEST = 8_000
-"""Bytes of a query."""
+MAX_QUERY_BYTES = 8_000
 
-WATCHERS = 32
-"""Screens that may be kept up to date at once."""
+MAX_WATCHERS = 32
+"""Live screens that may be open at once."""
 
-EVERY = 1.0
-"""Seconds between two looks whether something has changed."""
+LIVE_INTERVAL = 1.0
+"""Seconds between two checks whether a live screen has changed."""
+
+NOT_FOUND = (SpecError, UnknownAddress, Forgotten)
+"""Errors that are answered with status 404."""
 
 
 class Guard:
-    """Lets through what may ask, and adds the headers that protect a page.
+    """Middleware that refuses requests of other sites, and adds the security headers to replies.
 
     Args:
-        hosts: the names that a Host header may give, without port.
-        origins: of pages that are ours, besides those of the name that a request is sent to.
-        visit: who looks, where the scope does not say it.
+        hosts: host names that are accepted, without port.
+        origins: origins of the dashboard's pages other than the request's own.
+        visit: the visit of a request whose scope has none.
     """
 
     def __init__(
@@ -89,9 +102,9 @@ class Guard:
 
         async def sending(message: Any) -> None:
             if message["type"] == "http.response.start":
-                given = {name for name, _ in message["headers"]}
-                more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
-                message = {**message, "headers": [*message["headers"], *more]}
+                present = {name for name, _ in message["headers"]}
+                missing = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in present]
+                message = {**message, "headers": [*message["headers"], *missing]}
             await send(message)
 
         state = scope.get("state", {})
@@ -100,7 +113,7 @@ class Guard:
         return await (refused or self.app)({**scope, "state": {**state, "visit": visit}}, receive, sending)
 
     def _refused(self, scope: Scope, visit: Visit) -> Response | None:
-        """What answers a request that may not come in."""
+        """Return the reply to a request that is refused; None if it is not."""
         headers = by_name(scope["headers"])
         posts = scope["method"] == "POST" and visit.hands is not None
         if scope["method"] not in ("GET", "HEAD") and not posts:
@@ -112,7 +125,7 @@ class Guard:
         site, mode = (headers.get(name, [b""])[0] for name in (b"sec-fetch-site", b"sec-fetch-mode"))
         if site in (b"cross-site", b"same-site") and mode != b"navigate":
             return PlainTextResponse("requests of other sites are refused\n", 403)
-        if len(scope.get("query_string", b"")) > LONGEST:
+        if len(scope.get("query_string", b"")) > MAX_QUERY_BYTES:
             return PlainTextResponse("the query is too long\n", 414)
         return None
 
@@ -121,14 +134,14 @@ class Guard:
 
 
 def own_file(name: str) -> Response:
-    """One of our own files; whoever may not see the store may see these."""
+    """Return one of the dashboard's static files, which anybody may read."""
     if name not in STATIC:
         return PlainTextResponse("not found\n", 404)
     return Response(static(name), media_type=STATIC[name], headers={"cache-control": "max-age=300"})
 
 
 def query_of(request: Request) -> dict[str, str]:
-    """What a query asks; what is no UTF-8 is replaced. Of a name that comes twice, the last one."""
+    """Parse the query of a request. Invalid UTF-8 is replaced; of a repeated name, the last value counts."""
     return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="replace"))
 
 
@@ -136,158 +149,169 @@ def build(
     backend: Backend,
     *,
     hosts: Iterable[str] = LOOPBACK,
-    every: float = EVERY,
+    every: float = LIVE_INTERVAL,
     ending: Callable[[], bool] = lambda: False,
     visit: Visit | None = None,
     origins: Iterable[str] = (),
     budget: Callable[[str], Budget | None] = lambda name: None,
     rest: Callable[[], float] = lambda: 0.0,
 ) -> App:
-    """The application over a store.
+    """Build the application for a store.
 
     Args:
-        backend: opened for reading.
-        hosts: the names under which it may be called; "*" for any.
-        every: seconds between two looks whether something has changed.
-        ending: whether the server is about to end: a browser that is kept up to date never hangs up by itself.
+        backend: a read-only connection.
+        hosts: host names at which the dashboard answers; "*" for any.
+        every: seconds between two checks of a live screen.
+        ending: returns whether the server shuts down, which ends the streams of live screens.
         visit, origins: see `Guard`.
         budget: see `LedgerReader`.
-        rest: seconds between two such looks at least, which may change.
+        rest: returns the minimum number of seconds between two checks.
     """
-    reading = LedgerReader(backend, budget=budget)
-    looks: dict[str, Any] = {}
-    watchers = 0
-
-    def look(root: str) -> Any:
-        if root not in looks:
-            looks.clear()
-            looks[root] = environment(root=root)
-        return looks[root]
-
-    def screen(request: Request) -> Response:
-        root = request.scope.get("root_path", "")
-        path = request.scope["path"].removeprefix(root) or "/"
-        query = query_of(request)
-        about = about_of(request, path, query)
-        try:
-            template, shown = SCREENS[path](reading, query)
-            return HTMLResponse(rendered(look(root), template, about | shown))
-        except KilburnError as error:
-            return trouble(request, about, error)
-        except SENSELESS:
-            # Nothing checks what the writer of a ledger put into an event.
-            log.exception("%s could not be shown", path)
-            odd = StoreCorrupt("the ledger says something that this screen cannot read", advice="run kilburn fsck")
-            return trouble(request, about, odd)
-
-    def about_of(request: Request, path: str, query: dict[str, str]) -> dict[str, Any]:
-        visit: Visit = request.state.visit
-        about: dict[str, Any] = {"store": StoreName(backend), "path": path, "query": query, "said": said_of(query)}
-        return about | {"word": visit.word if visit.hands is not None else "", "visitor": visit.name, "visit": visit}
-
-    def trouble(request: Request, about: dict[str, Any], error: KilburnError, status: int = 0) -> Response:
-        status = status or (404 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 500)
-        root = request.scope.get("root_path", "")
-        return HTMLResponse(rendered(look(root), "problem.html", about | {"error": error, "status": status}), status)
-
-    async def change(request: Request) -> Response:
-        """Do what a form asks for, and lead back to the screen."""
-        body = await body_of(request)
-        return await run_in_threadpool(changed, request, body)
-
-    def changed(request: Request, body: bytes | None) -> Response:
-        visit: Visit = request.state.visit
-        about = about_of(request, "", {})
-        try:
-            if body is None or visit.hands is None:
-                raise SpecError("the form is too long, or came too slowly", advice="go back, and send it again")
-            given = form_of(body)
-            if not is_of_this_visit(given, visit):
-                old = SpecError("this form is of an earlier visit", advice="go back, load the page again, and send it again")
-                return trouble(request, about, old, 403)
-            to = done(request.path_params["verb"], given, visit.hands, SCREENS)
-        except KilburnError as error:
-            return trouble(request, about, error, 0 if isinstance(error, SpecError | UnknownAddress | Forgotten) else 409)
-        return RedirectResponse(request.scope.get("root_path", "") + to, 303)
-
-    def text(request: Request) -> Response:
-        """The exact text of a page; a browser shows it as text, whatever it says."""
-        query = query_of(request)
-        try:
-            session = reading.session(query.get("name", ""))
-            pages = session.resolve(query.get("address", ""))
-            if len(pages) != 1:
-                return PlainTextResponse("give the address of one page\n", 404)
-            said = session.text(pages[0])
-        except KilburnError as error:
-            return PlainTextResponse(f"{error.what}\n", 404)
-        return PlainTextResponse(said)
-
-    def own(request: Request) -> Response:
-        # A browser asks for an icon by this name beside a text, which names none.
-        return own_file(request.path_params.get("file", "mark.svg"))
-
-    async def live(request: Request) -> Response:
-        nonlocal watchers
-        if watchers >= WATCHERS:
-            return PlainTextResponse("too many screens are kept up to date\n", 503)
-        name = query_of(request).get("name", "")
-
-        async def changes() -> AsyncIterator[str]:
-            nonlocal watchers
-            watchers += 1
-            try:
-                before = await run_in_threadpool(state_of, name)
-                yield "retry: 5000\n\n"
-                while not ending() and not await request.is_disconnected():
-                    now = await run_in_threadpool(state_of, name)
-                    if now != before:
-                        before = now
-                        yield f"data: {now}\n\n"
-                    await asyncio.sleep(max(every, rest()))
-            finally:
-                watchers -= 1
-
-        return StreamingResponse(changes(), media_type="text/event-stream")
-
-    def state_of(name: str) -> str:
-        """Changes whenever a session does, or any of them; of a session also while it is replayed."""
-        try:
-            if name:
-                info = reading.info(name)
-                return f"{info.head} {reading.progress(info.number):.1f}"
-            infos = reading.sessions()
-            return f"{len(infos)} {sum(info.head for info in infos)} {reading.counted}"
-        except KilburnError as error:
-            return type(error).__name__
-
-    def nothing(request: Request, error: Exception) -> Response:
-        gone = SpecError("the dashboard has no such screen", advice="begin with the list of sessions")
-        return trouble(request, about_of(request, "", {}), gone)
-
-    routes = [Route(path, screen, methods=["GET"]) for path in SCREENS]
+    dashboard = _Dashboard(backend, LedgerReader(backend, budget=budget), every, ending, rest)
+    routes = [Route(path, dashboard.screen, methods=["GET"]) for path in SCREENS]
     routes += [
-        Route("/text", text, methods=["GET"]),
-        Route("/own/{file}", own, methods=["GET"]),
-        Route("/favicon.ico", own, methods=["GET"]),
-        Route("/live", live, methods=["GET"]),
-        Route("/do/{verb}", change, methods=["POST"]),
+        Route("/text", dashboard.text, methods=["GET"]),
+        Route("/own/{file}", _static_file, methods=["GET"]),
+        Route("/favicon.ico", _static_file, methods=["GET"]),
+        Route("/live", dashboard.live, methods=["GET"]),
+        Route("/do/{verb}", dashboard.change, methods=["POST"]),
     ]
-    inner = Starlette(routes=routes, exception_handlers={404: nothing})
+    inner = Starlette(routes=routes, exception_handlers={404: dashboard.no_such_screen})
     inner.router.redirect_slashes = False
     return Guard(inner, hosts, origins, visit)
 
 
+def _static_file(request: Request) -> Response:
+    # A browser requests /favicon.ico for a plain text, which names no icon.
+    return own_file(request.path_params.get("file", "mark.svg"))
+
+
+class _Dashboard:
+    """The handlers of `build`; its arguments are the attributes."""
+
+    def __init__(
+        self, backend: Backend, reading: LedgerReader, every: float, ending: Callable[[], bool], rest: Callable[[], float]
+    ) -> None:
+        self._store, self._reading = StoreName(backend), reading
+        self._every, self._ending, self._rest = every, ending, rest
+        self._looks: dict[str, Any] = {}
+        self._watchers = 0
+
+    def _render(self, request: Request, template: str, context: dict[str, Any]) -> str:
+        root = request.scope.get("root_path", "")
+        if root not in self._looks:
+            self._looks.clear()
+            self._looks[root] = environment(root=root)
+        return rendered(self._looks[root], template, context)
+
+    def _context(self, request: Request, path: str, query: dict[str, str]) -> dict[str, Any]:
+        """Return what every page shows."""
+        visit: Visit = request.state.visit
+        context: dict[str, Any] = {"store": self._store, "path": path, "query": query, "said": result_message(query)}
+        return context | {"word": visit.word if visit.hands is not None else "", "visitor": visit.name, "visit": visit}
+
+    def _problem(self, request: Request, context: dict[str, Any], error: KilburnError, status: int = 0) -> Response:
+        status = status or (404 if isinstance(error, NOT_FOUND) else 500)
+        return HTMLResponse(self._render(request, "problem.html", context | {"error": error, "status": status}), status)
+
+    def no_such_screen(self, request: Request, error: Exception) -> Response:
+        """Answer a request for an unknown path."""
+        unknown = SpecError("the dashboard has no such screen", advice="begin with the list of sessions")
+        return self._problem(request, self._context(request, "", {}), unknown)
+
+    def screen(self, request: Request) -> Response:
+        """Render a screen."""
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
+        query = query_of(request)
+        context = self._context(request, path, query)
+        try:
+            template, content = SCREENS[path](self._reading, query)
+            return HTMLResponse(self._render(request, template, context | content))
+        except KilburnError as error:
+            return self._problem(request, context, error)
+        except SENSELESS:
+            # The data of an event is not validated when it is written.
+            log.exception("%s could not be shown", path)
+            corrupt = StoreCorrupt("the ledger contains an event that this screen cannot read", advice="run kilburn fsck")
+            return self._problem(request, context, corrupt)
+
+    async def change(self, request: Request) -> Response:
+        """Make the change of a form, and redirect to a screen."""
+        body = await body_of(request)
+        return await run_in_threadpool(self._change, request, body)
+
+    def _change(self, request: Request, body: bytes | None) -> Response:
+        visit: Visit = request.state.visit
+        context = self._context(request, "", {})
+        try:
+            if body is None or visit.hands is None:
+                raise SpecError("the form is too long, or came too slowly", advice="go back, and send it again")
+            form = form_of(body)
+            if not is_of_this_visit(form, visit):
+                expired = SpecError("this form is of an earlier visit", advice="go back, load the page again, and send it again")
+                return self._problem(request, context, expired, 403)
+            target = carry_out(request.path_params["verb"], form, visit.hands, SCREENS)
+        except KilburnError as error:
+            return self._problem(request, context, error, 0 if isinstance(error, NOT_FOUND) else 409)
+        return RedirectResponse(request.scope.get("root_path", "") + target, 303)
+
+    def text(self, request: Request) -> Response:
+        """Return the exact text of a page as text/plain."""
+        query = query_of(request)
+        try:
+            session = self._reading.session(query.get("name", ""))
+            pages = session.contents.resolve(query.get("address", ""))
+            if len(pages) != 1:
+                return PlainTextResponse("give the address of one page\n", 404)
+            text = session.contents.text(pages[0])
+        except KilburnError as error:
+            return PlainTextResponse(f"{error.what}\n", 404)
+        return PlainTextResponse(text)
+
+    async def live(self, request: Request) -> Response:
+        """Stream an event whenever a session changes, or any session if none is named."""
+        if self._watchers >= MAX_WATCHERS:
+            return PlainTextResponse("too many live screens are open\n", 503)
+        name = query_of(request).get("name", "")
+
+        async def changes() -> AsyncIterator[str]:
+            self._watchers += 1
+            try:
+                previous = await run_in_threadpool(self._state, name)
+                yield "retry: 5000\n\n"
+                while not self._ending() and not await request.is_disconnected():
+                    state = await run_in_threadpool(self._state, name)
+                    if state != previous:
+                        previous = state
+                        yield f"data: {state}\n\n"
+                    await asyncio.sleep(max(self._every, self._rest()))
+            finally:
+                self._watchers -= 1
+
+        return StreamingResponse(changes(), media_type="text/event-stream")
+
+    def _state(self, name: str) -> str:
+        """Return a string that changes when a session is written to or replayed; "" stands for all sessions."""
+        try:
+            if name:
+                info = self._reading.info(name)
+                return f"{info.head} {self._reading.progress(info.number):.1f}"
+            infos = self._reading.sessions()
+            return f"{len(infos)} {sum(info.head for info in infos)} {self._reading.counted}"
+        except KilburnError as error:
+            return type(error).__name__
+
+
 async def body_of(request: Request) -> bytes | None:
-    """The body of a form; None where it is too long, too slow, or of another type."""
+    """Return the body of a form; None if it is too long, too slow, or of another content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return None
     body = bytearray()
     try:
-        async with asyncio.timeout(SENDING):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LARGEST:
+        async with asyncio.timeout(FORM_TIMEOUT):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_FORM_BYTES:
                     return None
     except (TimeoutError, ClientDisconnect):
         return None
@@ -295,7 +319,7 @@ async def body_of(request: Request) -> bytes | None:
 
 
 class StoreName:
-    """Which store this is, in words."""
+    """The path and the tenant of a store, as pages show them."""
 
     def __init__(self, backend: Backend) -> None:
         self.path = str(getattr(backend, "path", "")) or "store"

@@ -1,7 +1,7 @@
-"""Changes by hand in the dashboard: forms that a person sends, each with a word that only our own pages have.
+"""Changes by hand in the dashboard, which a person sends as forms.
 
-Nothing is changed by following a link. A form is taken only from our own pages: the browser says where it comes from, and the
-form brings back the word that the page was given. What is done is what the command line and the gateway do.
+A link changes nothing. A form is accepted only from a page of this dashboard: the browser names the page's origin, and the form
+returns the random token that the page contains. The changes are those of the command line and the gateway.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -21,7 +21,7 @@ from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.effect import Outcome
-from kilburn.errors import KernelError, KilburnError, SpecError, StoreStale
+from kilburn.errors import KernelError, KilburnError, SpecError
 from kilburn.kernel.receipts import newest_moves
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -32,45 +32,39 @@ from kilburn.prices import PRICES
 
 T = TypeVar("T")
 
-LARGEST = 64 << 10
-"""Bytes of a form."""
+MAX_FORM_BYTES = 64 << 10
+MAX_FORM_FIELDS = 40
 
-SENDING = 20.0
-"""Seconds for sending one."""
+FORM_TIMEOUT = 20.0
+"""Seconds in which a browser has to send a form."""
 
-FIELDS = 40
-"""Fields of a form."""
-
-TRIES = 3
-"""How often a change is tried, if others change the same thing at the same time."""
-
-NEWEST = 20
-"""Receipts that are looked through for who decided last."""
+DECIDER_RECEIPTS = 20
+"""Newest receipts that are searched for the policy that decided last."""
 
 
 class Hands(Protocol):
-    """Where changes by hand are made. Each is durable when it returns, or nothing of it is done."""
+    """Makes changes by hand. A change is durable when the call returns; after an error, nothing changed."""
 
     def session(self, name: str, do: Callable[[Session], T]) -> T:
-        """Do something to a session.
+        """Change a session.
 
         Raises:
-            KilburnError: there is none that may be changed, or it cannot be done.
+            KilburnError: there is no such session that may be changed, or the change is impossible.
         """
         ...
 
     def memory(self, owner: str, do: Callable[[UserMemory], T]) -> T:
-        """Do something to the memory of a user."""
+        """Change the memory of a user."""
         ...
 
 
 class Visit(NamedTuple):
-    """Who looks.
+    """A person who uses the dashboard.
 
     Args:
-        word: what a form has to bring back.
-        hands: where changes are made; None for who may only look.
-        name: what the visitor is called; "" where nobody signs in.
+        word: the token that a form has to return.
+        hands: makes the changes; None for a person who may only read.
+        name: the visitor's name; "" if nobody signs in.
     """
 
     word: str = ""
@@ -79,10 +73,10 @@ class Visit(NamedTuple):
 
 
 class OwnHands:
-    """Changes a store that is a file: it is opened for each change.
+    """Changes a store by its path. The store is opened for each change.
 
     Args:
-        path: the file. tenant: whose part of it.
+        path: the store's file or URL. tenant: the tenant in it.
     """
 
     def __init__(self, path: str | Path, tenant: str) -> None:
@@ -98,166 +92,159 @@ class OwnHands:
             finally:
                 session.close()
 
-        return self._tried(change)
+        return self._change(change)
 
     def memory(self, owner: str, do: Callable[[UserMemory], T]) -> T:
         """See `Hands`."""
 
         def change(backend: Backend) -> T:
-            store = Store(backend, Budget(by_hand.WIDE), "fifo")
-            if not any(one.kind is SegmentKind.MEMORY and one.user == owner for one in store.collections()):
+            store = Store(backend, Budget(by_hand.WIDE_WINDOW), "fifo")
+            if not any(info.info.kind is SegmentKind.MEMORY and info.info.user == owner for info in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
             return do(store.memory(owner))
 
-        return self._tried(change)
+        return self._change(change)
 
-    def _tried(self, change: Callable[[Backend], T]) -> T:
+    def _change(self, change: Callable[[Backend], T]) -> T:
         with closing(open_backend(self._path, tenant=self._tenant)) as backend:
-            for _ in range(TRIES):
-                with suppress(StoreStale):
-                    return change(backend)
-            return change(backend)
+            return by_hand.retried(lambda: change(backend))
 
 
 def fresh_word() -> str:
-    """What the forms of one visit bring back."""
+    """Return the token of a new visit, which its forms return."""
     return secrets.token_urlsafe(32)
 
 
-# What a form asks for
+Form = Mapping[str, str]
+"""The fields of a form."""
 
 
-def _undone(hands: Hands, given: Mapping[str, str]) -> None:
-    expected = given.get("event", "")
+def _undo(hands: Hands, form: Form) -> None:
+    expected = form.get("event", "")
 
     def undo(session: Session) -> None:
-        newest, *_ = newest_moves(list(session.events()))
+        newest, *_ = newest_moves(list(session.ledger.events()))
         if newest is not None and str(newest.events[1]) != expected:
             raise KernelError("something else has happened since this page was shown", advice="look at the receipts again")
         by_hand.undo(session)
 
-    hands.session(given.get("name", ""), undo)
+    hands.session(form.get("name", ""), undo)
 
 
-def _compacted(hands: Hands, given: Mapping[str, str]) -> None:
-    pages, keep = _range_of(given)
-    done = hands.session(given.get("name", ""), lambda session: compact(session, None, keep=keep, pages=pages))
-    if done.outcome is not Outcome.DONE:
-        raise KernelError(f"nothing changed: {done.why or done.outcome}", advice="choose a longer range")
+def _compact(hands: Hands, form: Form) -> None:
+    pages, keep = _compaction_range(form)
+    compaction = hands.session(form.get("name", ""), lambda session: compact(session, None, keep=keep, pages=pages))
+    if compaction.outcome is not Outcome.DONE:
+        raise KernelError(f"nothing changed: {compaction.why or compaction.outcome}", advice="choose a longer range")
 
 
-def _range_of(given: Mapping[str, str]) -> tuple[str | None, int]:
-    """The pages of a compaction, and how many newest messages stay.
+def _compaction_range(form: Form) -> tuple[str | None, int]:
+    """Return the pages to compact, and the number of newest messages that are not compacted.
 
     Raises:
-        SpecError: no number.
+        SpecError: the number is none.
     """
-    keep = given.get("keep", "") or "2"
+    keep = form.get("keep", "") or "2"
     messages = _number(keep)
     if not 0 < messages <= 100_000:
         raise SpecError(f"{keep!r} messages cannot stay", advice="give a whole number, 1 or more")
-    return given.get("pages", "").strip() or None, messages
+    return form.get("pages", "").strip() or None, messages
 
 
-def _evicted(hands: Hands, given: Mapping[str, str]) -> None:
-    why = given.get("why", "")[:1_000]
-    hands.session(given.get("name", ""), lambda session: session.evict(given.get("pages", ""), why))
+def _page_change(verb: str) -> Callable[[Hands, Form], None]:
+    """Return the handler of a form that evicts, pins or unpins pages."""
+
+    def handle(hands: Hands, form: Form) -> None:
+        address, why = form.get("pages", ""), form.get("why", "")[:1_000]
+        hands.session(form.get("name", ""), lambda session: by_hand.change(session, verb, address, why=why))
+
+    return handle
 
 
-def _kept(hands: Hands, given: Mapping[str, str]) -> None:
-    hands.session(given.get("name", ""), lambda session: by_hand.keep(session, given.get("pages", "")))
+def _accept(hands: Hands, form: Form) -> None:
+    hands.memory(form.get("user", ""), lambda memory: memory.accept(form.get("pages", "")))
 
 
-def _let_move(hands: Hands, given: Mapping[str, str]) -> None:
-    hands.session(given.get("name", ""), lambda session: session.unpin(given.get("pages", "")))
-
-
-def _accepted(hands: Hands, given: Mapping[str, str]) -> None:
-    hands.memory(given.get("user", ""), lambda memory: memory.accept(given.get("pages", "")))
-
-
-def _rejected(hands: Hands, given: Mapping[str, str]) -> None:
+def _reject(hands: Hands, form: Form) -> None:
     def retire(memory: UserMemory) -> None:
-        pages = memory.resolve(given.get("pages", ""))
-        if any(state.at is not Place.PROPOSED for _, state in map(memory.read, pages)):
-            raise KernelError("it does not wait any more", advice="look at the memory again")
-        memory.apply(Retire(pages=tuple(pages), why="rejected by hand"))
+        facts = memory.collection
+        pages = facts.contents.resolve(form.get("pages", ""))
+        if any(state.at is not Place.PROPOSED for _, state in map(facts.read, pages)):
+            raise KernelError("the fact is not proposed any more", advice="look at the memory again")
+        facts.apply(Retire(pages=tuple(pages), why="rejected by hand"))
 
-    hands.memory(given.get("user", ""), retire)
+    hands.memory(form.get("user", ""), retire)
 
 
-VERBS: Mapping[str, tuple[Callable[[Hands, Mapping[str, str]], None], str]] = {
-    "undo": (_undone, "Taken back: every page is where it was before."),
-    "compact": (_compacted, "Compacted. The newest receipt says what left."),
-    "evict": (_evicted, "Let go. Its text stays under its address."),
-    "pin": (_kept, "Kept: no policy takes it out until it is unpinned."),
-    "unpin": (_let_move, "It may leave again."),
-    "accept": (_accepted, "Accepted: it is in force now."),
-    "reject": (_rejected, "Rejected. It stays readable as history."),
+VERBS: Mapping[str, tuple[Callable[[Hands, Form], None], str]] = {
+    "undo": (_undo, "The compaction was undone: every page is where it was before."),
+    "compact": (_compact, "Compacted. The newest receipt lists the evicted pages."),
+    "evict": (_page_change("evict"), "Evicted. The text can be recalled by its address."),
+    "pin": (_page_change("pin"), "Pinned: no policy evicts the page until it is unpinned."),
+    "unpin": (_page_change("unpin"), "Unpinned: a policy can evict the page again."),
+    "accept": (_accept, "Accepted: the fact is in force now."),
+    "reject": (_reject, "Rejected. The fact stays readable as history."),
 }
-"""Each verb: what does it, and what is said afterwards."""
+"""For each kind of form, its handler and the message that is shown after the change."""
 
-BACK = ("name", "address", "user", "from", "at")
-"""What the way back to a screen may have of a form's fields."""
+RETURN_FIELDS = ("name", "address", "user", "from", "at")
+"""Fields of a form that become the query of the screen that is shown after the change."""
 
 
 def form_of(body: bytes) -> dict[str, str]:
-    """The fields of a form.
+    """Parse the body of a form.
 
     Raises:
-        SpecError: it is none.
+        SpecError: the body is not a form.
     """
     try:
-        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=FIELDS, errors="strict"))
+        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict"))
     except ValueError:
-        raise SpecError("this is no form of ours", advice="go back, and send it again") from None
+        raise SpecError("the request is not a form of the dashboard", advice="go back, and send it again") from None
 
 
-def is_of_this_visit(given: Mapping[str, str], visit: Visit) -> bool:
-    """Whether a form brings back the word of a visit."""
-    return bool(visit.word) and hmac.compare_digest(given.get("word", "").encode("utf-8", "replace"), visit.word.encode())
+def is_of_this_visit(form: Form, visit: Visit) -> bool:
+    """Return whether a form contains the token of a visit."""
+    return bool(visit.word) and hmac.compare_digest(form.get("word", "").encode("utf-8", "replace"), visit.word.encode())
 
 
 def is_ours(headers: Mapping[bytes, list[bytes]], origins: frozenset[str] = frozenset()) -> bool:
-    """Whether a browser says that a form is of our own pages: of the very name and port that it sends it to.
+    """Return whether a form was sent by a page of this dashboard, that is, from the origin to which it was sent.
 
     Args:
-        headers: by name. origins: others that are ours, behind a proxy that gives the request another name.
+        headers: by name. origins: other origins of the dashboard, for a proxy that changes the Host header.
     """
-    said, hosts = headers.get(b"origin", []), headers.get(b"host", [])
-    if len(said) != 1 or len(hosts) != 1 or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
+    senders, hosts = headers.get(b"origin", []), headers.get(b"host", [])
+    if len(senders) != 1 or len(hosts) != 1 or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
         return False
-    origin = said[0].decode("latin-1").lower()
+    origin = senders[0].decode("latin-1").lower()
     scheme, _, name = origin.partition("://")
     return origin in origins or (scheme in ("http", "https") and name == hosts[0].decode("latin-1").lower())
 
 
-def done(verb: str, given: Mapping[str, str], hands: Hands, screens: Mapping[str, Any]) -> str:
-    """Do what a form asks for; returns where to go then, below the dashboard.
+def carry_out(verb: str, form: Form, hands: Hands, screens: Mapping[str, Any]) -> str:
+    """Make the change of a form, and return the path and query of the screen to show next.
 
     Raises:
         KilburnError: nothing changed.
     """
     if verb not in VERBS:
         raise SpecError("there is no such change", advice="go back to the screen")
-    VERBS[verb][0](hands, given)
-    back = given.get("back", "")
-    kept = {name: given[name] for name in BACK if given.get(name) or (name == "user" and name in given)}
-    return f"{back if back in screens else '/'}?{urlencode({**kept, 'done': verb})}"
+    VERBS[verb][0](hands, form)
+    back = form.get("back", "")
+    query = {name: form[name] for name in RETURN_FIELDS if form.get(name) or (name == "user" and name in form)}
+    return f"{back if back in screens else '/'}?{urlencode({**query, 'done': verb})}"
 
 
-def said_of(query: Mapping[str, str]) -> str:
-    """What is said above a screen after a change."""
+def result_message(query: Form) -> str:
+    """Return the message that a screen shows after a change; "" if there was none."""
     return VERBS[query["done"]][1] if query.get("done", "") in VERBS else ""
 
 
-# What is shown before a change
-
-
-def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> dict[str, Any]:
-    """What the screen of previews and changes shows."""
-    found, _ = reading.receipts(session.number, session.head, NEWEST)
-    shown: dict[str, Any] = {
+def change_screen(reading: LedgerReader, session: Session, query: Form) -> dict[str, Any]:
+    """Return what the screen of previews and changes shows."""
+    receipts, _ = reading.receipts(session.number, session.ledger.head, DECIDER_RECEIPTS)
+    context: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
         "turn": query.get("turn", ""),
@@ -265,31 +252,31 @@ def ahead(reading: LedgerReader, session: Session, query: Mapping[str, str]) -> 
         "pages": query.get("pages", ""),
         "keep": query.get("keep", "") or "2",
         "newest": None,
-        "policy": by_hand.decider(found[::-1]),
-        "window": session.figures.window or by_hand.WINDOW,
+        "policy": by_hand.decider(receipts[::-1]),
+        "window": session.ledger.figures.window or by_hand.DEFAULT_WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,
         "prices": PRICES["hosted"],
     }
     try:
-        match shown["asked"]:
+        match context["asked"]:
             case "leaves":
-                tokens = _number(shown["tokens"] or "0")
-                shown["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=shown["policy"]).preview
+                tokens = _number(context["tokens"] or "0")
+                context["preview"] = by_hand.preview(reading.backend, session.name, tokens, policy=context["policy"]).preview
             case "compact":
-                pages, keep = _range_of(query)
-                looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
-                shown["preview"] = preview(looked, keep=keep, pages=pages)
+                pages, keep = _compaction_range(query)
+                copy = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
+                context["preview"] = preview(copy, keep=keep, pages=pages)
             case "undo":
-                looked = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
-                shown["newest"] = by_hand.undo(looked, dry=True)
+                copy = by_hand.opened(reading.backend, session.name, budget=reading.budget(session.name))
+                context["newest"] = by_hand.undo(copy, dry=True)
             case "diff":
-                until = _number(shown["until"]) if shown["until"] else None
-                shown["difference"] = session.difference(_number(shown["turn"]), until)
+                until = _number(context["until"]) if context["until"] else None
+                context["difference"] = session.ledger.difference(_number(context["turn"]), until)
     except KilburnError as error:
-        shown["trouble"] = error
-    return shown
+        context["trouble"] = error
+    return context
 
 
 def _number(text: str) -> int:

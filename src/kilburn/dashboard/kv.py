@@ -1,7 +1,6 @@
-"""Keys and values of a session, as its ledger tells of them: what is on the device, and what was computed again for each edit.
+"""The KV cache of a session, from its ledger: the tokens on the device, and those that were computed again for each edit.
 
-The ledger has what Kilburn's own engine did for the session. Which blocks are free, and which files are spilled, only the engine
-knows.
+The ledger records what Kilburn's own engine did for the session. Only the engine knows its free blocks and spilled files.
 """
 
 from __future__ import annotations
@@ -21,31 +20,30 @@ DEEDS = {
     "prefill": "computed again from the first difference",
     "": "left the device to make room",
 }
-"""What happened to keys and values, by the word of the ledger."""
+"""Descriptions of what happened to keys and values, by the ledger's `how`."""
 
-READ = 5_000
-"""Newest events of this kind that are summed up."""
+MAX_EVENTS = 5_000
+"""Newest events that are summed up."""
 
 
-class Cached(msgspec.Struct, frozen=True, kw_only=True):
-    """One line: what was done, the tokens that were computed again, those whose keys and values left, and those that are cached
-    after it."""
+class CacheChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the cache: its description, and the tokens that it computed again, evicted, and left in the cache."""
 
     event: Event
-    what: str
-    again: int
-    gone: int
+    description: str
+    recomputed: int
+    evicted: int
     cached: int
     refused: bool
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """All lines together: how many edits, the tokens that were computed again for them, and pages of the window whose keys and
-    values left the device to make room and were not computed since; `off` are their tokens, as the window counts them. `cached`
-    is counted by the model's own tokenizer."""
+class CacheSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the changes: edits, and the tokens that were computed again for them. `missing` are pages of the window that
+    were evicted from the device and not computed again; `off` are their tokens by the window's counter. `cached` is counted by
+    the model's own tokenizer."""
 
     edits: int
-    again: int
+    recomputed: int
     largest: int
     relieved: int
     missing: tuple[int, ...]
@@ -54,54 +52,51 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
 
 
-def lines_of(events: Sequence[Event]) -> list[Cached]:
-    """Events of the act `cache`, told."""
-    found = []
-    for event in events:
-        how, said = str(event.data.get("how", "")), event.data
-        found.append(
-            Cached(
-                event=event,
-                what="refused" if said.get("refused") else DEEDS.get(how, how),
-                again=_count(said.get("prefilled", 0)),
-                gone=_count(said.get("evicted", 0)),
-                cached=event.tokens,
-                refused=bool(said.get("refused")),
-            )
+def cache_changes(events: Sequence[Event]) -> list[CacheChange]:
+    """Return the changes that events of the act `cache` record."""
+    return [
+        CacheChange(
+            event=event,
+            description="refused" if event.data.get("refused") else DEEDS.get(how := str(event.data.get("how", "")), how),
+            recomputed=_count(event.data.get("prefilled", 0)),
+            evicted=_count(event.data.get("evicted", 0)),
+            cached=event.tokens,
+            refused=bool(event.data.get("refused")),
         )
-    return found
+        for event in events
+    ]
 
 
-def held_of(reading: LedgerReader, session: Session) -> Held | None:
-    """What the newest events say together; None where there are none."""
-    newest, older = reading.of_act(session.number, Act.CACHE, session.head, READ)
+def cache_summary(reading: LedgerReader, session: Session) -> CacheSummary | None:
+    """Sum up the newest changes; None if there are none."""
+    newest, older = reading.of_act(session.number, Act.CACHE, session.ledger.head, MAX_EVENTS)
     if not newest:
         return None
-    edits = again = largest = relieved = 0
+    edits = recomputed = largest = relieved = 0
     missing: dict[int, None] = {}
-    for line in reversed(lines_of(newest)):
-        if "how" in line.event.data:
-            edits, again, largest = edits + 1, again + line.again, max(largest, line.again)
-            if line.event.data["how"] == "prefill":
-                # From the first page that left on, all was computed again.
-                cut = min((page for page in line.event.pages if page > 0), default=0)
+    for change in reversed(cache_changes(newest)):
+        if "how" in change.event.data:
+            edits, recomputed, largest = edits + 1, recomputed + change.recomputed, max(largest, change.recomputed)
+            if change.event.data["how"] == "prefill":
+                # Everything from the first evicted page on was computed again.
+                cut = min((page for page in change.event.pages if page > 0), default=0)
                 missing = {page: None for page in missing if 0 < page < cut}
-        elif not line.refused:
+        elif not change.refused:
             relieved += 1
-            missing |= dict.fromkeys(line.event.pages)
+            missing |= dict.fromkeys(change.event.pages)
     states = session.window.states
-    there = tuple(page for page in missing if page in states and states[page].at is Place.IN)
-    return Held(
-        edits=edits, again=again, largest=largest, relieved=relieved, missing=there, off=sum(map(session.window.cost, there)),
-        cached=newest[0].tokens, more=bool(older),
+    off_device = tuple(page for page in missing if page in states and states[page].at is Place.IN)
+    return CacheSummary(
+        edits=edits, recomputed=recomputed, largest=largest, relieved=relieved, missing=off_device,
+        off=sum(map(session.window.cost, off_device)), cached=newest[0].tokens, more=bool(older),
     )  # fmt: skip
 
 
 def removed_files(reading: LedgerReader, session: Session) -> int:
-    """Spilled files that were removed because something in them was forgotten."""
-    notes, _ = reading.of_act(session.number, Act.NOTE, session.head, READ)
-    said: list[Any] = [event.data["files"] for event in notes if "files" in event.data]
-    return sum(len(files) for files in said if isinstance(files, list | tuple))
+    """Return the number of spilled files that were removed because they contained forgotten pages."""
+    notes, _ = reading.of_act(session.number, Act.NOTE, session.ledger.head, MAX_EVENTS)
+    values: list[Any] = [event.data["files"] for event in notes if "files" in event.data]
+    return sum(len(files) for files in values if isinstance(files, list | tuple))
 
 
 def _count(value: object) -> int:

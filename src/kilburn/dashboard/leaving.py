@@ -1,4 +1,5 @@
-"""What could leave the window now, at which price: group by group, and for each reason why something is there."""
+"""The pages that a policy could evict now, and the price of evicting them: by group, and by the reason why they are in the
+window."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from kilburn.dashboard.paid import TABLE
 from kilburn.dashboard.strip import PromptItem
 from kilburn.kernel.session import Session
 from kilburn.page import Page
@@ -20,14 +20,18 @@ STAYS = {
     "an open call": "after its result",
     HANDLE: "with what it stands for, when that comes back",
 }
-"""When something could leave that a policy may not touch now, by why it is there."""
+"""When a policy may evict pages that it may not evict now, by the reason why they are in the window."""
 
 
-def reason(page: Page, piece: PromptItem, pinned: bool, held: Set[int], awaited: Set[int]) -> str:
-    """Why something is in the window."""
+def reason(page: Page, piece: PromptItem, pinned: bool, request: Set[int], awaited: Set[int]) -> str:
+    """Return the reason why a page is in the window.
+
+    Args:
+        request: pages of the user's latest message. awaited: pages of calls without a result.
+    """
     if pinned:
         return "pinned"
-    if page.id in held:
+    if page.id in request:
         return "the user's latest message"
     if page.id in awaited:
         return "an open call"
@@ -37,29 +41,28 @@ def reason(page: Page, piece: PromptItem, pinned: bool, held: Set[int], awaited:
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages that leave together: the tokens that they free, and those behind them that a provider has to read again."""
+    """Pages that leave together, the tokens that they free, and the tokens behind them that a provider has to process again."""
 
     pages: tuple[Page, ...]
     freed: int
-    again: int
-    turns: int | None = None
+    reprocessed: int
 
     @property
     def price(self) -> float:
-        """Of reading again, once."""
-        table = PRICES[TABLE]
-        return self.again * (table.written - table.cached) / 1e6
+        """Return the price of processing those tokens once."""
+        table = PRICES["hosted"]
+        return self.reprocessed * (table.written - table.cached) / 1e6
 
     @property
     def prompts(self) -> int:
-        """After how many prompts it has saved its price."""
-        table = PRICES[TABLE]
+        """Return the number of prompts after which the saved tokens are worth the price."""
+        table = PRICES["hosted"]
         return -int(-self.price // max(1e-12, self.freed * table.cached / 1e6))
 
 
 def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[Leaving]:
-    """What a policy may evict now, the cheapest first."""
-    view = session.view()
+    """Return the groups of pages that a policy may evict now, the cheapest first."""
+    view = session.edits.view()
     movable = {page.id for page in view.movable(view.pages)}
     begins, tokens, total = _places(pieces)
     groups: dict[tuple[int, ...], Leaving] = {}
@@ -73,33 +76,32 @@ def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[Leaving]
         groups[members] = Leaving(
             pages=tuple(view.page(member) for member in members),
             freed=freed,
-            again=total - min(begins[member] for member in members) - freed,
-            turns=view.turn - page.message if page.message else None,
+            reprocessed=total - min(begins[member] for member in members) - freed,
         )
-    return sorted(groups.values(), key=lambda group: group.again / max(1, group.freed))
+    return sorted(groups.values(), key=lambda group: group.reprocessed / max(1, group.freed))
 
 
 def by_reason(
     reasons: Sequence[tuple[str, int]], why: Mapping[int, str], groups: Sequence[Leaving], pieces: Sequence[PromptItem]
 ) -> Iterator[dict[str, Any]]:
-    """For each reason, with its tokens: what of it could leave, all of it at once; or when the rest could.
+    """Yield each reason with its tokens, and what evicting all of its movable pages would free, or when they become movable.
 
-    A group with several reasons is counted by that of its first page.
+    A group counts for the reason of its first page.
     """
     begins, tokens, total = _places(pieces)
     leaving: dict[str, list[int]] = {}
     for group in groups:
         leaving.setdefault(why.get(group.pages[0].id, ""), []).extend(page.id for page in group.pages)
-    for words, held in reasons:
-        pages = leaving.get(words, [])
+    for name, count in reasons:
+        pages = leaving.get(name, [])
         freed = sum(tokens[page] for page in pages)
         first = min((begins[page] for page in pages), default=total)
-        all_of_it = Leaving(pages=(), freed=freed, again=total - first - freed) if pages else None
-        yield {"why": words, "tokens": held, "all": all_of_it, "when": "" if pages else STAYS.get(words, "not now")}
+        whole = Leaving(pages=(), freed=freed, reprocessed=total - first - freed) if pages else None
+        yield {"why": name, "tokens": count, "all": whole, "when": "" if pages else STAYS.get(name, "not now")}
 
 
 def _places(pieces: Sequence[PromptItem]) -> tuple[dict[int, int], dict[int, int], int]:
-    """Where each page begins in the prompt, its tokens, and the tokens of all."""
+    """Return the offset of each page in the prompt, its tokens, and the sum, all in tokens."""
     at, begins, tokens = 0, dict[int, int](), dict[int, int]()
     for piece in pieces:
         begins[piece.page], tokens[piece.page] = at, piece.tokens

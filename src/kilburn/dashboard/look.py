@@ -1,7 +1,7 @@
-"""Templates and what they need: figures for people, links, and the words of pages, which are data.
+"""Templates and their filters: formatted figures, links, and the texts of pages.
 
-Every text of a page goes through `words`: what would control, reorder or break is made visible, and in a redacted copy only its
-length is left.
+Every text of a page passes through the filter `words`, which makes control and bidirectional characters visible. In a redacted
+export it replaces the text by its length.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "jinja2", "dashboard") from error
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 STATIC = {
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
     "mark.svg": "image/svg+xml",
 }
-"""Our own files, which the pages name, and their types."""
+"""Static files of the pages, and their media types."""
 
 
 @cache
 def static(name: str) -> str:
-    """The text of one of our own files."""
-    return (HERE / "static" / name).read_text(encoding="utf-8")
+    """Return the text of a static file."""
+    return (FOLDER / "static" / name).read_text(encoding="utf-8")
 
 
 def short(number: float) -> str:
-    """A number in three or four digits: 95.5k."""
+    """Format a number with three or four digits: 95.5k."""
     for size, mark in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
         if abs(number) >= size:
             size = 1_000 if mark == "k" else size
@@ -52,12 +52,12 @@ def short(number: float) -> str:
 
 
 def money(amount: float) -> str:
-    """A price, to a ten-thousandth."""
+    """Format a price with four decimal places."""
     return "< 0.0001" if 0 < amount < 0.0001 else f"{amount:,.4f}"
 
 
 def stamp(seconds: float | None) -> str:
-    """A moment for people, in UTC, to the second."""
+    """Format a time in UTC, to the second."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     try:
@@ -67,7 +67,7 @@ def stamp(seconds: float | None) -> str:
 
 
 def pages_named(pages: Iterable[int]) -> str:
-    """The first and last page of a block: `p3`, `p3-p6`, `f2`, or two addresses."""
+    """Format the first and last page of a block: `p3`, `p3-p6`, `f2`, or two addresses."""
     first, last = pages
     if not first or not last or first == last:
         return address_of(first or last) if first or last else ""
@@ -75,32 +75,32 @@ def pages_named(pages: Iterable[int]) -> str:
 
 
 def environment(*, root: str = "", redact: bool = False, links: bool = True) -> Environment:
-    """What renders the templates.
+    """Return the environment that renders the templates.
 
     Args:
-        root: the path under which the dashboard stands.
-        redact: whether no word of a page is shown.
-        links: whether there is something to follow a link to.
+        root: the path below which the dashboard is mounted.
+        redact: replace texts of pages by their lengths.
+        links: whether pages have links; an export has none.
     """
 
-    def words(text: object, kind: str = "") -> str:
-        said = "" if text is None else str(text)
-        if redact and said:
-            return f"[{len(said):,} characters]"
-        return plain(said)
+    def words(value: object) -> str:
+        text = "" if value is None else str(value)
+        if redact and text:
+            return f"[{len(text):,} characters]"
+        return plain(text)
 
     def link(path: str, **query: object) -> str:
-        given = {name: value for name, value in query.items() if value not in (None, "", 0)}
-        return f"{root}{path}{'?' + urlencode(given) if given else ''}" if links else ""
+        fields = {name: value for name, value in query.items() if value not in (None, "", 0)}
+        return f"{root}{path}{'?' + urlencode(fields) if fields else ''}" if links else ""
 
-    made = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
+    templates = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    templates.filters.update(
         words=words,
         name=line,
         quoted=lambda text: line(shlex.quote(text)),
@@ -108,17 +108,16 @@ def environment(*, root: str = "", redact: bool = False, links: bool = True) -> 
         count=lambda number: f"{number:,}",
         short=short,
         money=money,
-        named=lambda one: (one.policy, one),
         share=lambda share: "–" if share is None else f"{share:.0%}",
         stamp=stamp,
         ago=age,
         address=address_of,
         pages=pages_named,
     )
-    made.globals.update(link=link, tabs=TABS, shades=SHADES, version=__version__, redacted=redact, root=root)
-    return made
+    templates.globals.update(link=link, tabs=TABS, shades=SHADES, version=__version__, redacted=redact, root=root)
+    return templates
 
 
-def rendered(look: Environment, template: str, shown: Mapping[str, Any]) -> str:
-    """A page, as text."""
-    return look.get_template(template).render(shown)
+def rendered(templates: Environment, template: str, context: Mapping[str, Any]) -> str:
+    """Render a page."""
+    return templates.get_template(template).render(context)

@@ -1,7 +1,7 @@
-"""Checkpoints of long sessions that the dashboard makes for itself, in memory.
+"""Checkpoints of long sessions, which the dashboard makes and keeps in memory.
 
-The store keeps the newest checkpoint of a session, for whoever goes on with it. Who looks back needs older ones. A thread replays
-the ledger once, and keeps one now and then.
+The store has only the newest checkpoint of a session, from which an agent goes on. To show an earlier window, the dashboard
+replays the ledger once in a thread, and keeps checkpoints along the way.
 """
 
 from __future__ import annotations
@@ -19,94 +19,100 @@ from kilburn.kernel.session import Session
 
 log = logging.getLogger("kilburn")
 
-SESSIONS = 4
+MAX_SESSIONS = 4
 """Sessions whose checkpoints are kept."""
 
-LEAST, PAGES, MOST = 1_500, 2_000, 40
-"""Events between two checkpoints, at least, or pages that they moved; and checkpoints of one session for either, at most."""
+MIN_EVENTS, MIN_PAGES = 1_500, 2_000
+"""Events between two checkpoints, or pages that they moved."""
 
-LATER = 0.5
-"""Seconds after which a replay begins: the page that asked for it comes first."""
+MAX_CHECKPOINTS = 40
+"""Checkpoints of one session, for either measure."""
+
+REPLAY_DELAY = 0.5
+"""Seconds before a replay begins, so that the page that needs it is sent first."""
 
 
-SOURCES = 50
-"""Sources of a fold that take as long as a page that comes or goes: they are named, and none is read."""
+SOURCES_PER_PAGE = 50
+"""Sources of a fold whose replay takes as long as one moved page, because they are only named."""
 
 
 def weight(event: Event) -> int:
-    """What it takes to replay an event, in pages that come or go. A search moves nothing that it names."""
+    """Return the cost of replaying an event, in moved pages. A search moves none of the pages that it names."""
     if event.act is Act.SEARCH:
         return 0
-    return len(event.pages) // (SOURCES if event.act is Act.FOLD else 1)
+    return len(event.pages) // (SOURCES_PER_PAGE if event.act is Act.FOLD else 1)
 
 
 class TooFar(KilburnError):
-    """A window that cannot be worked out at once; `share` of the work is done."""
+    """Raised if a window cannot be shown before a replay has finished; `share` of it is done."""
 
     def __init__(self, share: float) -> None:
         super().__init__(f"the ledger is being replayed: {share:.0%}", advice="look again in a moment")
         self.share = share
 
 
-class _Work:
+class _Replay:
+    """The replay of one session up to the event `until`, and its checkpoints by event."""
+
     def __init__(self, until: int) -> None:
-        self.kept: dict[int, bytes] = {}
-        self.until, self.done = until, 0
-        self.over = threading.Event()
+        self.checkpoints: dict[int, bytes] = {}
+        self.until, self.position = until, 0
+        self.finished = threading.Event()
 
 
 class Marks:
-    """Keeps checkpoints of the sessions that were asked for last."""
+    """Caches checkpoints of the sessions that were requested last."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._known: dict[int, _Work] = {}
+        self._replays: dict[int, _Replay] = {}
         self._lock = threading.Lock()
-        self._one = threading.Lock()
+        self._replaying = threading.Lock()
 
     def near(self, number: int, event: int) -> tuple[int, bytes] | None:
-        """The last checkpoint of a session at or before an event, with the number of its event."""
-        known = self._known.get(number)
-        found = [at for at in list(known.kept) if at <= event] if known is not None else []
-        return (max(found), known.kept[max(found)]) if known is not None and found else None
+        """Return the last checkpoint of a session at or before an event, with the number of its event."""
+        replay = self._replays.get(number)
+        events = [at for at in list(replay.checkpoints) if at <= event] if replay is not None else []
+        return (max(events), replay.checkpoints[max(events)]) if replay is not None and events else None
 
     def work(self, session: Session, until: int) -> float:
-        """Begin to make checkpoints of a session up to an event, if that is not done yet; returns how much of it is."""
+        """Start making checkpoints of a session up to an event, unless they exist; return the share that is done."""
         number = session.number
         with self._lock:
-            known = self._known.pop(number, None)
-            if known is None or (known.over.is_set() and known.until < until):
-                known = _Work(session.head)
-                threading.Thread(target=self._make, args=(session, known), name="kilburn-replay", daemon=True).start()
-            self._known[number] = known
-            while len(self._known) > SESSIONS:
-                self._known.pop(next(iter(self._known)))
+            replay = self._replays.pop(number, None)
+            if replay is None or (replay.finished.is_set() and replay.until < until):
+                replay = _Replay(session.ledger.head)
+                threading.Thread(target=self._run, args=(session, replay), name="kilburn-replay", daemon=True).start()
+            self._replays[number] = replay
+            while len(self._replays) > MAX_SESSIONS:
+                self._replays.pop(next(iter(self._replays)))
         return self.progress(number)
 
     def progress(self, number: int) -> float:
-        """How much of the work for a session is done, 0 to 1."""
-        known = self._known.get(number)
-        return 0.0 if known is None else 1.0 if known.over.is_set() else known.done / max(1, known.until)
+        """Return the share of a session's replay that is done, 0 to 1."""
+        replay = self._replays.get(number)
+        return 0.0 if replay is None else 1.0 if replay.finished.is_set() else replay.position / max(1, replay.until)
 
     def finish(self, number: int, seconds: float) -> bool:
-        """Wait until the checkpoints of a session are made; whether they are."""
-        known = self._known.get(number)
-        return known is not None and known.over.wait(seconds)
+        """Wait until a session is replayed; return whether it is."""
+        replay = self._replays.get(number)
+        return replay is not None and replay.finished.wait(seconds)
 
-    def _make(self, session: Session, work: _Work) -> None:
-        """Replay a ledger, one session at a time: it is work for one processor."""
-        work.over.wait(LATER)
-        every, many = max(LEAST, work.until // MOST), max(PAGES, session.window.last // MOST)
-        since = moved = 0
+    def _run(self, session: Session, replay: _Replay) -> None:
+        """Replay a ledger. Only one session is replayed at a time, as a replay occupies a processor."""
+        replay.finished.wait(REPLAY_DELAY)
+        max_events = max(MIN_EVENTS, replay.until // MAX_CHECKPOINTS)
+        max_pages = max(MIN_PAGES, session.window.last // MAX_CHECKPOINTS)
+        last = pages = 0
         try:
-            with self._one:
-                for event, window in steps(self._backend, session.info, session.counter, 0, work.until):
-                    work.done = event.number
-                    moved += weight(event)
-                    if event.number - since >= every or moved >= many:
-                        since, moved = event.number, 0
-                        work.kept[event.number] = checkpoint_of(window, Ledger(), Usage(session.counter))
+            with self._replaying:
+                for event, window in steps(self._backend, session.info, session.counter, 0, replay.until):
+                    replay.position = event.number
+                    pages += weight(event)
+                    if event.number - last >= max_events or pages >= max_pages:
+                        last, pages = event.number, 0
+                        replay.checkpoints[event.number] = checkpoint_of(window, Ledger(), Usage(session.counter))
         except KilburnError as error:
             log.warning("the windows of %s cannot be shown: %s", session.name, error)
         finally:
-            work.over.set()
+            replay.finished.set()

@@ -1,4 +1,4 @@
-"""Facts as bars of their validity, with where they are from."""
+"""Facts with their periods of validity and their sources."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kilburn.page import Place, address_of, parse_address
 
 
 class FactBar(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact: what `kilburn.memory.account.describe` says of it, and where its bar begins and ends, 0 to 1; `stands` says in a
-    word whether it holds."""
+    """A fact: its description by `kilburn.memory.account.describe`, the begin and end of its bar as shares of the time axis,
+    and in `stands` a word for its state."""
 
     row: Mapping[str, Any]
     begin: float
@@ -27,29 +27,31 @@ class FactBar(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[str, ...] = ()
 
 
-def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict[str, Any]:
-    """What the screen of the memory shows.
+def facts_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+    """Return what the screen of the memory shows, up to `limit` facts.
 
     Raises:
-        SpecError: no such user.
+        SpecError: there is no such user.
     """
     collections = reading.store().collections()
-    memories = [one for one in collections if one.kind is SegmentKind.MEMORY]
+    memories = [info for info in collections if info.info.kind is SegmentKind.MEMORY]
     user = query.get("user")
-    chosen = [one for one in memories if user is None or one.user == user]
+    chosen = [info for info in memories if user is None or info.info.user == user]
     if user is not None and not chosen:
         raise SpecError(f"there is no memory of {user[:80]!r}", advice="see the list of users")
     memory = chosen[0] if chosen else None
-    after, at = _after(query.get("after", "")), _moment(query.get("at", ""))
+    first_page, at = _after(query.get("after", "")), _moment(query.get("at", ""))
     always = at is None
-    found = list(memory.pages(at, history=always, proposed=always, after=after, limit=most + 1)) if memory is not None else []
+    pages = (
+        list(memory.pages(at, history=always, proposed=always, after=first_page, limit=limit + 1)) if memory is not None else []
+    )
     facts: list[FactBar] = []
     if memory is not None:
-        rows = [(page, describe(memory, page, state, at)) for page, state in found[:most]]
-        now = reading.clock()
+        rows = [(page, describe(memory, page, state, at)) for page, state in pages[:limit]]
+        today = reading.clock()
         begins = [row["since"] for _, row in rows]
-        first = min(begins, default=now)
-        last = max([now, *(row["until"] for _, row in rows if row["until"] is not None)], default=now)
+        first = min(begins, default=today)
+        last = max([today, *(row["until"] for _, row in rows if row["until"] is not None)], default=today)
         wide = max(1.0, last - first)
         names = {info.number: info.name for info in reading.backend.segments()}
         for page, row in rows:
@@ -70,9 +72,9 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict
         "at": query.get("at", "") if at is not None else "",
         "facts": facts,
         "waiting": [fact for fact in facts if fact.row["at"] == Place.PROPOSED],
-        "next": address_of(found[most - 1][0].id) if len(found) > most else "",
-        "documents": [one for one in collections if one.kind is SegmentKind.DOCUMENT],
-        "notes": [one for one in collections if one.kind is SegmentKind.NOTES],
+        "next": address_of(pages[limit - 1][0].id) if len(pages) > limit else "",
+        "documents": [info for info in collections if info.info.kind is SegmentKind.DOCUMENT],
+        "notes": [info for info in collections if info.info.kind is SegmentKind.NOTES],
     }
 
 
@@ -81,10 +83,10 @@ def _after(address: str) -> int:
 
 
 def _moment(day: str) -> float | None:
-    """The beginning of a day, in UTC; None where no day is given.
+    """Return the beginning of a day in UTC; None for "".
 
     Raises:
-        SpecError: it is none.
+        SpecError: it is not a date.
     """
     if not day:
         return None
@@ -94,21 +96,21 @@ def _moment(day: str) -> float | None:
         raise SpecError(f"{day[:40]!r} is no day", advice="give one such as 2026-05-17") from None
 
 
-def collection_of(reading: LedgerReader, query: Mapping[str, str], most: int) -> dict[str, Any]:
-    """What the screen of a document or of notes shows: its pages with their texts, those that ended too.
+def collection_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+    """Return what the screen of a document or of notes shows: its pages with their texts, expired pages included.
 
     Raises:
         SpecError: there is none of this name.
     """
     name = query.get("of", "")
-    found = next((one for one in reading.store().collections() if one.name == name), None)
-    if found is None or found.kind is SegmentKind.MEMORY:
+    collection = next((info for info in reading.store().collections() if info.name == name), None)
+    if collection is None or collection.info.kind is SegmentKind.MEMORY:
         raise SpecError(f"there is no document and no notes {name[:80]!r}", advice="see the list below the memory")
-    pages = list(found.pages(history=True, proposed=True, after=_after(query.get("after", "")), limit=most + 1))
+    pages = list(collection.pages(history=True, proposed=True, after=_after(query.get("after", "")), limit=limit + 1))
     return {
-        "collection": found,
-        "rows": [(page, describe(found, page, state)) for page, state in pages[:most]],
-        "next": address_of(pages[most - 1][0].id) if len(pages) > most else "",
+        "collection": collection,
+        "rows": [(page, describe(collection, page, state)) for page, state in pages[:limit]],
+        "next": address_of(pages[limit - 1][0].id) if len(pages) > limit else "",
     }
 
 
@@ -119,12 +121,12 @@ def _stands(row: Mapping[str, Any]) -> str:
 
 
 def _rivals(number: int, row: Mapping[str, Any], rows: list[tuple[Any, dict[str, Any]]]) -> Iterator[str]:
-    """Other facts on the screen that speak of the same thing and hold at the same time."""
+    """Yield the addresses of other facts on the screen with the same subject and relation that hold at the same time."""
     if not row["claim"] or not row["in_force"]:
         return
-    subject, relation, said = row["claim"]
-    for page, other in rows:
-        if page.id == number or not other["in_force"] or not other["claim"] or (page.claim and page.claim.many):
+    subject, relation, value = row["claim"]
+    for page, candidate in rows:
+        if page.id == number or not candidate["in_force"] or not candidate["claim"] or (page.claim and page.claim.many):
             continue
-        if other["claim"][:2] == [subject, relation] and other["claim"][2] != said:
+        if candidate["claim"][:2] == [subject, relation] and candidate["claim"][2] != value:
             yield page.address

@@ -1,7 +1,7 @@
-"""The store as the dashboard reads it: sessions with their figures and alarms, a window as it was, a stretch of a ledger.
+"""Reads the store for the dashboard: sessions with their figures and alarms, earlier windows, and ranges of a ledger.
 
-What a screen costs does not grow with the store: figures begin at a checkpoint, a ledger is read in stretches, and whoever asks
-for too much at once is told so.
+The cost of a screen does not grow with the store: figures start at a checkpoint, a ledger is read in ranges, and a request for
+too many events raises `TooFar`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 
 from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
-from kilburn.dashboard.later import Errands
 from kilburn.dashboard.marks import Marks, TooFar, weight
 from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
@@ -30,41 +29,41 @@ from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
 
 WIDE = 1 << 40
-"""Tokens: a window that is always large enough, so that nothing leaves by looking."""
+"""Tokens of a window from which nothing has to be evicted."""
 
-OPEN = 6
-"""Sessions that are kept in memory."""
+MAX_OPEN = 6
+"""Sessions that are kept open."""
 
 EFFORT = 15_000
-"""Events, or what takes as long, that one request reads to bring the figures of sessions up to date."""
+"""Events, or equally expensive reads, with which one request brings the figures of sessions up to date."""
 
 GLANCE = 30
-"""Events in the time of reading one checkpoint."""
+"""Events that take as long as reading one checkpoint."""
 
 STRETCH = 2_000
-"""Events that are read at once, where the newest are looked through for something."""
+"""Events that are read at once when the newest ones are searched."""
 
-FARTHEST = 20_000
-"""Events that one request looks through at most."""
+MAX_SEARCHED = 20_000
+"""Events that one request searches."""
 
-AGAIN = 1 / 3
-"""The share of the tokens shipped that were read again because of edits, from which on it is an alarm."""
+REPROCESSED_SHARE = 1 / 3
+"""Share of the shipped tokens that were processed again because of edits, from which an alarm is raised."""
 
 REFAULTS, REFAULT_SHARE = 3, 0.05
-"""Pages that came back soon after they had left, and their share of the prompts, from which on they are an alarm."""
+"""Pages that came back soon after their eviction, and their share of the prompts, from which an alarm is raised."""
 
-REPLAYED = 4_000
-"""Events that one request replays at most: as many take some 0.3 s."""
+MAX_REPLAYED = 4_000
+"""Events that one request replays, which takes about 0.3 s."""
 
-MOVED = 5_000
-"""Pages that the events of one request may move, for the same reason: many may come with one event. See `weight`."""
+MAX_MOVED = 5_000
+"""Pages that the events of one request may move, because one event may move many pages. See `weight`."""
 
 SETTLED = MOVES | {Act.COMPACT, Act.REFUSE}
-"""Events that may stand within one receipt."""
+"""Events that may occur within one receipt."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in the list: `stats` is None where nobody has counted yet, `alarms` is in words, the worst first."""
+    """A session in the list. `stats` is None until the session has been counted; `alarms` are texts, the worst first."""
 
     info: SegmentInfo
     stats: Stats | None
@@ -72,17 +71,17 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fill(self) -> float | None:
-        """The share of its window that its prompt takes."""
+        """Return the share of its window that its prompt takes."""
         return self.stats.fill if self.stats is not None else None
 
 
 class LedgerReader:
-    """Reads one tenant's part of a store.
+    """Reads one tenant's data.
 
     Args:
-        backend: opened for reading.
+        backend: a read-only connection.
         effort: see `EFFORT`.
-        budget: what the window of a session may hold, where its agent runs in this process; else None.
+        budget: returns the budget of a session whose agent runs in this process; None for any other session.
     """
 
     def __init__(
@@ -95,95 +94,92 @@ class LedgerReader:
         self.backend, self.clock, self._effort, self.budget = backend, clock, effort, budget
         self._lock = threading.Lock()
         self._marks = Marks(backend)
-        self.later = Errands()
         self._stores: dict[str, Store] = {}
         self._opened: dict[str, Store] = {}
-        # The figures of sessions by number, as of an event; and what is wrong with the model of its policy.
+        # For each session number: an event, the figures as of that event, and an alarm about the policy's model.
         self._figures: dict[int, tuple[int, Stats, str]] = {}
 
     def store(self, tokenizer: str = "chars/4") -> Store:
-        """The store, with a counter; what has no window needs none in particular."""
+        """Return the store with a token counter. Data without a window needs no particular counter."""
         if tokenizer not in self._stores:
             self._stores[tokenizer] = Store(self.backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=self.clock)
         return self._stores[tokenizer]
 
     def sessions(self) -> list[SegmentInfo]:
-        """All sessions, those used last first."""
+        """Return all sessions, the most recently used first."""
         return sorted(self.store().sessions(), key=lambda info: (-info.used, -info.number))
 
     def info(self, name: str) -> SegmentInfo:
-        """A session's row.
+        """Return the row of a session.
 
         Raises:
-            SpecError: there is none of this name.
+            SpecError: there is no session of this name.
         """
-        found = self.backend.segment(name, time=0.0, create=False) if name else None
-        if found is None or found.kind != "session":
+        info = self.backend.segment(name, time=0.0, create=False) if name else None
+        if info is None or info.kind != "session":
             raise SpecError(f"there is no session {name[:80]!r}", advice="see the list of sessions, or `kilburn ps`")
-        return found
+        return info
 
     def session(self, name: str) -> Session:
-        """A session, opened with its agent's counter, so that nothing is counted again; it is as the store is now.
+        """Open a session with its agent's token counter, and bring it up to date.
 
         Raises:
-            SpecError: there is none of this name. StoreCorrupt.
+            SpecError: there is no session of this name. StoreCorrupt.
         """
         info = self.info(name)
         with self._lock:
             store = self._opened.pop(name, None) or self.store(counter_of(self.backend, info.number))
             self._opened[name] = store
-            while len(self._opened) > OPEN:
+            while len(self._opened) > MAX_OPEN:
                 first = next(iter(self._opened))
                 self._opened.pop(first).release(first)
         session = store.session(name)
-        session.refresh()
+        session.ledger.refresh()
         return session
 
-    # Figures
-
     def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[Listed], int]:
-        """Sessions with their figures, alarms first; and of how many the figures are not known yet. One call counts for a while;
-        the next one goes on."""
-        left, waiting = self._effort, set[int]()
+        """Return sessions with their figures, those with alarms first, and the number of sessions whose figures are still
+        unknown. One call counts for a bounded time; the next call continues."""
+        effort, waiting = self._effort, set[int]()
         for info in infos:
             if info.damaged or not self._is_new(info):
                 continue
-            if left > 0:
-                left -= self._count(info)
+            if effort > 0:
+                effort -= self._count(info)
             else:
                 waiting.add(info.number)
-        found = []
+        rows = []
         for info in infos:
             _, stats, rests = self._figures.get(info.number, (0, None, "")) if not info.damaged else (0, None, "")
-            found.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
-        return sorted(found, key=lambda row: not row.alarms), len(waiting)
+            rows.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
+        return sorted(rows, key=lambda row: not row.alarms), len(waiting)
 
     def _is_new(self, info: SegmentInfo) -> bool:
-        """Whether a session has changed since its figures were counted."""
+        """Return whether a session has changed since its figures were counted."""
         return self._figures.get(info.number, (-1,))[0] != info.head
 
     def row(self, info: SegmentInfo) -> Listed:
-        """One session with its figures as they are now."""
+        """Return a session with its current figures."""
         if not info.damaged and self._is_new(info):
             self._count(info)
         return self.rows([info])[0][0]
 
     def _count(self, info: SegmentInfo) -> int:
-        """Bring a session's figures up to date; returns what that took."""
+        """Bring the figures of a session up to date, and return the effort."""
         try:
             report, events = figures_of(self.backend, info)
             rests = self._resting(info, report) if report.asks_failed >= FAILURES else ""
             self._figures[info.number] = (info.head, report, rests)
         except (KilburnError, *SENSELESS):
-            # Opening it says what is wrong; it blocks no other.
+            # Opening this session reports the problem; the list shows the others.
             self._figures[info.number] = (info.head, Stats(warnings=["its ledger cannot be read: run kilburn fsck"]), "")
             return GLANCE
         return GLANCE + max(0, events)
 
     def _resting(self, info: SegmentInfo, stats: Stats) -> str:
-        """What is wrong with a policy's model, in words: whether its last questions failed, and until when it is spared."""
+        """Describe the failures of a policy's model: whether its last questions failed, and whether the breaker is open."""
         breaker, failed = Breaker(), 0
-        for event in self.backend.events(info.number, max(0, info.head - FARTHEST), Act.ASK):
+        for event in self.backend.events(info.number, max(0, info.head - MAX_SEARCHED), Act.ASK):
             word = event.data.get("outcome")
             failed = failed + 1 if word == Outcome.FAILED else 0
             breaker.note(Outcome.FAILED if word == Outcome.FAILED else Outcome.DONE, event.turn)
@@ -195,95 +191,94 @@ class LedgerReader:
 
     @property
     def counted(self) -> int:
-        """How many sessions' figures are known."""
+        """Return the number of sessions whose figures are known."""
         return len(self._figures)
 
     def progress(self, number: int) -> float:
-        """How much of a session is replayed, 0 to 1."""
+        """Return the share of a session that is replayed, 0 to 1."""
         return self._marks.progress(number)
 
     def replayed(self, number: int, seconds: float) -> bool:
-        """Wait until a session is replayed; whether it is."""
+        """Wait until a session is replayed; return whether it is."""
         return self._marks.finish(number, seconds)
 
-    # Stretches of a ledger
+    def stretch(self, number: int, start: int, until: int) -> list[Event]:
+        """Return the events after `start` up to `until`."""
+        return list(islice(self.backend.events(number, max(0, start)), max(0, until - max(0, start))))
 
-    def stretch(self, number: int, after: int, until: int) -> list[Event]:
-        """The events after `after` up to `until`."""
-        return list(islice(self.backend.events(number, max(0, after)), max(0, until - max(0, after))))
-
-    def receipts(self, number: int, until: int, most: int) -> tuple[list[Receipt], int]:
-        """The newest receipts up to an event, newest first; and the event up to which older ones are to be looked for, or 0."""
-        found: list[Receipt] = []
+    def receipts(self, number: int, until: int, limit: int) -> tuple[list[Receipt], int]:
+        """Return the newest receipts up to an event, newest first, and the event up to which to search for older ones, or 0."""
+        newest: list[Receipt] = []
         end, scanned = until, 0
         size = STRETCH
-        while end > 0 and len(found) < most and scanned < FARTHEST:
-            after = max(0, end - size)
-            events = self.stretch(number, after, end)
-            start = 0 if not after else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
+        while end > 0 and len(newest) < limit and scanned < MAX_SEARCHED:
+            begin = max(0, end - size)
+            events = self.stretch(number, begin, end)
+            start = 0 if not begin else next((at for at, event in enumerate(events) if event.act not in SETTLED), len(events))
             scanned += len(events)
             if start == len(events) and events:
                 size *= 2
                 continue
             size = STRETCH
-            found += list(receipts(events[start:]))[::-1]
-            end = after + start
-        if len(found) > most:
-            return found[:most], found[most].events[1]
-        return found, end
+            newest += list(receipts(events[start:]))[::-1]
+            end = begin + start
+        if len(newest) > limit:
+            return newest[:limit], newest[limit].events[1]
+        return newest, end
 
-    def of_act(self, number: int, act: Act, until: int, most: int) -> tuple[list[Event], int]:
-        """The newest events of an act up to an event, newest first; and the event up to which to look for older ones, or 0."""
-        after = max(0, until - FARTHEST)
-        found = [event for event in self.backend.events(number, after, act) if event.number <= until][::-1]
-        return (found[:most], found[most].number) if len(found) > most else (found, after)
+    def of_act(self, number: int, act: Act, until: int, limit: int) -> tuple[list[Event], int]:
+        """Return the newest events of an act up to an event, newest first, and the event up to which to search for older ones,
+        or 0."""
+        begin = max(0, until - MAX_SEARCHED)
+        newest = [event for event in self.backend.events(number, begin, act) if event.number <= until][::-1]
+        return (newest[:limit], newest[limit].number) if len(newest) > limit else (newest, begin)
 
-    def faults(self, number: int, until: int, most: int) -> tuple[list[Event], int]:
-        """The newest recalls and searches, as by `of_act`."""
-        (recalls, older), (searches, other) = (self.of_act(number, act, until, most) for act in (Act.FAULT, Act.SEARCH))
-        found = sorted([*recalls, *searches], key=lambda event: -event.number)
-        return (found[:most], found[most].number) if len(found) > most else (found, max(older, other))
+    def faults(self, number: int, until: int, limit: int) -> tuple[list[Event], int]:
+        """Return the newest recalls and searches; see `of_act`."""
+        (recalls, older), (searches, older_searches) = (self.of_act(number, act, until, limit) for act in (Act.FAULT, Act.SEARCH))
+        newest = sorted([*recalls, *searches], key=lambda event: -event.number)
+        return (newest[:limit], newest[limit].number) if len(newest) > limit else (newest, max(older, older_searches))
 
-    def windows(self, session: Session, after: int, until: int) -> Iterator[tuple[Event, WindowState]]:
-        """The events of a stretch, each with the window that it left; see `kilburn.kernel.replay.steps`.
+    def windows(self, session: Session, start: int, until: int) -> Iterator[tuple[Event, WindowState]]:
+        """Yield the events of a range, each with the window after it; see `kilburn.kernel.replay.steps`.
 
         Raises:
-            TooFar: there is no checkpoint near it. One is made in the background.
+            TooFar: there is no checkpoint nearby. One is made in the background.
         """
         info, counter = session.info, session.counter
-        begin = self._marks.near(info.number, max(1, after))
-        known = self.backend.checkpoint(info.number, max(1, after))
-        if begin is not None and known is not None and known[0] >= begin[0]:
+        begin = self._marks.near(info.number, max(1, start))
+        saved = self.backend.checkpoint(info.number, max(1, start))
+        if begin is not None and saved is not None and saved[0] >= begin[0]:
             begin = None
-        start = max(begin[0] if begin else 0, known[0] if known else 0)
-        if until - start > REPLAYED:
+        base = max(begin[0] if begin else 0, saved[0] if saved else 0)
+        if until - base > MAX_REPLAYED:
             raise TooFar(self._marks.work(session, until))
-        if sum(weight(event) for event in self.stretch(info.number, start, until)) > MOVED:
+        if sum(weight(event) for event in self.stretch(info.number, base, until)) > MAX_MOVED:
             share = self._marks.work(session, until)
-            # Nearer than the checkpoints that it makes there is none.
+            # A finished replay has no nearer checkpoint.
             if share < 1:
                 raise TooFar(share)
-        return steps(self.backend, info, counter, after, until, begin)
+        return steps(self.backend, info, counter, start, until, begin)
 
     def naming(self, session: Session, page: int, sources: Iterable[int] = ()) -> list[Event]:
-        """What the ledger says of a page, oldest first: of an inherited one also what happened to it before the fork.
+        """Return the events that name a page, oldest first; of an inherited page also those before the fork.
 
         Args:
-            sources: of a derived page, what it was made from.
+            sources: the sources of a derived page.
         """
-        wanted = {page, *islice(sources, 1)}
-        found = self.backend.naming(session.number, wanted)
-        owner, fork = session.owner(page), session.branches.forked
+        pages = {page, *islice(sources, 1)}
+        events = self.backend.naming(session.number, pages)
+        owner, fork = session.contents.owner(page), session.branches.forked
         if owner != session.number and fork is not None:
-            found = [*(event for event in self.backend.naming(owner, wanted) if event.number <= fork.at), *found]
-        return [event for event in found if page in event.pages or event.data.get("fold") == page]
+            events = [*(event for event in self.backend.naming(owner, pages) if event.number <= fork.at), *events]
+        return [event for event in events if page in event.pages or event.data.get("fold") == page]
 
 
 def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterator[str]:
-    """What is wrong with a session, and can be mended, in words.
+    """Yield the alarms of a session: problems that a person can solve.
 
     Args:
-        rests: of the model that its policy asks.
+        rests: the alarm about the model of its policy.
     """
     if info.damaged:
         yield f"damaged: {info.damaged}"
@@ -302,6 +297,6 @@ def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterat
         yield f"{stats.lost:,} observations lost"
     if stats.refaults >= max(REFAULTS, REFAULT_SHARE * stats.prompts):
         yield f"{stats.refaults:,} refaults"
-    # Where the provider reports no cached tokens, what an edit changes costs nothing more.
-    if stats.tokens_cached and stats.tokens_reprefilled / stats.tokens_shipped >= AGAIN:
+    # Without a prompt cache, an edit costs nothing more.
+    if stats.tokens_cached and stats.tokens_reprefilled / stats.tokens_shipped >= REPROCESSED_SHARE:
         yield f"{stats.tokens_reprefilled / stats.tokens_shipped:.0%} of the tokens read again"

@@ -1,6 +1,6 @@
-"""The screens: for each, the name of its template and what that shows. A screen takes a reading of the store and a query.
+"""The screens. A screen takes a reader and a query, and returns the name of its template and the template's context.
 
-Each shows at most `SHOWN` rows, and links to the rest.
+Each shows at most `MAX_ROWS` rows, and links to the rest.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentKind
-from kilburn.dashboard.calls import calls_in, code_in, run_of, tree_of
-from kilburn.dashboard.changes import ahead
-from kilburn.dashboard.kv import held_of, lines_of, removed_files
+from kilburn.dashboard.calls import branch_tree, read_calls, read_code, read_run
+from kilburn.dashboard.changes import change_screen
+from kilburn.dashboard.kv import cache_changes, cache_summary, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_of, facts_of
-from kilburn.dashboard.optimum import Regret, regret_of
-from kilburn.dashboard.otherwise import CHOICES, Otherwise, otherwise, taken_by
-from kilburn.dashboard.paid import WeighedEdit, edits_in
-from kilburn.dashboard.reading import FARTHEST, LedgerReader
+from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, pieces_of, shade_of, strip
-from kilburn.errors import Forgotten, KilburnError, SpecError, UnknownAddress
+from kilburn.errors import Forgotten, SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
@@ -33,45 +30,45 @@ from kilburn.message import Trust
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.prices import PRICES
 
-SHOWN = 50
-"""Rows of one screen."""
+MAX_ROWS = 50
+"""Rows of a screen."""
 
-LETTERS = 20_000
-"""Characters of one text that a screen shows."""
+MAX_TEXT = 20_000
+"""Characters of a single text."""
 
 BRIEF = 600
-"""Characters of a text that stands among others."""
+"""Characters of a text in a list."""
 
 CANDIDATES = 25
-"""Groups of pages that could leave, which the screen of a window lists."""
+"""Groups of pages that the screen of a window lists as candidates for eviction."""
 
 Query = Mapping[str, str]
 Screen = Callable[[LedgerReader, Query], tuple[str, dict[str, Any]]]
 
 
-def number_in(query: Query, name: str, otherwise: int) -> int:
-    """A whole number of a query, 0 or more; `otherwise` where it is none."""
-    given = query.get(name, "")
-    return int(given) if given.isascii() and given.isdecimal() and len(given) < 16 else otherwise
+def number_in(query: Query, name: str, default: int) -> int:
+    """Return an integer of a query, 0 or more, or `default` if it is not one."""
+    text = query.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else default
 
 
 def _opened(reading: LedgerReader, query: Query) -> tuple[Session, dict[str, Any]]:
-    """The session that a query names, and what every screen of a session shows."""
+    """Open the session that a query names, and return the context of every screen of a session."""
     session = reading.session(query.get("name", ""))
     return session, {"session": session, "row": reading.row(reading.info(session.name)), "name": session.name}
 
 
 def sessions(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """All sessions, those with an alarm first."""
+    """List all sessions, those with an alarm first."""
     infos = reading.sessions()
     words = query.get("q", "").casefold()
     chosen = [info for info in infos if words in info.name.casefold()]
     rows, waiting = reading.rows(chosen)
     begin = number_in(query, "from", 0)
     return "sessions.html", {
-        "rows": rows[begin : begin + SHOWN],
+        "rows": rows[begin : begin + MAX_ROWS],
         "begin": begin,
-        "shown": SHOWN,
+        "shown": MAX_ROWS,
         "found": len(rows),
         "alarmed": sum(bool(row.alarms) for row in rows),
         "pages": sum(row.stats.pages for row in rows if row.stats is not None),
@@ -83,20 +80,20 @@ def sessions(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 
 
 def over_time(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The window over time."""
-    session, shown = _opened(reading, query)
-    many = number_in(query, "many", PROMPTS[1])
-    many = many if many in PROMPTS else PROMPTS[1]
+    """Show the window over time."""
+    session, context = _opened(reading, query)
+    prompts = number_in(query, "many", PROMPTS[1])
+    prompts = prompts if prompts in PROMPTS else PROMPTS[1]
     until = number_in(query, "until", 0)
-    picture = strip(reading, session, until, many)
+    picture = strip(reading, session, until, prompts)
     whole = overview(reading, session)
     columns = picture.columns
-    return "strip.html", shown | {
+    return "strip.html", context | {
         "picture": picture,
         "legend": legend(columns),
         "whole": whole,
         "whole_top": max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in whole), default=1),
-        "many": many,
+        "many": prompts,
         "choices": PROMPTS,
         "until": until,
         "moves": moves_between(reading, session, columns),
@@ -104,78 +101,79 @@ def over_time(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]
 
 
 def legend(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """The colours that a picture has, with their meaning."""
-    there = {piece.shade for column in columns for piece in column.pieces}
-    return [(shade, words) for shade, words in SHADES.items() if shade in there]
+    """Return the colours of a picture, with their meanings."""
+    shades = {piece.shade for column in columns for piece in column.pieces}
+    return [(shade, words) for shade, words in SHADES.items() if shade in shades]
 
 
 def moves_between(reading: LedgerReader, session: Session, columns: Sequence[Column]) -> list[Receipt]:
-    """The receipts of what happened between the prompts of a picture, newest first."""
+    """Return the receipts of compactions between the prompts of a picture, newest first."""
     if not columns:
         return []
-    found, _ = reading.receipts(session.number, columns[-1].event, SHOWN)
-    return [receipt for receipt in found if receipt.events[1] > columns[0].event]
+    receipts, _ = reading.receipts(session.number, columns[-1].event, MAX_ROWS)
+    return [receipt for receipt in receipts if receipt.events[1] > columns[0].event]
 
 
 def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The window now, or as it was in a prompt: by kind, by age and by reason; what could leave now, at which price."""
-    session, shown = _opened(reading, query)
-    # Another request may bring the session up to date meanwhile.
+    """Show the window now, or after an event: by kind, age and reason, and the pages that could be evicted with their
+    prices."""
+    session, context = _opened(reading, query)
+    # Another request may refresh the session at the same time.
     with session.lock:
-        return _window_of(reading, session, query, shown)
+        return _window_of(reading, session, query, context)
 
 
-def _window_of(reading: LedgerReader, session: Session, query: Query, shown: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _window_of(reading: LedgerReader, session: Session, query: Query, context: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "at", 0)
-    at = at if 0 < at < session.head else 0
+    at = at if 0 < at < session.ledger.head else 0
     event: Event | None = None
     if at:
         try:
-            found = next(iter(reading.windows(session, at - 1, at)), None)
+            step = next(iter(reading.windows(session, at - 1, at)), None)
         except TooFar as far:
-            return "later.html", shown | {"share": far.share}
-        if found is None:
+            return "later.html", context | {"share": far.share}
+        if step is None:
             raise SpecError(f"no window is known at event {at} of {session.name!r}", advice="look at a later one")
-        event, there = found
+        event, state = step
     else:
-        there = session.window
-    pieces = pieces_of(there)
-    pages = {piece.page: there.priced(piece.page) for piece in pieces if piece.page}
-    use, turn = sum(piece.tokens for piece in pieces), there.turn
+        state = session.window
+    pieces = pieces_of(state)
+    pages = {piece.page: state.priced(piece.page) for piece in pieces if piece.page}
+    use, turn = sum(piece.tokens for piece in pieces), state.turn
     kinds = Counter[str]()
     reasons = Counter[str]()
     ages = Counter[str]()
     why: dict[int, str] = {}
-    held = set(there.held())
-    awaited = {member for call in there.awaited() for member in there.group(call)}
+    request = set(state.held())
+    awaited = {member for call in state.awaited() for member in state.group(call)}
     for piece in pieces:
         kinds[piece.shade] += piece.tokens
         if not piece.page:
             reasons[HANDLE] += piece.tokens
             continue
         page = pages[piece.page]
-        why[piece.page] = words = reason(page, piece, there.states[page.id].pinned, held, awaited)
+        why[piece.page] = words = reason(page, piece, state.states[page.id].pinned, request, awaited)
         reasons[words] += piece.tokens
         ages[_age(turn - page.message if page.message else None)] += piece.tokens
     begin = number_in(query, "from", 0)
     groups = [] if at else could_leave(session, pieces)
-    return "window.html", shown | {
+    return "window.html", context | {
         "at": at,
         "event": event,
         "turn": turn,
         "use": use,
-        "fill": shown["row"].fill if event is None else _fill_of(event, use),
+        "fill": context["row"].fill if event is None else _fill_of(event, use),
         "kinds": [(shade, SHADES[shade], kinds[shade]) for shade in SHADES if kinds[shade]],
         "reasons": list(by_reason(reasons.most_common(), why, groups, pieces)),
         "ages": [(words, ages[words]) for words in AGES if ages[words]],
-        "rows": [(piece, pages.get(piece.page), why.get(piece.page, "")) for piece in pieces[begin : begin + SHOWN]],
+        "rows": [(piece, pages.get(piece.page), why.get(piece.page, "")) for piece in pieces[begin : begin + MAX_ROWS]],
         "begin": begin,
-        "shown": SHOWN,
+        "shown": MAX_ROWS,
         "found": len(pieces),
         "leaving": groups[:CANDIDATES],
         "groups": len(groups),
         "whys": why,
-        "whats": {number: what(there, page) for number, page in pages.items()},
+        "whats": {number: what(state, page) for number, page in pages.items()},
     }
 
 
@@ -189,43 +187,43 @@ def _age(messages: int | None) -> str:
 
 
 def what(window: WindowState, page: Page) -> str:
-    """One line on a page: its label, or that of the call that it answers."""
+    """Describe a page in one line, by its label or that of the call that it answers."""
     if page.label or not page.answers:
         return page.label
-    asked = window.pages.get(page.answers)
-    return asked.label if asked is not None else ""
+    call = window.pages.get(page.answers)
+    return call.label if call is not None else ""
 
 
 def _fill_of(event: Event, use: int) -> float | None:
-    """The share of the room for pages that they took after an event; None where it was no prompt."""
+    """Return the share of the room for pages that they took after an event; None if the event is no prompt."""
     room = event.data.get("window")
     return use / room if isinstance(room, int) and room else None
 
 
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What each compaction took out, newest first."""
-    session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
-    found, older = reading.receipts(session.number, until, SHOWN)
-    return "receipts.html", shown | {"receipts": found, "older": older, "until": until}
+    """List compactions, newest first."""
+    session, context = _opened(reading, query)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    newest, older = reading.receipts(session.number, until, MAX_ROWS)
+    return "receipts.html", context | {"receipts": newest, "older": older, "until": until}
 
 
 def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """One receipt: the window before and after, side by side, and the pages that left."""
-    session, shown = _opened(reading, query)
+    """Show a compaction: the window before and after it, and the evicted pages."""
+    session, context = _opened(reading, query)
     at = number_in(query, "event", 0)
-    if not 0 < at <= session.head:
+    if not 0 < at <= session.ledger.head:
         raise SpecError(f"there is no event {at} in {session.name!r}", advice="see its receipts")
-    made = next(iter(reading.receipts(session.number, at, 1)[0]), None)
-    if made is None or made.events[1] != at:
+    compaction = next(iter(reading.receipts(session.number, at, 1)[0]), None)
+    if compaction is None or compaction.events[1] != at:
         raise SpecError(f"event {at} of {session.name!r} ends no compaction", advice="see its receipts")
-    begin = made.events[0] - 1
+    begin = compaction.events[0] - 1
     sides: list[Column] = []
     share = None
     try:
-        for event, there in reading.windows(session, max(0, begin - 1), at):
+        for event, state in reading.windows(session, max(0, begin - 1), at):
             if event.number in (begin, at):
-                pieces = pieces_of(there)
+                pieces = pieces_of(state)
                 sides.append(
                     Column(
                         event=event.number,
@@ -233,96 +231,98 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
                         time=event.time,
                         tokens=sum(piece.tokens for piece in pieces),
                         window=0,
-                        again=0,
+                        reprocessed=0,
                         pieces=pieces,
                     )
                 )
     except TooFar as far:
         share = far.share
-    left, folds = _named(session, made.left), _named(session, made.folds + made.brought)
+    evicted_pages, folds = _named(session, compaction.left), _named(session, compaction.folds + compaction.brought)
     top = max((side.tokens for side in sides), default=1)
-    gone = {page.id for page in left}
+    evicted = {page.id for page in evicted_pages}
     pictures = [list(blocks([side], top)) for side in sides]
-    return "receipt.html", shown | {
-        "receipt": made,
+    return "receipt.html", context | {
+        "receipt": compaction,
         "sides": list(zip(("before", "after"), sides, pictures, strict=False)),
         "share": share,
         "top": top,
-        "gone": gone,
+        "gone": evicted,
         "same": kept(sides[0].pieces, sides[1].pieces) if len(sides) == 2 else None,
         "legend": legend(sides),
         "left": [
             (page, session.window.states[page.id].at, what(session.window, page), text_of(session, page, BRIEF))
-            for page in left[:SHOWN]
+            for page in evicted_pages[:MAX_ROWS]
         ],
-        "more": len(left) - SHOWN,
-        "folds": [(page, text_of(session, page, BRIEF * 4)) for page in folds[:SHOWN]],
+        "more": len(evicted_pages) - MAX_ROWS,
+        "folds": [(page, text_of(session, page, BRIEF * 4)) for page in folds[:MAX_ROWS]],
     }
 
 
 def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
-    """The pages at some addresses, those that were forgotten too, so many at most as a screen needs."""
-    found: list[Page] = []
+    """Return the pages at some addresses, including forgotten ones."""
+    pages: list[Page] = []
     for address in addresses:
         first, last = parse_address(address)
         for number in range(first, last + 1):
             if number in session.window.pages:
-                found.append(session.window.pages[number])
-    return found
+                pages.append(session.window.pages[number])
+    return pages
 
 
-def text_of(session: Session, page: Page, most: int) -> tuple[str, int]:
-    """The beginning of a page's text, and how many characters there are more; -1 where it was forgotten."""
+def text_of(session: Session, page: Page, limit: int) -> tuple[str, int]:
+    """Return the beginning of a page's text, and the number of characters left out; -1 if the page was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
-    return text[:most], max(0, len(text) - most)
+    return text[:limit], max(0, len(text) - limit)
 
 
 def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """All that was said, whole, wherever it is now; the newest pages unless a first one is named."""
-    session, shown = _opened(reading, query)
+    """Show all pages of a session in order; by default the newest."""
+    session, context = _opened(reading, query)
     window = session.window
-    begin = number_in(query, "from", 0) or max(1, window.last - SHOWN + 1)
-    numbers = [number for number in range(begin, min(begin + SHOWN, window.last + 1)) if number in window.states]
+    begin = number_in(query, "from", 0) or max(1, window.last - MAX_ROWS + 1)
+    numbers = [number for number in range(begin, min(begin + MAX_ROWS, window.last + 1)) if number in window.states]
     window.pages.fetch(numbers)
-    there = [window.pages[number] for number in numbers]
-    session.fetch(one for one in there if window.at(one.id) is not Place.DROPPED)
-    return "transcript.html", shown | {
-        "rows": [(one, window.at(one.id), what(window, one), text_of(session, one, BRIEF * 4)) for one in there],
+    pages = [window.pages[number] for number in numbers]
+    session.contents.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
+    return "transcript.html", context | {
+        "rows": [(page, window.at(page.id), what(window, page), text_of(session, page, BRIEF * 4)) for page in pages],
         "begin": begin,
         "last": window.last,
-        "shown": SHOWN,
+        "shown": MAX_ROWS,
     }
 
 
 def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """A page's life: what it says, where it is, and all that happened to it."""
-    session, shown = _opened(reading, query)
+    """Show a page: its text, its state, and the events that concern it."""
+    session, context = _opened(reading, query)
     number = _numbered(session, query.get("address", ""))
-    there, state = session.window.pages[number], session.window.states[number]
+    page, state = session.window.pages[number], session.window.states[number]
     begin = number_in(query, "from", 0)
-    text, more = _part(session, there, begin)
-    events = reading.naming(session, number, there.sources)
-    owner = session.owner(number)
+    text, more = _part(session, page, begin)
+    events = reading.naming(session, number, page.sources)
+    owner = session.contents.owner(number)
     cited = reading.backend.citing(owner, [number])
-    names = {info.number: info.name for info in reading.backend.segments()} if cited or there.cites else {}
-    return "page.html", shown | {
-        "page": there,
+    names = {info.number: info.name for info in reading.backend.segments()} if cited or page.cites else {}
+    return "page.html", context | {
+        "page": page,
         "state": state,
-        "trust": Trust(there.trust).name.lower(),
-        "shade": shade_of(there),
+        "trust": Trust(page.trust).name.lower(),
+        "shade": shade_of(page),
         "text": text,
         "begin": begin,
         "more": more,
-        "letters": LETTERS,
-        "events": [(event, deed(event, number)) for event in events[-SHOWN * 2 :]],
-        "earlier": max(0, len(events) - SHOWN * 2),
-        "life": life(events, number, session.turn),
-        "made": [(names.get(segment, "?"), address_of(other), segment == session.number) for segment, other in cited[:SHOWN]],
-        "cites": [(names.get(segment, "?"), address_of(other)) for segment, other in there.cites[:SHOWN]],
-        "sources": [address_of(source) for source in there.sources[:SHOWN]],
+        "letters": MAX_TEXT,
+        "events": [(event, deed(event, number)) for event in events[-MAX_ROWS * 2 :]],
+        "earlier": max(0, len(events) - MAX_ROWS * 2),
+        "life": life(events, number, session.window.turn),
+        "made": [
+            (names.get(segment, "?"), address_of(address), segment == session.number) for segment, address in cited[:MAX_ROWS]
+        ],
+        "cites": [(names.get(segment, "?"), address_of(address)) for segment, address in page.cites[:MAX_ROWS]],
+        "sources": [address_of(source) for source in page.sources[:MAX_ROWS]],
         "before": _beside(session, number, -1),
         "after": _beside(session, number, 1),
     }
@@ -338,18 +338,18 @@ def _numbered(session: Session, address: str) -> int:
 
 
 def _part(session: Session, page: Page, begin: int) -> tuple[str, int]:
-    """A part of a page's text, and how many characters come behind it; -1 where it was forgotten."""
+    """Return a part of a page's text, and the number of characters after it; -1 if the page was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
-    return text[begin : begin + LETTERS], max(0, len(text) - begin - LETTERS)
+    return text[begin : begin + MAX_TEXT], max(0, len(text) - begin - MAX_TEXT)
 
 
 def _beside(session: Session, number: int, step: int) -> str:
-    """The address of the page before or behind, or ""."""
-    other = number + (step if number > 0 else -step)
-    return address_of(other) if other and (other > 0) == (number > 0) and other in session.window.states else ""
+    """Return the address of the previous or next page, or ""."""
+    neighbour = number + (step if number > 0 else -step)
+    return address_of(neighbour) if neighbour and (neighbour > 0) == (number > 0) and neighbour in session.window.states else ""
 
 
 DEEDS = {
@@ -368,7 +368,7 @@ DEEDS = {
 
 
 def deed(event: Event, page: int) -> str:
-    """What an event did to a page, in words."""
+    """Describe what an event did to a page."""
     if event.act is Act.FAULT:
         return "recalled, a fault" if page in _asked(event)["missed"] else "recalled, a hit"
     if event.act is Act.FOLD and event.data.get("fold") == page:
@@ -381,7 +381,7 @@ def deed(event: Event, page: int) -> str:
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """Where a page was, from one turn to another."""
+    """A place of a page, from one turn to another."""
 
     place: str
     begin: int
@@ -389,53 +389,31 @@ class Stay(msgspec.Struct, frozen=True):
 
 
 def life(events: Sequence[Event], page: int, turn: int) -> list[Stay]:
-    """Where a page was, over the turns of its session."""
-    found: list[tuple[str, int]] = []
+    """Return the places of a page over the turns of its session."""
+    stays: list[tuple[str, int]] = []
     for event in events:
         places = event.data.get("to", {})
         to = next((place for place, pages in places.items() if page in pages), None)
         if event.act is Act.FOLD and event.data.get("fold") == page:
             to = "in"
-        if to is not None and (not found or found[-1][0] != to):
-            found.append((str(to), event.turn))
-    if not found:
+        if to is not None and (not stays or stays[-1][0] != to):
+            stays.append((str(to), event.turn))
+    if not stays:
         return []
-    ends = [*(begin for _, begin in found[1:]), max(turn, found[-1][1] + 1)]
-    return [Stay(place, begin, max(end, begin)) for (place, begin), end in zip(found, ends, strict=True)]
+    ends = [*(begin for _, begin in stays[1:]), max(turn, stays[-1][1] + 1)]
+    return [Stay(place, begin, max(end, begin)) for (place, begin), end in zip(stays, ends, strict=True)]
 
 
 def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What was recalled and searched, newest first."""
-    session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
-    found, older = reading.faults(session.number, until, SHOWN)
-    asked = min(number_in(query, "regret", 0), session.head)
-    regret, share = regret_at(reading, session, asked) if asked else (None, 0.0)
-    return "faults.html", shown | {
-        "asked": asked,
-        "regret": regret,
-        "failed": regret if isinstance(regret, KilburnError) else None,
-        "share": share,
-        "rows": [(event, _asked(event)) for event in found],
-        "older": older if older and found else 0,
+    """List recalls and searches, newest first."""
+    session, context = _opened(reading, query)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    events, older = reading.faults(session.number, until, MAX_ROWS)
+    return "faults.html", context | {
+        "rows": [(event, _asked(event)) for event in events],
+        "older": older if older and events else 0,
         "until": until,
     }
-
-
-def regret_at(reading: LedgerReader, session: Session, until: int) -> tuple[Any, float]:
-    """The regret of the newest events up to one, as far as it is worked out; see `Errands.ask`."""
-    after = max(0, until - FARTHEST)
-
-    def work(told: Callable[[float], None]) -> Regret:
-        events = reading.stretch(session.number, after, until)
-        told(0.5)
-        window = session.window
-        named = {page for event in events for page in event.pages if page > 0}
-        costs = {page: window.cost(page) for page in named | set(window.pins) if page in window.states}
-        pins = [page for page in window.pins if after and page not in named]
-        return regret_of(events, costs, pins, after, until)
-
-    return reading.later.ask(("regret", session.number, until), work)
 
 
 def _asked(event: Event) -> dict[str, Any]:
@@ -447,118 +425,97 @@ def _asked(event: Event) -> dict[str, Any]:
     }
 
 
-def edits_of(reading: LedgerReader, session: Session) -> list[WeighedEdit]:
-    """The newest compactions that freed tokens, newest first, and whether they paid."""
-    found, _ = reading.receipts(session.number, session.head, SHOWN)
-    done = [receipt for receipt in found if receipt.freed > 0]
-    if not done:
-        return []
-    after = max(done[-1].events[1], session.head - FARTHEST)
-    return list(edits_in(done, reading.stretch(session.number, after, session.head)))
-
-
 def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What a session's prompts took, and their price by each table; what another policy would have taken."""
-    session, shown = _opened(reading, query)
-    stats = shown["row"].stats
-    taken = taken_by("", stats) if stats else None
-    again = taken.again if taken else 0
-    edits = {name: again * (table.written - table.cached) / 1e6 for name, table in PRICES.items()}
-    policy, upto = query.get("policy", ""), min(number_in(query, "upto", 0), session.head)
-    share, chosen = 1.0, []
-    if upto and policy in CHOICES:
-        _, share = reading.later.ask(
-            ("policy", session.number, policy, upto), lambda told: otherwise(reading.backend, session, policy, upto, told)
-        )
-        names = [policy, *(each for each in CHOICES if each != policy)]
-        known = [(each, reading.later.found(("policy", session.number, each, upto))) for each in names]
-        chosen = [(each, found) for each, found in known if found is not None]
-    return "prices.html", shown | {
-        "taken": taken,
-        "tables": [(name, taken.price(name) if taken else 0.0, edits[name]) for name in PRICES],
-        "edits": edits_of(reading, session),
-        "policy": policy if policy in CHOICES else "",
-        "choices": CHOICES,
-        "upto": upto or session.head,
-        "share": share,
-        "others": [found for _, found in chosen if isinstance(found, Otherwise)],
-        "failed": [(each, found) for each, found in chosen if isinstance(found, KilburnError)],
-        "names": list(PRICES),
+    """Show the tokens of a session's prompts, and their price by each table."""
+    _, context = _opened(reading, query)
+    stats = context["row"].stats
+    reprocessed, fresh = (stats.tokens_reprefilled, stats.tokens_new) if stats else (0, 0)
+    cached = max(0, stats.tokens_shipped - reprocessed - fresh) if stats else 0
+    return "prices.html", context | {
+        "cached": cached,
+        "tables": [
+            (
+                name,
+                (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6,
+                reprocessed * (table.written - table.cached) / 1e6,
+            )
+            for name, table in PRICES.items()
+        ],
     }
 
 
 def branches(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The branches of a session, as a tree: what they may spend, what they spent, and what they returned."""
-    session, shown = _opened(reading, query)
-    rows, found = tree_of(reading, session, SHOWN)
+    """Show the branches of a session as a tree, with their limits, spending and results."""
+    session, context = _opened(reading, query)
+    rows, total = branch_tree(reading, session, MAX_ROWS)
     fork = session.branches.forked
-    return "branches.html", shown | {
+    return "branches.html", context | {
         "rows": rows,
-        "more": found - len(rows),
+        "more": total - len(rows),
         "parent": session.name.rpartition("/")[0] if fork is not None else "",
-        "run": run_of(reading, session, 0, 1) is not None,
+        "run": read_run(reading, session, 0, 1) is not None,
     }
 
 
 def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """A run of a recursive model: its question, its steps, and how it ended; or the calls of one of its cells."""
-    session, shown = _opened(reading, query)
+    """Show a run of a recursive model with its question, steps and answer; or the sub-calls of one of its cells."""
+    session, context = _opened(reading, query)
     cell, begin = query.get("cell", ""), number_in(query, "from", 0)
-    shown |= {"cell": cell, "begin": begin, "shown": SHOWN}
+    context |= {"cell": cell, "begin": begin, "shown": MAX_ROWS}
     if cell:
-        return "cell.html", shown | calls_in(reading, session, cell, begin, SHOWN, BRIEF * 4)
-    run = run_of(reading, session, begin, SHOWN)
+        return "cell.html", context | read_calls(reading, session, cell, begin, MAX_ROWS, BRIEF * 4)
+    run = read_run(reading, session, begin, MAX_ROWS)
     texts = {}
-    for one in run["steps"] if run else ():
-        for each in (one.code, one.output):
-            if each is not None:
-                texts[each.id] = code_in(session, each, BRIEF * 4)
-    for each in (run["question"], run["answer"]) if run else ():
-        if each is not None:
-            texts[each.id] = text_of(session, each, BRIEF * 4)
-    return "calls.html", shown | {"run": run, "texts": texts}
+    for step in run["steps"] if run else ():
+        for page in (step.code, step.output):
+            if page is not None:
+                texts[page.id] = read_code(session, page, BRIEF * 4)
+    for page in (run["question"], run["answer"]) if run else ():
+        if page is not None:
+            texts[page.id] = text_of(session, page, BRIEF * 4)
+    return "calls.html", context | {"run": run, "texts": texts}
 
 
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """Keys and values of a session: what is on the device, and what was computed again for each edit, newest first."""
-    session, shown = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
-    found, older = reading.of_act(session.number, Act.CACHE, until, SHOWN)
-    return "cache.html", shown | {
-        "rows": lines_of(found),
-        "older": older if found else 0,
+    """Show the KV cache of a session, and its changes, newest first."""
+    session, context = _opened(reading, query)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    events, older = reading.of_act(session.number, Act.CACHE, until, MAX_ROWS)
+    return "cache.html", context | {
+        "rows": cache_changes(events),
+        "older": older if events else 0,
         "until": until,
-        "held": held_of(reading, session),
+        "held": cache_summary(reading, session),
         "files": removed_files(reading, session),
-        "use": session.use,
+        "use": session.prompts.use,
     }
 
 
 def memory(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """Facts with their validity, of one user or of all; what waits for a person; documents and notes."""
-    return "memory.html", facts_of(reading, query, SHOWN)
+    """Show the facts of one user or of all, with their validity; proposed facts; documents and notes."""
+    return "memory.html", facts_of(reading, query, MAX_ROWS)
 
 
 def collection(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """The pages of a document, or of notes."""
-    return "collection.html", collection_of(reading, query, SHOWN) | {"letters": BRIEF * 4}
+    """Show the pages of a document, or of notes."""
+    return "collection.html", collection_of(reading, query, MAX_ROWS) | {"letters": BRIEF * 4}
 
 
 def change(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """What would leave, two prompts compared, and what a change by hand would do."""
-    session, shown = _opened(reading, query)
-    return "change.html", shown | ahead(reading, session, query)
+    """Show the preview of an eviction, the difference of two prompts, and the forms of changes by hand."""
+    session, context = _opened(reading, query)
+    return "change.html", context | change_screen(reading, session, query)
 
 
 def search(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
-    """One search over everything."""
+    """Search sessions, facts, documents and notes."""
     words = query.get("q", "")[:500]
     began = time.perf_counter()
-    found: Any = reading.store().search(words, 4_000, SHOWN) if words.strip() else []
+    hits: Any = reading.store().search(words, 4_000, MAX_ROWS) if words.strip() else []
     return "search.html", {
         "words": words,
-        "hits": found,
-        "kinds": {info.name: info.kind for info in reading.backend.segments()} if found else {},
+        "hits": hits,
+        "kinds": {info.name: info.kind for info in reading.backend.segments()} if hits else {},
         "session_kind": SegmentKind.SESSION,
         "seconds": time.perf_counter() - began,
         "letters": BRIEF,
@@ -583,7 +540,7 @@ SCREENS: dict[str, Screen] = {
     "/collection": collection,
     "/search": search,
 }
-"""Each path, and its screen."""
+"""The screens by their paths."""
 
 TABS = (
     ("/session", "Over time"),
@@ -596,4 +553,4 @@ TABS = (
     ("/cache", "KV cache"),
     ("/change", "Preview and change"),
 )
-"""The screens of a session."""
+"""The screens of a session, with their titles."""

@@ -1,7 +1,7 @@
-"""Who is signed in at the dashboard of a gateway: a browser has no key to send, so a person gives one once.
+"""The sign-ins at the dashboard of a gateway. A browser cannot send a key with each request, so a person enters it once.
 
-What the browser keeps is a random word that opens the dashboard and nothing else. Here is its digest, in memory alone: who ends
-the gateway signs everybody out. The key is asked for again at each request, so one that was revoked opens nothing.
+The browser keeps a random token that opens the dashboard and nothing else. The gateway keeps its digest in memory, so that
+stopping the gateway signs everybody out. Each request looks the key up again, so a revoked key opens nothing.
 """
 
 from __future__ import annotations
@@ -19,75 +19,76 @@ from kilburn.dashboard.changes import fresh_word
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import Bucket
 
-LASTS = 12 * 3600.0
-"""Seconds after which one signs in again."""
+MAX_AGE = 12 * 3600.0
+"""Seconds after which a person has to sign in again."""
 
-IDLE = 2 * 3600.0
-"""Seconds without a request after which one does."""
+MAX_IDLE = 2 * 3600.0
+"""Seconds without a request after which a person has to sign in again."""
 
-MOST = 1_000
-"""Sign-ins at once; the one that was used longest ago goes first."""
+MAX_SIGN_INS = 1_000
+"""Concurrent sign-ins; the least recently used one is removed first."""
 
-OF_A_KEY = 16
-"""Of these, with one key."""
+MAX_PER_KEY = 16
+"""Concurrent sign-ins with one key."""
 
 FAILURES, ALL_FAILURES = 20, 240
-"""Wrong keys per minute: of one address, and of all together. A quarter of them may come at once."""
+"""Wrong keys per minute, of one address and of all addresses together. A quarter of them may come at once."""
 
-ADDRESSES = 1_000
-"""Addresses whose failures are counted: those that failed last."""
+MAX_ADDRESSES = 1_000
+"""Addresses whose failures are counted, the ones that failed last."""
 
 PLAIN, SECURE = "kilburn_dashboard", "__Host-kilburn_dashboard"
-"""Names of the cookie. Of the second one a browser vouches that it came over TLS, and from this very host."""
+"""Names of the cookie. A browser accepts the second one only over TLS and from this very host."""
 
 
 class SignIn(msgspec.Struct):
     """One person in one browser."""
 
     key: Key
-    begun: float
-    used: float
+    created: float
+    last_use: float
     word: str = msgspec.field(default_factory=fresh_word)
-    """What forms bring back."""
+    """The token that forms return."""
 
 
 class SignIns:
-    """Who is signed in. It is used in the event loop alone.
+    """The people who are signed in. Only the event loop uses it.
 
     Args:
-        keys: of the gateway.
-        clock: seconds that never go back.
+        keys: the gateway's keys.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys, self._clock = keys, clock
-        self._known: OrderedDict[str, SignIn] = OrderedDict()
+        self._sign_ins: OrderedDict[str, SignIn] = OrderedDict()
         self._failures: OrderedDict[str, Bucket] = OrderedDict()
         self._all = Bucket(ALL_FAILURES)
 
-    async def answer(self, verb: str, given: Sequence[Any]) -> Any:
-        """What one of the verbs below comes to.
+    async def answer(self, verb: str, arguments: Sequence[Any]) -> Any:
+        """Call one of the methods below by its name.
 
         Raises:
             SpecError, OSError: the keys cannot be read.
         """
         match verb:
             case "wait":
-                return self.wait(*given)
+                return self.wait(*arguments)
             case "enter":
-                return self.enter(*given)
+                return self.enter(*arguments)
             case "leave":
-                return self.leave(*given)
+                return self.leave(*arguments)
             case _:
-                words, uses = given
+                words, uses = arguments
                 return self.find(words, uses=uses)
 
     def wait(self, address: str) -> float:
-        """Seconds after which this address may try again; 0 for now."""
+        """Return the seconds after which an address may try again; 0 for now."""
         return max(self._all.wait(), self._of(address).wait())
 
     def enter(self, presented: str, address: str) -> str | None:
-        """The word for the browser, if the key is valid and opens sessions; None if not, which counts against the address.
+        """Sign in with a key, and return the token for the browser. If the key is invalid or opens no sessions, return None and
+        count a failure of the address.
 
         Raises:
             SpecError, OSError: the keys cannot be read.
@@ -97,56 +98,56 @@ class SignIns:
             self._all.take()
             self._of(address).take()
             return None
-        word, now = secrets.token_urlsafe(32), self._clock()
-        self._known[_digest(word)] = SignIn(key, now, now)
-        theirs = [digest for digest, one in self._known.items() if one.key.name == key.name]
-        for digest in (*theirs[:-OF_A_KEY], *list(self._known)[:-MOST]):
-            self._known.pop(digest, None)
+        word, time = secrets.token_urlsafe(32), self._clock()
+        self._sign_ins[_digest(word)] = SignIn(key, time, time)
+        of_key = [digest for digest, sign_in in self._sign_ins.items() if sign_in.key.name == key.name]
+        for digest in (*of_key[:-MAX_PER_KEY], *list(self._sign_ins)[:-MAX_SIGN_INS]):
+            self._sign_ins.pop(digest, None)
         return word
 
     def find(self, words: Iterable[str], *, uses: bool = True) -> SignIn | None:
-        """Who has one of these words, with the key as it is now.
+        """Return the sign-in of the first valid token, with its key as it is now.
 
         Args:
-            uses: whether it is a person who asks, and no screen that keeps itself up to date.
+            uses: whether a person made the request, and not a live screen.
 
         Raises:
             SpecError, OSError: the keys cannot be read.
         """
         for word in words:
-            digest, now = _digest(word), self._clock()
-            known = self._known.get(digest)
-            if known is None:
+            digest, time = _digest(word), self._clock()
+            sign_in = self._sign_ins.get(digest)
+            if sign_in is None:
                 continue
-            key = self._keys.valid(known.key)
-            if key is None or now - known.begun > LASTS or now - known.used > IDLE:
-                del self._known[digest]
+            key = self._keys.valid(sign_in.key)
+            if key is None or time - sign_in.created > MAX_AGE or time - sign_in.last_use > MAX_IDLE:
+                del self._sign_ins[digest]
                 continue
-            known.key = key
+            sign_in.key = key
             if uses:
-                known.used = now
-                self._known.move_to_end(digest)
-            return known
+                sign_in.last_use = time
+                self._sign_ins.move_to_end(digest)
+            return sign_in
         return None
 
     def leave(self, words: Iterable[str]) -> None:
         """Sign out."""
         for word in words:
-            self._known.pop(_digest(word), None)
+            self._sign_ins.pop(_digest(word), None)
 
     def _of(self, address: str) -> Bucket:
         bucket = self._failures.setdefault(address, Bucket(FAILURES))
         self._failures.move_to_end(address)
-        if len(self._failures) > ADDRESSES:
+        if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
         return bucket
 
 
 class Reception:
-    """Where one asks who is signed in: `SignIns` of this process, or of the parent of several that serve at one address.
+    """Asks who is signed in: `SignIns` of this process, or of the parent of several worker processes.
 
     Args:
-        ask: takes a verb of `SignIns` and what it is given.
+        ask: calls a method of `SignIns` by its name with arguments.
     """
 
     def __init__(self, ask: Callable[[str, Sequence[Any]], Awaitable[Any]]) -> None:
@@ -163,8 +164,8 @@ class Reception:
 
     async def find(self, words: Iterable[str], *, uses: bool = True) -> SignIn | None:
         """See `SignIns.find`."""
-        found = await self._ask("find", [list(words), uses])
-        return found if isinstance(found, SignIn) else msgspec.convert(found, SignIn | None)
+        result = await self._ask("find", [list(words), uses])
+        return result if isinstance(result, SignIn) else msgspec.convert(result, SignIn | None)
 
     async def leave(self, words: Iterable[str]) -> None:
         """See `SignIns.leave`."""
@@ -176,21 +177,21 @@ def _digest(word: str) -> str:
 
 
 def words_in(cookies: Iterable[bytes]) -> list[str]:
-    """The words of our cookies, those that came over TLS first."""
-    found: dict[str, list[str]] = {SECURE: [], PLAIN: []}
+    """Return the tokens in cookies, those sent over TLS first."""
+    words: dict[str, list[str]] = {SECURE: [], PLAIN: []}
     for header in cookies:
         for pair in header.decode("latin-1").split(";"):
             name, _, value = pair.strip().partition("=")
-            if name in found and 0 < len(value) <= 100:
-                found[name].append(value)
-    return [*found[SECURE], *found[PLAIN]][:4]
+            if name in words and 0 < len(value) <= 100:
+                words[name].append(value)
+    return [*words[SECURE], *words[PLAIN]][:4]
 
 
 def cookie(word: str, root: str, *, secure: bool) -> str:
-    """The header that gives a browser its word; that takes it away, where the word is "".
+    """Return the header that sets the cookie with a token, or deletes it if the token is "".
 
     Args:
         secure: whether the page came over TLS.
     """
     name, path = (SECURE, "/; Secure") if secure else (PLAIN, root)
-    return f"{name}={word}; Max-Age={round(LASTS) if word else 0}; Path={path}; HttpOnly; SameSite=Strict"
+    return f"{name}={word}; Max-Age={round(MAX_AGE) if word else 0}; Path={path}; HttpOnly; SameSite=Strict"

@@ -1,6 +1,6 @@
-"""The window over time: a column for each prompt, pages from the bottom up in the order of the prompt.
+"""The window over time: a column for each prompt, with its pages stacked in the order of the prompt.
 
-A page that stands at the same place in the next prompt goes on as the same block: where the prefix is kept, the picture is calm.
+A page at the same place in the next prompt continues as the same block, so a stable prefix gives a quiet picture.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import msgspec
 
 from kilburn.dashboard.marks import TooFar, weight
-from kilburn.dashboard.reading import MOVED, LedgerReader
+from kilburn.dashboard.reading import MAX_MOVED, LedgerReader
 from kilburn.event import Act, Event
 from kilburn.kernel.prompts import in_common, pieces
 from kilburn.kernel.render import items
@@ -33,29 +33,29 @@ SHADES = {
     "handle": "handle or stub of what is out",
     "plain": "not drawn page by page",
 }
-"""What the colours of a picture mean."""
+"""The meanings of the colours."""
 
 PROMPTS = (20, 60, 120)
-"""How many prompts a picture may have."""
+"""Choices for the number of prompts in a picture."""
 
-SAMPLES = 120
-"""Columns of the picture of a whole session."""
+MAX_SAMPLES = 120
+"""Columns in the overview of a whole session."""
 
-BLOCKS = 1_200
-"""Blocks that a picture has at most; smaller neighbours of one colour become one before."""
+MAX_BLOCKS = 1_200
+"""Blocks in a picture. Small neighbours of one colour are joined until there are no more."""
 
-SMALL = 1 / 160
-"""The share of the picture's height under which a block is joined with its neighbours."""
+MIN_SHARE = 1 / 160
+"""Share of the picture's height below which a block is joined with its neighbours."""
 
-PIECES = 60_000
-"""Pieces of prompts that one picture looks at. Of very wide windows only the newest prompts are drawn page by page."""
+MAX_ITEMS = 60_000
+"""Prompt items that one picture reads. Of very wide windows, only the newest prompts are drawn page by page."""
 
-CROWD = 400
-"""Pieces of one prompt from which on small neighbours are joined whatever their colours."""
+MAX_UNMIXED = 400
+"""Items of one prompt above which small neighbours of different colours are joined, too."""
 
 
 def shade_of(page: Page | None, instead: str = "") -> str:
-    """The colour of something in a prompt: a key of `SHADES`."""
+    """Return the colour of an item, a key of `SHADES`."""
     if page is None or instead:
         return "handle"
     if page.kind is Kind.REASONING:
@@ -68,7 +68,7 @@ def shade_of(page: Page | None, instead: str = "") -> str:
 
 
 class PromptItem(msgspec.Struct, frozen=True, gc=False):
-    """What stands in one prompt: `page` is its number, 0 for a handle; `text` names it without its words."""
+    """An item of a prompt. `page` is its page number, 0 for a handle; `text` describes a handle."""
 
     key: tuple[int, int, int]
     page: int
@@ -78,20 +78,21 @@ class PromptItem(msgspec.Struct, frozen=True, gc=False):
 
 
 class Column(msgspec.Struct, kw_only=True):
-    """One prompt. `cached` is what a cache of the prefix had of it; None where that is not known."""
+    """One prompt. `cached` are the tokens that a prefix cache had of it, None if unknown."""
 
     event: int
     turn: int
     time: float
     tokens: int
     window: int
-    again: int
+    reprocessed: int
     cached: int | None = None
     pieces: tuple[PromptItem, ...] = ()
 
 
 class Rectangle(msgspec.Struct, kw_only=True):
-    """A rectangle: from column `left` up to `right`, from `low` up to `high` tokens; its first and last page."""
+    """A rectangle that covers the columns `left` to `right`, exclusive, and `low` to `high` tokens, with its first and last
+    page."""
 
     left: int
     right: int
@@ -104,8 +105,8 @@ class Rectangle(msgspec.Struct, kw_only=True):
 
 
 class Strip(msgspec.Struct, kw_only=True):
-    """A picture: `top` is its height in tokens; `split` says whether it is known what stood in the prompts, `share` how much of
-    the work for that is done; `older` and `newer` are events to look up to."""
+    """A picture of height `top`, in tokens. `split` tells whether the items of the prompts are known, `share` how much of the
+    replay for that is done; `older` and `newer` are events for the pages before and after."""
 
     columns: list[Column]
     blocks: list[Rectangle]
@@ -117,153 +118,153 @@ class Strip(msgspec.Struct, kw_only=True):
 
 
 def pieces_of(window: WindowState) -> tuple[PromptItem, ...]:
-    """What stands in the prompt now, in order."""
-    shown = items(window)
-    found = []
-    for (key, page, instead), (_, tokens) in zip(shown, pieces(window, shown), strict=True):
+    """Return the items of the prompt of a window, in order."""
+    prompt = items(window)
+    result = []
+    for (key, page, instead), (_, tokens) in zip(prompt, pieces(window, prompt), strict=True):
         number = page.id if page is not None else 0
-        found.append(PromptItem(key, number, shade_of(page, instead), tokens, instead if page is None else ""))
-    return tuple(found)
+        result.append(PromptItem(key, number, shade_of(page, instead), tokens, instead if page is None else ""))
+    return tuple(result)
 
 
-def strip(reading: LedgerReader, session: Session, until: int = 0, many: int = PROMPTS[1]) -> Strip:
-    """The last so many prompts up to an event; 0 for the last one of all."""
-    until = min(until or session.head, session.head)
-    events, begin = _prompts(reading, session, until, many + 1)
+def strip(reading: LedgerReader, session: Session, until: int = 0, limit: int = PROMPTS[1]) -> Strip:
+    """Return the picture of up to `limit` prompts before an event; 0 for the newest."""
+    until = min(until or session.ledger.head, session.ledger.head)
+    events, begin = _prompts(reading, session, until, limit + 1)
     ships = [event for event in events if event.act is Act.SHIP]
     columns = [_column(event) for event in ships]
-    made = Strip(columns=columns, blocks=[], top=0)
+    picture = Strip(columns=columns, blocks=[], top=0)
     if ships:
         try:
             first, last = _first_drawn(session, events, ships), ships[-1].number
             windows = reading.windows(session, first - 1, last) if first <= last else ()
-            shown = {event.number: pieces_of(window) for event, window in windows if event.act is Act.SHIP}
+            items_by_event = {event.number: pieces_of(window) for event, window in windows if event.act is Act.SHIP}
             for column in columns:
-                column.pieces = shown.get(column.event) or _undrawn(column)
-            for before, column in pairwise(columns):
-                if before.event in shown:
-                    column.cached = kept(before.pieces, column.pieces)
+                column.pieces = items_by_event.get(column.event) or _undrawn(column)
+            for previous, column in pairwise(columns):
+                if previous.event in items_by_event:
+                    column.cached = kept(previous.pieces, column.pieces)
         except TooFar as far:
-            made.split, made.share = False, far.share
-    if len(columns) > many or (columns and begin > 0):
-        made.older = columns[-many:][0].event - 1
-    made.columns = columns = columns[-many:]
-    made.newer = until if until < session.head else 0
-    made.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
-    made.blocks = list(blocks(columns, made.top)) if made.split else []
-    return made
+            picture.split, picture.share = False, far.share
+    if len(columns) > limit or (columns and begin > 0):
+        picture.older = columns[-limit:][0].event - 1
+    picture.columns = columns = columns[-limit:]
+    picture.newer = until if until < session.ledger.head else 0
+    picture.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
+    picture.blocks = list(blocks(columns, picture.top)) if picture.split else []
+    return picture
 
 
 def _first_drawn(session: Session, events: Sequence[Event], ships: Sequence[Event]) -> int:
-    """The event of the first prompt that is drawn page by page: of so few that neither their pieces nor the pages that came
-    between them are too many. It is behind all of them where one prompt has too many."""
-    drawn, moved = PIECES // max(1, len(session.window.shown)), 0
+    """Return the event of the first prompt that is drawn page by page, so that neither the items nor the moved pages are too
+    many. It is after the last prompt if even that has too many items."""
+    drawn, moved_pages = MAX_ITEMS // max(1, len(session.window.shown)), 0
     first = ships[-1].number + (not drawn)
     for event in reversed(events):
         if event.act is Act.SHIP and drawn:
             first, drawn = event.number, drawn - 1
-        moved += weight(event)
-        if moved > MOVED:
+        moved_pages += weight(event)
+        if moved_pages > MAX_MOVED:
             break
     return first
 
 
 def _undrawn(column: Column) -> tuple[PromptItem, ...]:
-    """What stands for a prompt that is not drawn page by page."""
+    """Return the item that represents a prompt that is not drawn page by page."""
     return (PromptItem((0, 0, 0), 0, "plain", column.tokens),)
 
 
-def _prompts(reading: LedgerReader, session: Session, until: int, many: int) -> tuple[list[Event], int]:
-    """Events up to one, so that so many prompts are among them, as far as there are; and the event before the first."""
-    found: list[Event] = []
-    after, size = until, 4 * many
-    while after > 0 and sum(event.act is Act.SHIP for event in found) < many:
-        begin = max(0, after - size)
-        found = [*reading.stretch(session.number, begin, after), *found]
-        after, size = begin, min(2 * size, 2_000)
-        if len(found) > 20_000:
+def _prompts(reading: LedgerReader, session: Session, until: int, limit: int) -> tuple[list[Event], int]:
+    """Return the events up to `until` with up to `limit` prompts, and the event before the first of them."""
+    stretch: list[Event] = []
+    end, size = until, 4 * limit
+    while end > 0 and sum(event.act is Act.SHIP for event in stretch) < limit:
+        begin = max(0, end - size)
+        stretch = [*reading.stretch(session.number, begin, end), *stretch]
+        end, size = begin, min(2 * size, 2_000)
+        if len(stretch) > 20_000:
             break
-    ships = [at for at, event in enumerate(found) if event.act is Act.SHIP]
-    start = ships[-many] if len(ships) > many else 0
-    return found[start:], after + start
+    ships = [at for at, event in enumerate(stretch) if event.act is Act.SHIP]
+    start = ships[-limit] if len(ships) > limit else 0
+    return stretch[start:], end + start
 
 
 def _column(event: Event) -> Column:
-    again, window = event.data.get("again", 0), event.data.get("window", 0)
+    reprocessed, window = event.data.get("again", 0), event.data.get("window", 0)
     return Column(
         event=event.number,
         turn=event.turn,
         time=event.time,
         tokens=event.tokens,
         window=window if isinstance(window, int) else 0,
-        again=again if isinstance(again, int) else 0,
+        reprocessed=reprocessed if isinstance(reprocessed, int) else 0,
     )
 
 
-def kept(before: Sequence[PromptItem], now: Sequence[PromptItem]) -> int:
-    """Tokens that two prompts have in common at their beginning."""
-    return sum(piece.tokens for piece in now[: in_common(before, now)])
+def kept(previous: Sequence[PromptItem], current: Sequence[PromptItem]) -> int:
+    """Return the tokens of the common prefix of two prompts."""
+    return sum(piece.tokens for piece in current[: in_common(previous, current)])
 
 
 def blocks(columns: Sequence[Column], top: int) -> Iterator[Rectangle]:
-    """The pieces of all columns as rectangles, each as wide as it stands at the same place."""
-    least = max(1.0, top * SMALL)
-    mixed = any(len(column.pieces) > CROWD for column in columns)
+    """Yield the items of all columns as rectangles. An item at the same place in consecutive columns is one rectangle."""
+    min_height = max(1.0, top * MIN_SHARE)
+    mixed = any(len(column.pieces) > MAX_UNMIXED for column in columns)
     while True:
-        found = list(_blocks(columns, least, mixed=mixed))
-        if len(found) <= BLOCKS or least > top:
-            return iter(found)
-        least, mixed = 2 * least, True
+        rectangles = list(_blocks(columns, min_height, mixed=mixed))
+        if len(rectangles) <= MAX_BLOCKS or min_height > top:
+            return iter(rectangles)
+        min_height, mixed = 2 * min_height, True
 
 
-def _blocks(columns: Sequence[Column], least: float, *, mixed: bool) -> Iterator[Rectangle]:
+def _blocks(columns: Sequence[Column], min_height: float, *, mixed: bool) -> Iterator[Rectangle]:
     going: dict[tuple[int, int, str, int, int], Rectangle] = {}
     for at, column in enumerate(columns):
-        now = {}
-        for low, high, shade, first, last, text in _joined(column.pieces, least, mixed=mixed):
+        current = {}
+        for low, high, shade, first, last, text in _joined(column.pieces, min_height, mixed=mixed):
             key = low, high, shade, first, last
-            known = going.pop(key, None)
-            if known is None:
-                known = Rectangle(
+            rectangle = going.pop(key, None)
+            if rectangle is None:
+                rectangle = Rectangle(
                     left=at, right=at + 1, low=low, high=high, shade=shade, pages=(first, last), tokens=high - low, text=text
                 )
             else:
-                known.right = at + 1
-            now[key] = known
+                rectangle.right = at + 1
+            current[key] = rectangle
         yield from going.values()
-        going = now
+        going = current
     yield from going.values()
 
 
-def _joined(pieces: Sequence[PromptItem], least: float, *, mixed: bool) -> Iterator[tuple[int, int, str, int, int, str]]:
-    """Pieces from the bottom up; small neighbours of one colour are one. Where they are `mixed`, so are those of several colours,
-    and what they become has the colour of most of it."""
+def _joined(pieces: Sequence[PromptItem], min_height: float, *, mixed: bool) -> Iterator[tuple[int, int, str, int, int, str]]:
+    """Yield the items of a column from the bottom up, small neighbours of one colour as one. With `mixed`, neighbours of
+    several colours are joined, too, and get the colour of most of their tokens."""
     low = high = 0
     shade, first, last, text = "", 0, 0, ""
-    most: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for piece in pieces:
-        joins = (mixed or piece.shade == shade) and high > low and high - low < least and piece.tokens < least
+        joins = (mixed or piece.shade == shade) and high > low and high - low < min_height and piece.tokens < min_height
         if not joins:
             if high > low:
-                yield low, high, max(most, key=most.__getitem__), first, last, "and others" if len(most) > 1 else text
-            low, shade, first, text, most = high, piece.shade, piece.page, piece.text, {}
+                yield low, high, max(sizes, key=sizes.__getitem__), first, last, "and others" if len(sizes) > 1 else text
+            low, shade, first, text, sizes = high, piece.shade, piece.page, piece.text, {}
         high, last = high + piece.tokens, piece.page
-        most[piece.shade] = most.get(piece.shade, 0) + piece.tokens
+        sizes[piece.shade] = sizes.get(piece.shade, 0) + piece.tokens
     if high > low:
-        yield low, high, max(most, key=most.__getitem__), first, last, "and others" if len(most) > 1 else text
+        yield low, high, max(sizes, key=sizes.__getitem__), first, last, "and others" if len(sizes) > 1 else text
 
 
 def overview(reading: LedgerReader, session: Session) -> list[Column]:
-    """Prompts of the whole session, so many at most, evenly spread; nothing is replayed."""
-    head = session.head
-    if head <= 8 * SAMPLES:
+    """Return a sample of a session's prompts, evenly distributed, without replaying the ledger."""
+    head = session.ledger.head
+    if head <= 8 * MAX_SAMPLES:
         ships = [event for event in reading.stretch(session.number, 0, head) if event.act is Act.SHIP]
-        every = max(1, -(-len(ships) // SAMPLES))
+        every = max(1, -(-len(ships) // MAX_SAMPLES))
         return [_column(event) for event in ships[every - 1 :: every]]
-    found: dict[int, Column] = {}
-    for at in range(1, SAMPLES + 1):
-        near = islice(reading.backend.events(session.number, max(0, head * at // SAMPLES - 12)), 12)
+    samples: dict[int, Column] = {}
+    for at in range(1, MAX_SAMPLES + 1):
+        near = islice(reading.backend.events(session.number, max(0, head * at // MAX_SAMPLES - 12)), 12)
         ship = next((event for event in near if event.act is Act.SHIP), None)
         if ship is not None:
-            found[ship.number] = _column(ship)
-    return list(found.values())
+            samples[ship.number] = _column(ship)
+    return list(samples.values())

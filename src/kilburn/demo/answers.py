@@ -1,7 +1,7 @@
-"""Answers questions from memory alone: by `search`, `recall`, and reading the exact answer in the result.
+"""Answers questions from memory alone: searches, recalls, and reads the exact answer from the result.
 
-It gets only a question's text and a memory with these two verbs. It imports nothing that could read a file, and never
-sees an expected answer. A rival's memory has the same two verbs.
+This module gets only the text of a question, and a memory with two methods. It imports nothing that could read a file, and never
+sees the expected answer. The memory of a rival has the same methods.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from kilburn.demo.explorer import READ
+from kilburn.demo.explorer import LINES_PER_READ
 from kilburn.search.found import Found
 
-TOKENS, HITS = 100_000, 200
-"""Tokens that the hits of one search may take."""
+MAX_TOKENS, MAX_HITS = 100_000, 200
+"""Maximum tokens and hits of one search."""
 
 
 class Searchable(Protocol):
-    """What a `Session` offers to find text again."""
+    """The methods of a `Session` that find text."""
 
     def search(self, query: str, tokens: int = ..., limit: int = ...) -> Sequence[Found]:
-        """Passages for a query, best first."""
+        """Return passages for a query, best first."""
         ...
 
     def recall(self, address: str) -> str:
-        """The exact text at an address."""
+        """Return the exact text at an address."""
         ...
 
 
 class Answered(NamedTuple):
-    """An answer, "" if none was found, and the page from which it was read."""
+    """An answer, or "", and the page from which it was read."""
 
     text: str = ""
     address: str = ""
 
 
 class SourceLine(NamedTuple):
-    """A line of a file, as found in memory."""
+    """A line of a file, as memory has it."""
 
     path: str
     number: int
@@ -47,15 +47,15 @@ class SourceLine(NamedTuple):
 
 
 def answer(question: str, memory: Searchable) -> Answered:
-    """The exact answer to a question as `kilburn.demo.questions` asks them, from memory alone."""
+    """Answer a question of `kilburn.demo.questions` from memory alone."""
     for pattern, find in _QUESTIONS.items():
-        if asked := re.fullmatch(pattern, question):
-            return next(find(memory, **asked.groupdict()), Answered())
+        if match := re.fullmatch(pattern, question):
+            return next(find(memory, **match.groupdict()), Answered())
     return Answered()
 
 
 def _signature(memory: Searchable, path: str, name: str, owner: str = "") -> Iterator[Answered]:
-    """The text from `def` to the colon, of a function or of a method of the class `owner`."""
+    """Yield the text from `def` to the colon of a function, or of a method of the class `owner`."""
     for start in _defined(memory, f"class {owner}" if owner else f"def {name}", path):
         text = ""
         for line in _lines(memory, path, start.number):
@@ -74,9 +74,9 @@ def _line(memory: Searchable, path: str, number: str) -> Iterator[Answered]:
     return (Answered(line.text, line.address) for line in _lines(memory, path, int(number)))
 
 
-def _place(memory: Searchable, what: str, name: str) -> Iterator[Answered]:
-    found = _defined(memory, f"class {name}" if what == "class" else f"def {name}")
-    return (Answered(line.path, line.address) for line in found)
+def _place(memory: Searchable, kind: str, name: str) -> Iterator[Answered]:
+    lines = _defined(memory, f"class {name}" if kind == "class" else f"def {name}")
+    return (Answered(line.path, line.address) for line in lines)
 
 
 _QUESTIONS: dict[str, Callable[..., Iterator[Answered]]] = {
@@ -84,24 +84,24 @@ _QUESTIONS: dict[str, Callable[..., Iterator[Answered]]] = {
     r"What is the exact signature of the method `(?P<name>\w+)` of the class `(?P<owner>\w+)` in (?P<path>\S+)\?": _signature,
     r"What is the value of the constant `(?P<name>\w+)` in (?P<path>\S+)\?": _constant,
     r"What does line (?P<number>\d+) of (?P<path>\S+) say, exactly\?": _line,
-    r"Which file defines the (?P<what>class|function) `(?P<name>\w+)`\?": _place,
+    r"Which file defines the (?P<kind>class|function) `(?P<name>\w+)`\?": _place,
 }
 
 
 def _defined(memory: Searchable, definition: str, path: str = "") -> Iterator[SourceLine]:
-    """Lines of an outline that say where something is defined, in one file or in any."""
-    wanted = re.compile(rf"^({re.escape(path) or '.+'}) (\d+): ((?:async )?{definition}(?!\w).*)$", re.MULTILINE)
-    for text, address in _found(memory, f"{path} {definition}"):
-        for found in wanted.finditer(text):
-            yield SourceLine(found[1], int(found[2]), found[3], address)
+    """Yield the lines of an outline that name a definition, in one file or in any."""
+    pattern = re.compile(rf"^({re.escape(path) or '.+'}) (\d+): ((?:async )?{definition}(?!\w).*)$", re.MULTILINE)
+    for text, address in _search(memory, f"{path} {definition}"):
+        for match in pattern.finditer(text):
+            yield SourceLine(match[1], int(match[2]), match[3], address)
 
 
 def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
-    """The lines of a file from one line on, as far as memory has them without a gap."""
+    """Yield the lines of a file from one line on, until memory has a gap."""
     while True:
-        start = number - (number - 1) % READ
+        start = number - (number - 1) % LINES_PER_READ
         head = f"{path} lines {start}-"
-        address = next((address for text, address in _found(memory, f"{path} lines {start}") if text.startswith(head)), "")
+        address = next((address for text, address in _search(memory, f"{path} lines {start}") if text.startswith(head)), "")
         lines = memory.recall(address).split("\n")[1 + number - start :] if address else []
         if not lines:
             return
@@ -110,18 +110,19 @@ def _lines(memory: Searchable, path: str, number: int) -> Iterator[SourceLine]:
             number += 1
 
 
-def _found(memory: Searchable, query: str) -> Iterator[tuple[str, str]]:
-    """Texts that a search brings, and their addresses: the passages first, then the whole pages, each read when it is its turn.
+def _search(memory: Searchable, query: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts that a search finds, with their addresses: first the passages, then the whole pages, which are recalled
+    one by one.
 
-    A hit shows a passage of its page, which need not be the one with the answer.
+    The passage of a hit is only a part of its page, and the answer may be in another part.
     """
-    hits = memory.search(query, TOKENS, HITS)
+    hits = memory.search(query, MAX_TOKENS, MAX_HITS)
     yield from ((hit.text, hit.address) for hit in hits)
     yield from ((memory.recall(address), address) for address in dict.fromkeys(hit.address for hit in hits))
 
 
 def _is_header(text: str) -> bool:
-    """Whether this is a function's whole definition, without its body."""
+    """Return whether a text is the complete header of a function."""
     try:
         return text.endswith(":") and bool(ast.parse(f"{text} pass"))
     except SyntaxError:

@@ -1,7 +1,7 @@
-"""The demo's agent without a model: a program that decides the next call from the last result.
+"""The demo's agent: a program in place of a model, which chooses the next call by the last result.
 
-It is a `Model` like any other, so the agent loop, the tools and the window are the real ones. It keeps the names of
-folders and files, but no text: what it read is only in the process.
+It implements `Model`, so the agent loop, the tools and the window are the real ones. It keeps the names of folders and files, but
+no text of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TASK = (
     "and search for what is defined where. You will be asked about exact details afterwards."
 )
 OUTLINE = r"^(class|def|async def) |^\w+ = "
-READ = 120
+LINES_PER_READ = 120
 """Lines of one read."""
 
 _HEAD = re.compile(r"^.* \d+-(\d+) of (\d+)\n", re.MULTILINE)
@@ -29,10 +29,10 @@ Call = tuple[str, dict[str, Any]]
 
 
 class Explorer:
-    """Lists a whole tree, reads its files, and searches it for definitions; `files` has the lines of each file that it knows of.
+    """Lists a tree, reads its files, and searches it for definitions. `files` has the line counts of the known files.
 
     Args:
-        enough: asked before each file; where it says so, no more are read.
+        enough: called before each file; if it returns True, no further file is read.
     """
 
     name = "explorer"
@@ -47,10 +47,10 @@ class Explorer:
         self._calls = 0
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The next call, or the end of the work."""
-        shown = str(request.messages[-1].get("content") or "") if self._calls else None
+        """Yield the next call, or the end of the work."""
+        result = str(request.messages[-1].get("content") or "") if self._calls else None
         try:
-            name, arguments = self._work.send(shown)
+            name, arguments = self._work.send(result)
         except StopIteration:
             part, finish = Part(kind=Kind.TEXT, text="Done. Ask me."), Finish.STOP
         else:
@@ -60,7 +60,7 @@ class Explorer:
         yield Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=finish)
 
     def _explore(self) -> Generator[Call, str | None, None]:
-        """The calls, one after the other; each gets the result of the one before."""
+        """Yield the calls one by one, and receive the result of each."""
         folders = ["."]
         for folder in folders:
             files: dict[str, int] = {}
@@ -75,21 +75,21 @@ class Explorer:
             for path, lines in files.items():
                 if self._enough():
                     break
-                for start in range(1, lines + 1, READ):
-                    yield "read", {"path": path, "start": start, "count": READ}
+                for start in range(1, lines + 1, LINES_PER_READ):
+                    yield "read", {"path": path, "start": start, "count": LINES_PER_READ}
         for folder in folders:
             yield from self._every("search", {"pattern": OUTLINE, "path": folder})
 
     def _every(self, name: str, arguments: dict[str, Any]) -> Generator[Call, str | None, list[str]]:
-        """Call until all entries were shown; fewer at a time if the window showed only a part of them."""
+        """Call a tool until all entries are shown, with fewer entries per call if the window showed only a part of them."""
         entries: list[str] = []
         total, count = 1, 40
         while len(entries) < total and count:
-            shown = (yield name, arguments | {"start": len(entries) + 1, "count": count}) or ""
-            head = _HEAD.match(f"{shown}\n")
-            found = shown.split("\n")[1:]
-            if head and len(entries) + len(found) == int(head[1]):
-                entries, total = entries + found, int(head[2])
+            output = (yield name, arguments | {"start": len(entries) + 1, "count": count}) or ""
+            head = _HEAD.match(f"{output}\n")
+            page = output.split("\n")[1:]
+            if head and len(entries) + len(page) == int(head[1]):
+                entries, total = entries + page, int(head[2])
             else:
                 count //= 2
         return entries

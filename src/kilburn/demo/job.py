@@ -1,7 +1,4 @@
-"""Runs the demo: work, check, ask, compare.
-
-It measures and returns figures; `kilburn.cli.demo` prints them.
-"""
+"""Runs the demo: work, check, questions, comparison. Returns figures, which `kilburn.cli.demo` prints."""
 
 from __future__ import annotations
 
@@ -39,22 +36,22 @@ ENOUGH = 1_200_000
 """Tokens of tool output that the demo reads by default: 150 windows of 8,000."""
 
 WIDE = 1 << 40
-"""Tokens: a window that is large enough for what a rival kept."""
+"""Tokens of a window that holds everything a rival remembers."""
 
-Told = Callable[[str, int, int | None, str], None]
-"""Called with a phase, how much is done, the total (None if unknown), and a line on what happens."""
+Report = Callable[[str, int, int | None, str], None]
+"""Reports progress: a phase, the amount done, the total (None if unknown), and a description of the current step."""
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do.
+    """The settings of a run.
 
     Args:
-        db: the store's file; it must have no session "library" yet.
-        library: the tree of sources; "" for the running interpreter's standard library.
-        whole: tests and applications of the library too.
-        folds, phrases: how many of each a model makes, if there is one.
-        tokenizer: the counter's name.
-        enough: tokens of tool output after which the agent opens no more files; None to read them all.
+        db: the store's file. It must not contain a session "library".
+        library: the tree of sources; "" for the standard library of this interpreter.
+        whole: include the library's tests and applications.
+        folds, phrases: numbers of folds and answers that a model writes.
+        tokenizer: the name of the token counter.
+        enough: tokens of tool output after which the agent opens no more files; None to read all files.
     """
 
     db: str
@@ -71,7 +68,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(LibraryQuestion, frozen=True, kw_only=True):
-    """A question and its answer from memory; `address` is the page from which it was read."""
+    """A question with its answer from memory; `address` is the page from which it was read."""
 
     answer: str
     address: str
@@ -88,9 +85,9 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobResult(msgspec.Struct, kw_only=True):
-    """All figures of the report. Tokens by the plan's tokenizer; `lost` in bytes; `failed` tool calls; `stopped`: the
-    files that were not read to the end; `stats` the ledger's figures of the work; `curve` tokens seen and
-    in the window, a pair a prompt; `seconds` by phase."""
+    """All figures of the report. Tokens are counted by the plan's tokenizer. `lost` are bytes, `failed` tool calls, `stopped`
+    files that were not read to the end. `stats` are the ledger's figures of the work. `curve` has the tokens seen and those in
+    the window, for each prompt. `seconds` is by phase."""
 
     library: str
     plan: DemoPlan
@@ -120,20 +117,20 @@ class JobResult(msgspec.Struct, kw_only=True):
 
     @property
     def exact(self) -> int:
-        """Questions answered exactly."""
-        return sum(asked.exact for asked in self.asked)
+        """Return the number of questions that were answered exactly."""
+        return sum(question.exact for question in self.asked)
 
     @property
     def ok(self) -> bool:
-        """Nothing overflowed, nothing was lost, everything was answered."""
+        """Return whether nothing overflowed, nothing was lost, and every question was answered exactly."""
         return not self.stats.overflow and not self.lost and bool(self.asked) and self.exact == len(self.asked)
 
 
-def perform(plan: DemoPlan, model: Model | None = None, told: Told = lambda phase, done, total, line: None) -> JobResult:
-    """Run the whole demo; without a model, the model's part is left out.
+def perform(plan: DemoPlan, model: Model | None = None, report: Report = lambda phase, completed, total, step: None) -> JobResult:
+    """Run the whole demo. Without a model, its part is skipped.
 
     Raises:
-        SpecError: the library is no folder, or the store has this session already. KilburnError.
+        SpecError: the library is no folder, or the store already has this session. KilburnError.
     """
     root = Path(plan.library or sysconfig.get_path("stdlib"))
     if not root.is_dir():
@@ -143,7 +140,7 @@ def perform(plan: DemoPlan, model: Model | None = None, told: Told = lambda phas
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         began = time.monotonic()
-        told(name, 0, None, "")
+        report(name, 0, None, "")
         yield
         results.seconds[name] = time.monotonic() - began
 
@@ -151,31 +148,31 @@ def perform(plan: DemoPlan, model: Model | None = None, told: Told = lambda phas
         if any(info.name == SESSION for info in store.sessions()):
             raise SpecError(f"{plan.db} has a session {SESSION!r} already", advice="give another --db, or none")
         session = store.session(SESSION)
-        given = [SYSTEM, TASK]
+        texts = [SYSTEM, TASK]
         with phase("work"):
-            covered, known = _work(session, root, given, results, told)
+            covered, line_counts = _work(session, root, texts, results, report)
         with phase("check"):
-            check(given, results)
+            check(texts, results)
         with phase("questions"):
-            asked = questions(root, covered, number=plan.questions, seed=plan.seed, searched=known)
+            question_list = questions(root, covered, number=plan.questions, seed=plan.seed, searched=line_counts)
         with phase("answers"):
-            _answer(session, asked, results, told)
+            _answer(session, question_list, results, report)
         with phase("rivals"):
-            _compare(session, given, asked, results, told)
+            _compare(session, texts, question_list, results, report)
         if model is not None:
             with phase("model"):
-                _speak(model, session, results, told)
+                _speak(model, session, results, report)
     results.bytes_on_disk = sum(path.stat().st_size for path in Path(plan.db).parent.glob(Path(plan.db).name + "*"))
     return results
 
 
 def _work(
-    session: Session, root: Path, given: list[str], results: JobResult, told: Told
+    session: Session, root: Path, texts: list[str], results: JobResult, report: Report
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Let the explorer work; `given` gets every text that it and its tools say.
+    """Let the explorer work, and append to `texts` every text that it and its tools produce.
 
-    Returns the last line read of each file, and the number of lines of each file that it knows of: it searches them all,
-    also those that it does not read.
+    Return the last line read of each file, and the line count of each known file. All known files are searched, even those that
+    are not read.
     """
     plan = results.plan
 
@@ -186,80 +183,84 @@ def _work(
     agent = Agent(explorer, library.tools(), session, limits=msgspec.structs.replace(UNLIMITED, reply=0), system=SYSTEM)
     for event in agent.stream(TASK):
         if isinstance(event, Called):
-            given.append(event.arguments)
+            texts.append(event.arguments)
         elif isinstance(event, Stopped):
-            given.append(event.outcome.text)
+            texts.append(event.outcome.text)
         if not isinstance(event, Returned):
             continue
-        given.append(event.text)
+        texts.append(event.text)
         results.calls += 1
         results.failed += event.failed
         results.output_tokens += session.counter.count(event.text)
-        told("work", len(library.covered), len(explorer.files), f"files, {results.output_tokens:,} tokens of tool output")
+        report("work", len(library.covered), len(explorer.files), f"files, {results.output_tokens:,} tokens of tool output")
     results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
     results.files, results.lines = len(library.covered), sum(library.covered.values())
     results.stats = session.stats()
-    cost = {page.id: page.tokens for page, _ in session.pages()}
-    seen = 0
-    for entry in session.events():
-        seen += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
+    cost = {page.id: page.tokens for page, _ in session.contents.pages()}
+    total = 0
+    for entry in session.ledger.events():
+        total += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
-            results.curve.append((seen, entry.tokens))
+            results.curve.append((total, entry.tokens))
     return library.covered, explorer.files
 
 
-def check(given: Sequence[str], results: JobResult) -> None:
-    """Compare every page, read back from the file by a second reader, with what was appended."""
+def check(texts: Sequence[str], results: JobResult) -> None:
+    """Compare every page, read from the file by a second reader, with what was appended."""
     with kilburn.open(results.plan.db, window=WIDE, policy="fifo", readonly=True, embedder=None) as store:
         back = store.session(SESSION).recall(f"p1-p{results.stats.pages}").parts
-    results.checked = len(given)
-    results.checked_bytes = sum(len(text.encode()) for text in given)
-    results.lost = sum(max(1, len((text or "").encode())) for text, found in zip_longest(given, back) if text != found)
+    results.checked = len(texts)
+    results.checked_bytes = sum(len(text.encode()) for text in texts)
+    results.lost = sum(max(1, len((text or "").encode())) for text, page in zip_longest(texts, back) if text != page)
 
 
-def _answer(session: Session, asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
-    for number, question in enumerate(asked, start=1):
-        told("answers", number, len(asked), question.question)
-        found = answer(question.question, session)
-        exact = found.text == question.expected
-        results.asked.append(Checked(**msgspec.structs.asdict(question), answer=found.text, address=found.address, exact=exact))
-    # Not from `stats`: forty questions and nothing else give a low hit rate, and that is no reason for a warning.
-    acts = Counter(event.act for event in session.events())
+def _answer(session: Session, question_list: Sequence[LibraryQuestion], results: JobResult, report: Report) -> None:
+    for number, question in enumerate(question_list, start=1):
+        report("answers", number, len(question_list), question.question)
+        reply = answer(question.question, session)
+        exact = reply.text == question.expected
+        results.asked.append(Checked(**msgspec.structs.asdict(question), answer=reply.text, address=reply.address, exact=exact))
+    # `session.stats()` would warn of a low hit rate, which forty recalls and nothing else always cause.
+    acts = Counter(event.act for event in session.ledger.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
-    results.faults = sum(len(event.data.get("missed", ())) for event in session.events() if event.act is Act.FAULT)
+    results.faults = sum(len(event.data.get("missed", ())) for event in session.ledger.events() if event.act is Act.FAULT)
 
 
-def _compare(session: Session, given: Sequence[str], asked: Sequence[LibraryQuestion], results: JobResult, told: Told) -> None:
-    """The same questions for the rivals, which keep only their window: each searches and recalls what it kept."""
-    count, capacity = session.counter.count, session.capacity
-    transcript = [(page, text) for (page, _), text in zip(session.pages(), given, strict=False)]
+def _compare(
+    session: Session, texts: Sequence[str], question_list: Sequence[LibraryQuestion], results: JobResult, report: Report
+) -> None:
+    """Ask the rivals the same questions. A rival remembers only its window, which it searches and recalls."""
+    count, capacity = session.counter.count, session.prompts.capacity
+    transcript = [(page, text) for (page, _), text in zip(session.contents.pages(), texts, strict=False)]
 
     def summarising(page: int) -> None:
-        told("rivals", page, len(given), "pages summarised")
+        report("rivals", page, len(texts), "pages summarised")
 
-    for name, kept in (
+    for name, remembered in (
         ("truncation", truncated(transcript, capacity, count)),
         ("summarisation", summarised(transcript, capacity, count, summarising)),
     ):
         with kilburn.open(":memory:", window=WIDE, policy="fifo", tokenizer=session.counter, embedder=None) as store:
             memory = store.session(name)
-            memory.append(*({"role": "user", "content": text} for text in kept))
-            exact = sum(answer(question.question, memory).text == question.expected for question in asked)
-        text = "\n".join(kept)
-        evidence = sum(question.evidence in text for question in asked)
+            memory.append(*({"role": "user", "content": text} for text in remembered))
+            exact = sum(answer(question.question, memory).text == question.expected for question in question_list)
+        text = "\n".join(remembered)
+        evidence = sum(question.evidence in text for question in question_list)
         results.rivals.append(Rival(name=name, tokens=count(text), exact=exact, evidence=evidence))
 
 
-def _speak(model: Model, session: Session, results: JobResult, told: Told) -> None:
+def _speak(model: Model, session: Session, results: JobResult, report: Report) -> None:
     plan = results.plan
 
-    def folding(done: int, line: str) -> None:
-        told("model", done, plan.folds + plan.phrases, line)
+    def folding(completed: int, line: str) -> None:
+        report("model", completed, plan.folds + plan.phrases, line)
 
     results.model = model.name
     root = Path(results.library)
-    results.model_folds = folds(model, root, plan.db, window=plan.window, number=plan.folds, told=folding)
-    short = [asked for asked in results.asked if asked.address and asked.kind != "line" and len(asked.answer) <= SHORT]
-    for done, asked in enumerate(short[: plan.phrases], start=plan.folds):
-        folding(done, "phrasing an answer")
-        results.phrases.append(phrase(model, session, asked.question, asked.answer))
+    results.model_folds = folds(model, root, plan.db, window=plan.window, number=plan.folds, report=folding)
+    short = [
+        question for question in results.asked if question.address and question.kind != "line" and len(question.answer) <= SHORT
+    ]
+    for number, question in enumerate(short[: plan.phrases], start=plan.folds):
+        folding(number, "phrasing an answer")
+        results.phrases.append(phrase(model, session, question.question, question.answer))

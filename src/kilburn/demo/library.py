@@ -1,4 +1,4 @@
-"""The demo's tools: list, read and search one tree of Python sources. They only read, and only below its root."""
+"""The demo's tools: list, read and search a tree of Python sources. They only read, and only below its root."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from kilburn.agents.tool import Tool
 
 FOREIGN = frozenset({"__pycache__", "dist-packages", "ensurepip", "site-packages"})
-"""Folders that are no part of the library, or only carry other packages."""
+"""Folders that are not part of the library."""
 
 SKIPPED = FOREIGN | {"idle_test", "idlelib", "lib2to3", "test", "tests", "turtledemo"}
-"""Folders that are left out unless the whole is wanted."""
+"""Folders that are skipped unless `whole` is set."""
 
 COUNT = 60
-"""Entries of one output; the next call continues with `start`."""
+"""Entries of one output."""
 
 
 class Library:
-    """Tools over a tree; `covered` has the last line read of each file.
+    """Tools for a tree. `covered` has the last line read of each file.
 
     Args:
-        root: the folder that paths are relative to.
-        whole: also the folders that hold tests and applications rather than library.
+        root: the folder to which paths are relative.
+        whole: include the folders of tests and applications.
     """
 
     def __init__(self, root: Path, *, whole: bool = False) -> None:
@@ -34,53 +34,53 @@ class Library:
         self._skipped = FOREIGN if whole else SKIPPED
 
     def tools(self) -> list[Tool]:
-        """The three, as an agent takes them."""
+        """Return the three tools for an agent."""
         return [Tool(self.list_folder, name="list"), Tool(self.read), Tool(self.search)]
 
     def list_folder(self, path: str = ".", start: int = 1, count: int = COUNT) -> str:
         """List a folder: its sub-folders, and its Python files with their number of lines; go on with `start`."""
         entries = sorted(self._entries(path))
-        named = [f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(lines_of(entry))} lines" for entry in entries]
-        return self._show(f"folder {path} entries", named, start, count)
+        descriptions = [f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(lines_of(entry))} lines" for entry in entries]
+        return self._show(f"folder {path} entries", descriptions, start, count)
 
     def read(self, path: str, start: int = 1, count: int = COUNT) -> str:
         """Read `count` lines of a file from line `start` on; each is shown behind its number and a tab."""
-        every = lines_of(self._below(path))
-        self.covered[path] = max(self.covered.get(path, 0), min(start - 1 + count, len(every)))
-        return self._show(f"{path} lines", [f"{number}\t{line}" for number, line in enumerate(every, start=1)], start, count)
+        lines = lines_of(self._below(path))
+        self.covered[path] = max(self.covered.get(path, 0), min(start - 1 + count, len(lines)))
+        return self._show(f"{path} lines", [f"{number}\t{line}" for number, line in enumerate(lines, start=1)], start, count)
 
     def search(self, pattern: str, path: str = ".", start: int = 1, count: int = COUNT) -> str:
         """Search the Python files of a folder for a regular expression: file, number and line of a match; go on with `start`."""
-        wanted = re.compile(pattern)
-        found = [
+        expression = re.compile(pattern)
+        matches = [
             f"{file.relative_to(self.root).as_posix()} {number}: {line}"
             for file in sorted(self._entries(path))
             if file.is_file()
             for number, line in enumerate(lines_of(file), start=1)
-            if wanted.search(line)
+            if expression.search(line)
         ]
-        return self._show(f"{path} matches", found, start, count)
+        return self._show(f"{path} matches", matches, start, count)
 
     def _entries(self, path: str) -> list[Path]:
-        found = [entry for entry in self._below(path).iterdir() if entry.name not in self._skipped]
-        return [entry for entry in found if (entry.suffix == ".py" if entry.is_file() else any(entry.glob("*.py")))]
+        entries = [entry for entry in self._below(path).iterdir() if entry.name not in self._skipped]
+        return [entry for entry in entries if (entry.suffix == ".py" if entry.is_file() else any(entry.glob("*.py")))]
 
     def _below(self, path: str) -> Path:
-        found = (self.root / path).resolve()
-        if not found.is_relative_to(self.root):
+        target = (self.root / path).resolve()
+        if not target.is_relative_to(self.root):
             raise ValueError(f"{path} is outside of the tree; give a path below it")
-        return found
+        return target
 
-    def _show(self, what: str, entries: Sequence[str], start: int, count: int) -> str:
-        """Some of the entries, under a line that says which of how many."""
-        shown = entries[start - 1 : start - 1 + count]
-        output = "\n".join([f"{what} {start}-{start - 1 + len(shown)} of {len(entries)}", *shown])
+    def _show(self, title: str, entries: Sequence[str], start: int, count: int) -> str:
+        """Return some of the entries, below a line with their range and total."""
+        visible = entries[start - 1 : start - 1 + count]
+        output = "\n".join([f"{title} {start}-{start - 1 + len(visible)} of {len(entries)}", *visible])
         return output.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @lru_cache(maxsize=64)
 def lines_of(path: Path) -> tuple[str, ...]:
-    """The lines of a Python file, in its own encoding, without their ends; form feeds end no line."""
+    """Return the lines of a Python file in its own encoding, without line ends. A form feed ends no line."""
     try:
         with path.open("rb") as source:
             encoding, _ = tokenize.detect_encoding(source.readline)

@@ -1,6 +1,6 @@
-"""Questions about a tree of sources, with exact answers: made by `ast` after the work is done.
+"""Questions about a tree of sources, with exact answers, which `ast` extracts after the work is done.
 
-The same files and the same seed give the same questions. The answers are cut from the sources, byte for byte.
+Equal files and seeds give equal questions. The answers are quoted from the sources, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kilburn.demo.library import lines_of
 
 KINDS = ("signature", "method", "constant", "line", "place")
 FILES = 5
-"""Files that are read for each wanted question."""
+"""Files that are read for each requested question."""
 
 _DEFINITION = re.compile(r"\s*(?:class|def|async def) (\w+)")
 
@@ -28,13 +28,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class LibraryQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """One question.
+    """A question with its answer.
 
     Args:
         kind: one of `KINDS`.
-        question: what is asked, as a person would.
+        question: the question in English.
         expected: the exact answer.
-        evidence: the source line with the answer; with this line in view, the answer could be known.
+        evidence: the source line with the answer. A reader of this line can answer the question.
         where: file and line, for the report.
     """
 
@@ -48,25 +48,25 @@ class LibraryQuestion(msgspec.Struct, frozen=True, kw_only=True):
 def questions(
     root: Path, files: Mapping[str, int], *, number: int, seed: int, searched: Iterable[str] = ()
 ) -> list[LibraryQuestion]:
-    """`number` questions, the kinds in turn, from files of which all lines up to a given one were read.
+    """Return `number` questions, the kinds in turn, from files that were read up to a given line.
 
-    Returns fewer if the sources do not have enough to ask about.
+    There are fewer questions if the sources do not contain enough facts.
 
     Args:
-        searched: files that were searched for definitions, whether or not they were read. A name that two of them define
-            has two right answers, so it is not asked for.
+        searched: files that were searched for definitions, even if they were not read. A name that two files define has two
+            right answers, so there is no question about it.
     """
     chance = random.Random(seed)
     sources = {path: lines_of(root / path)[: files[path]] for path in sorted(files)}
-    shown = sources | {path: lines_of(root / path) for path in searched}
-    defined = Counter(name[1] for lines in shown.values() for line in lines if (name := _DEFINITION.match(line)))
-    found: dict[str, list[LibraryQuestion]] = {kind: [] for kind in KINDS}
+    outlines = sources | {path: lines_of(root / path) for path in searched}
+    defined = Counter(name[1] for lines in outlines.values() for line in lines if (name := _DEFINITION.match(line)))
+    by_kind: dict[str, list[LibraryQuestion]] = {kind: [] for kind in KINDS}
     for path in chance.sample(list(sources), min(len(sources), number * FILES)):
         for question in _of_file(path, sources[path], defined, chance):
-            found[question.kind].append(question)
+            by_kind[question.kind].append(question)
     for kind in KINDS:
-        chance.shuffle(found[kind])
-    return [question for turn in zip_longest(*found.values()) for question in turn if question][:number]
+        chance.shuffle(by_kind[kind])
+    return [question for turn in zip_longest(*by_kind.values()) for question in turn if question][:number]
 
 
 def _of_file(path: str, lines: Sequence[str], defined: Mapping[str, int], chance: random.Random) -> Iterator[LibraryQuestion]:
@@ -77,20 +77,20 @@ def _of_file(path: str, lines: Sequence[str], defined: Mapping[str, int], chance
     def ask(kind: str, question: str, expected: str, at: int) -> LibraryQuestion:
         return LibraryQuestion(kind=kind, question=question, expected=expected, evidence=lines[at - 1], where=f"{path}:{at}")
 
-    here = Counter(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | Function))
-    for node in _once(tree.body, here):
-        what = "class" if isinstance(node, ast.ClassDef) else "function"
+    names = Counter(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | Function))
+    for node in _once(tree.body, names):
+        noun = "class" if isinstance(node, ast.ClassDef) else "function"
         if defined[node.name] == 1 and len(node.name) > 3:
-            yield ask("place", f"Which file defines the {what} `{node.name}`?", path, node.lineno)
+            yield ask("place", f"Which file defines the {noun} `{node.name}`?", path, node.lineno)
         if isinstance(node, Function) and (header := _header(node, lines)):
             yield ask("signature", f"What is the exact signature of the function `{node.name}` in {path}?", header, node.lineno)
         if isinstance(node, ast.ClassDef):
-            own = Counter(member.name for member in ast.walk(node) if isinstance(member, Function))
-            for member in _once(node.body, own):
+            methods = Counter(member.name for member in ast.walk(node) if isinstance(member, Function))
+            for member in _once(node.body, methods):
                 if isinstance(member, Function) and len(member.args.args) > 1 and (header := _header(member, lines)):
-                    asked = f"What is the exact signature of the method `{member.name}` of the class `{node.name}` in {path}?"
-                    yield ask("method", asked, header, member.lineno)
-    assigned = Counter(found[0] for line in lines if (found := re.match(r"\s*\w+ =", line)))
+                    text = f"What is the exact signature of the method `{member.name}` of the class `{node.name}` in {path}?"
+                    yield ask("method", text, header, member.lineno)
+    assigned = Counter(match[0] for line in lines if (match := re.match(r"\s*\w+ =", line)))
     for at, line in enumerate(lines, start=1):
         name, _, value = line.partition(" = ")
         if assigned[f"{name} ="] == 1 and name.isidentifier() and not name.startswith("_") and _is_literal(value):
@@ -101,18 +101,18 @@ def _of_file(path: str, lines: Sequence[str], defined: Mapping[str, int], chance
 
 
 def _once(nodes: Iterable[ast.stmt], names: Mapping[str, int]) -> Iterator[ast.ClassDef | Function]:
-    """The definitions among statements whose name is there once."""
+    """Yield the definitions among statements whose name is unique."""
     return (node for node in nodes if isinstance(node, ast.ClassDef | Function) and names[node.name] == 1)
 
 
 def _header(node: Function, lines: Sequence[str]) -> str:
-    """The source from `def` up to the colon; "" where more than an end of line follows the colon."""
+    """Return the source from `def` up to the colon; "" if more than a line end follows the colon."""
     text = "\n".join(lines[node.lineno - 1 : node.body[0].lineno - 1]).strip()
     return text[:-1] if text.endswith(":") and _parsed(f"{text} pass") else ""
 
 
 def _is_literal(value: str) -> bool:
-    """Whether an expression is a literal that is worth asking for, on one line and without a comment."""
+    """Return whether an expression is a literal worth asking for, on one line and without a comment."""
     try:
         return "#" not in value and len(value) <= 200 and ast.literal_eval(value) not in (None, (), [], {}, "")
     except (SyntaxError, ValueError):

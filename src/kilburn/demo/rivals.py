@@ -1,7 +1,5 @@
-"""The usual ways when the window is full: cut the front off, or keep a summary of it.
-
-Both get the same transcript and the same window, and have no store.
-"""
+"""The usual ways to handle a full window: truncation and summarisation. Both get the same transcript and window, and have no
+store."""
 
 from __future__ import annotations
 
@@ -11,54 +9,56 @@ from kilburn.page import Page
 from kilburn.selection.extract import Piece, extract, piece_of
 
 FULL, TAIL, SUMMARY = 3 / 4, 1 / 4, 1 / 8
-"""Shares of the window: when a summary is made, what stays unsummarised, and the size of the summary."""
+"""Shares of the window: the fill at which a summary is made, the part that is not summarised, and the size of the summary."""
 
 Count = Callable[[str], int]
 Transcript = Sequence[tuple[Page, str]]
 
 
 def truncated(transcript: Transcript, capacity: int, count: Count) -> list[str]:
-    """The last `capacity` tokens; the page on the edge is cut to its end."""
-    kept: list[str] = []
-    left = capacity
+    """Return the last `capacity` tokens. The first page is cut to its end."""
+    texts: list[str] = []
+    remaining = capacity
     for page, text in reversed(transcript):
         end = text
-        if page.tokens > left:
-            # An estimate of the characters that fit, reduced until they do.
-            end = text[len(text) - int(len(text) * left / page.tokens) :]
-            while end and count(end) > left:
+        if page.tokens > remaining:
+            # Estimate how many characters fit, and reduce the number until they do.
+            end = text[len(text) - int(len(text) * remaining / page.tokens) :]
+            while end and count(end) > remaining:
                 end = end[len(end) // 8 + 1 :]
-        left -= page.tokens
-        kept.append(end)
-        if left <= 0:
+        remaining -= page.tokens
+        texts.append(end)
+        if remaining <= 0:
             break
-    return [text for text in reversed(kept) if text]
+    return [text for text in reversed(texts) if text]
 
 
-def summarised(transcript: Transcript, capacity: int, count: Count, told: Callable[[int], None] = lambda page: None) -> list[str]:
-    """A rolling summary and the newest pages: when the window is three quarters full, all but its newest
-    quarter and the summary so far become the next summary, extracted verbatim.
+def summarised(
+    transcript: Transcript, capacity: int, count: Count, report: Callable[[int], None] = lambda page: None
+) -> list[str]:
+    """Return a rolling summary and the newest pages. When the window is three quarters full, the previous summary and all but
+    the newest quarter become the next summary, which quotes verbatim.
 
     Args:
-        told: called with the number of each page as it is taken in.
+        report: called with the number of each page when it is added.
     """
     summary = ""
     recent: list[tuple[Page, str]] = []
-    used = 0
+    tokens = 0
     for page, text in transcript:
-        told(page.id)
+        report(page.id)
         recent.append((page, text))
-        used += page.tokens
-        if used + count(summary) <= capacity * FULL:
+        tokens += page.tokens
+        if tokens + count(summary) <= capacity * FULL:
             continue
         pieces = [Piece(0, "user", "fold", summary)] if summary else []
-        used = sum(page.tokens for page, _ in recent)
-        while len(recent) > 1 and used > capacity * TAIL:
-            old, said = recent.pop(0)
-            used -= old.tokens
-            pieces.append(piece_of(old, said))
+        tokens = sum(page.tokens for page, _ in recent)
+        while len(recent) > 1 and tokens > capacity * TAIL:
+            old, old_text = recent.pop(0)
+            tokens -= old.tokens
+            pieces.append(piece_of(old, old_text))
         summary = extract(pieces, int(capacity * SUMMARY), count).text
-        if used > capacity * FULL:
-            last, said = recent[0]
-            recent, used = [(last, said[-len(said) * int(capacity * TAIL) // last.tokens :])], int(capacity * TAIL)
-    return [text for text in (summary, *(said for _, said in recent)) if text]
+        if tokens > capacity * FULL:
+            last, end = recent[0]
+            recent, tokens = [(last, end[-len(end) * int(capacity * TAIL) // last.tokens :])], int(capacity * TAIL)
+    return [text for text in (summary, *(text for _, text in recent)) if text]

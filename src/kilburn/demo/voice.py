@@ -1,8 +1,5 @@
-"""What a real language model does in the demo: a few folds, and a few answers from what one search brings.
-
-Both are few, because a small model is slow on two cores. Its answer is shown beside the exact one, never instead of
-it.
-"""
+"""The part of a language model in the demo: a few folds, and a few answers from the hits of one search. There are few, because
+a small model is slow on two cores. Its answer is printed next to the exact one."""
 
 from __future__ import annotations
 
@@ -22,16 +19,16 @@ from kilburn.model import Model, Request, complete
 from kilburn.tokens.choice import counter_for
 
 STEPS = 200
-"""Calls of the explorer after which the stage ends, whether or not anything was folded."""
+"""Calls of the explorer after which this part ends, even if nothing was folded."""
 
 WORDS, SUMMARY, HITS = 40, 160, 800
-"""Tokens of a phrased answer, of a fold, and of what is found for a question."""
+"""Tokens of an answer, of a fold, and of the hits for a question."""
 
 SYSTEM = "You answer questions about Python source code in one short sentence. Quote the code from the text exactly."
 
 
 class Folded(msgspec.Struct, frozen=True, kw_only=True):
-    """One fold that a model was asked for. `outcome` is "accepted", "completed" or "rejected"; `why` the ledger's words."""
+    """A fold that the model was asked for. `outcome` is "accepted", "completed" or "rejected"; `why` is the ledger's reason."""
 
     pages: str
     tokens: int
@@ -41,8 +38,7 @@ class Folded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phrase(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer in the model's words, and whether the exact answer stands in it; `found`: whether it stands in what the
-    model was given."""
+    """A model's answer. `holds` tells whether it contains the exact answer; `found`, whether the model's prompt does."""
 
     question: str
     exact: str
@@ -52,11 +48,11 @@ class Phrase(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: Callable[[int, str], None]) -> list[Folded]:
-    """Let the explorer work in a session of its own until the model has been asked for `number` summaries.
+def folds(model: Model, root: Path, db: str, *, window: int, number: int, report: Callable[[int, str], None]) -> list[Folded]:
+    """Let the explorer work in another session until the model has been asked for `number` summaries.
 
     Args:
-        told: called with the folds so far and a line on what happens.
+        report: called with the number of folds and a description of the current step.
     """
     policy = f"summarize(to={SUMMARY})"
     with kilburn.open(db, window=window, policy=policy, tokenizer=counter_for(model.tokenizer or "auto"), model=model) as store:
@@ -65,11 +61,11 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
         began = time.monotonic()
         for event in agent.stream(TASK):
             if isinstance(event, Returned):
-                asked = session.stats().asks
-                told(asked, "asked for a summary")
-                if asked >= number:
+                count = session.stats().asks
+                report(count, "asked for a summary")
+                if count >= number:
                     break
-        receipts = [receipt for receipt in session.receipts() if receipt.asked][:number]
+        receipts = [receipt for receipt in session.ledger.receipts() if receipt.asked][:number]
         return [
             Folded(
                 pages=" ".join(receipt.left),
@@ -83,15 +79,15 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, told: 
 
 
 def phrase(model: Model, session: Session, question: str, exact: str) -> Phrase:
-    """The model's answer to a question, given what one search for the question brings."""
+    """Return the model's answer to a question, given the hits of one search for the question."""
     began = time.monotonic()
     text = "\n".join(hit.text for hit in session.search(question, HITS))
-    asked = f"<text>\n{text}\n</text>\n{question}"
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    prompt = f"<text>\n{text}\n</text>\n{question}"
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
     try:
-        said = complete(model, Request(messages=messages, max_tokens=WORDS, temperature=0.0, timeout=60.0)).text
+        reply = complete(model, Request(messages=messages, max_tokens=WORDS, temperature=0.0, timeout=60.0)).text
     except ModelError as error:
-        said = f"({error})"
-    said = " ".join(said.split())
-    holds = " ".join(exact.split()) in said
-    return Phrase(question=question, exact=exact, said=said, found=exact in text, holds=holds, seconds=time.monotonic() - began)
+        reply = f"({error})"
+    reply = " ".join(reply.split())
+    holds = " ".join(exact.split()) in reply
+    return Phrase(question=question, exact=exact, said=reply, found=exact in text, holds=holds, seconds=time.monotonic() - began)

@@ -97,7 +97,7 @@ class WindowsByHand:
     def budget(self, key: Key, name: str) -> Budget | None:
         """Return the present budget of a session's window, if the session is in memory."""
         session = self._opened(key.tenant).served(name)
-        return None if session is None else session.budget
+        return None if session is None else session.prompts.budget
 
     # Reading
 
@@ -118,7 +118,7 @@ class WindowsByHand:
             Problem: no such session. KilburnError.
         """
         self._info(key, user, name)
-        return by_hand.opened(self.looking(key, user), name).difference(turn, until)
+        return by_hand.opened(self.looking(key, user), name).ledger.difference(turn, until)
 
     def compaction(self, key: Key, user: str, name: str, pages: str | None, keep: int) -> Preview:
         """Return a preview of `compact`.
@@ -149,7 +149,7 @@ class WindowsByHand:
         backend = histories.store.backend
         served = histories.served(name)
         if served is not None and served.number == info.number:
-            served.refresh()
+            served.ledger.refresh()
             result = do(served)
         else:
             session = by_hand.opened(backend, name)
@@ -167,7 +167,7 @@ class WindowsByHand:
             Problem: there is no such memory that this client may change. KilburnError: nothing was changed.
         """
         store = self._opened(key.tenant).store
-        memories = [info for info in store.collections() if info.kind is SegmentKind.MEMORY and info.user == owner]
+        memories = [info for info in store.collections() if info.info.kind is SegmentKind.MEMORY and info.info.user == owner]
         if not memories or not sees(key, "")(owner):
             raise Problem(404, "memory_not_found", "there is no such memory that this key may change")
         result = do(store.memory(owner))
@@ -198,12 +198,12 @@ def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
 def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
     """Replace a range, or all old pages, by their most informative lines."""
     receipt = compact(session, None, keep=req.keep, pages=req.pages)
-    return {"session": session.name, "use": session.use, **msgspec.to_builtins(receipt)}
+    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(receipt)}
 
 
 def evicted(session: Session, req: PagesRequest) -> dict[str, Any]:
     """Evict pages."""
-    return _said(session, "let go", session.evict(req.pages, req.why))
+    return _said(session, "let go", session.edits.evict(req.pages, req.why))
 
 
 def kept(session: Session, req: PagesRequest) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def let_move(session: Session, req: PagesRequest) -> dict[str, Any]:
 
 
 def _said(session: Session, outcome: str, pages: Iterable[str]) -> dict[str, Any]:
-    return {"session": session.name, "done": outcome, "pages": list(pages), "use": session.use}
+    return {"session": session.name, "done": outcome, "pages": list(pages), "use": session.prompts.use}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {

@@ -53,8 +53,8 @@ class Conversation:
             head = -1
             while head != session.head:
                 # Reading a session may refresh it with other gateways' changes.
-                head = session.head
-                self.turn = session.turn
+                head = session.ledger.head
+                self.turn = session.window.turn
                 """Number of its messages known here; later ones are of another gateway."""
                 self.digests, self.gaps = _said_in(session)
                 """Digests of the messages that the client sees, and the indexes of those with forgotten pages."""
@@ -90,7 +90,7 @@ class Conversation:
         """Set when the present request has been appended or has failed."""
         self.start = self.turn
         """Number of its messages before the reply."""
-        self.met = session.figures, session.head
+        self.met = session.ledger.figures, session.ledger.head
         """Its figures and its last event before the present request."""
         self.saying = threading.Lock()
         """Held while a reply is compared and appended."""
@@ -154,7 +154,7 @@ class Conversation:
     @property
     def user(self) -> str:
         """The user who owns it."""
-        return self.session.user
+        return self.session.info.user
 
     @property
     def own_pages(self) -> bool:
@@ -199,7 +199,7 @@ class Conversation:
         ):
             return True
         if not cached.keys() >= {*places}:
-            cached.update(enumerate(visible(self.session.originals("forgotten"))))
+            cached.update(enumerate(visible(self.session.contents.originals("forgotten"))))
         added = list(places)
         for index in reversed(history):
             messages = reader(index, index + 1)
@@ -237,7 +237,7 @@ class Conversation:
     @property
     def then(self) -> int | None:
         """The turn as of which the present request's prompt is rendered; None for the latest."""
-        gone_on = self.session.turn != self.turn and (self.repeated or self.spoken)
+        gone_on = self.session.window.turn != self.turn and (self.repeated or self.spoken)
         return self.turn if self.waiting or gone_on else None
 
     def render(self, form: str, request: Mapping[str, str] | None = None) -> Prompt:
@@ -252,9 +252,9 @@ class Conversation:
         session = self.session
         if (turn := self.then) is not None:
             with session.lock:
-                return session.render_from(turn, self.waiting, form, request=request)
+                return session.prompts.render_from(turn, self.waiting, form, request=request)
         prompt = session.render(form, request=request)
-        if session.turn != self.turn:
+        if session.window.turn != self.turn:
             raise StoreStale("another gateway has continued the session", advice="read it again")
         return prompt
 
@@ -372,9 +372,9 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         Problem: 400, which names the attachment. Nothing was appended.
     """
     if any(part.kind in ATOMIC for message in messages for part in message.parts):
-        session.price_attachments_for(model)
+        session.prompts.price_attachments_for(model)
     newest = reversed([*takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages))])
-    for label, tokens in attachments_above(newest, session.counter, session.capacity):
+    for label, tokens in attachments_above(newest, session.counter, session.prompts.capacity):
         raise Problem(
             400,
             "attachment_too_large",
@@ -386,8 +386,8 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
 
 def last_reply(session: Session) -> str:
     """Return the text of a session's last message, if it is the assistant's; else an empty text."""
-    last = [page for page in _live(session) if page.message == session.turn]
-    return "".join(session.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
+    last = [page for page in _live(session) if page.message == session.window.turn]
+    return "".join(session.contents.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
 
 
 def turn_before_reply(session: Session) -> int:
@@ -401,8 +401,8 @@ def turn_before_reply(session: Session) -> int:
 def _said_in(session: Session) -> tuple[list[bytes], frozenset[int]]:
     """Return the digests of the messages that the client sees, and the indexes of those unknown because of forgotten pages."""
     if len(_live(session)) == session.window.last:
-        return canonical(session.originals()), frozenset()
-    first, second = (canonical(session.originals(marker)) for marker in ("one", "other"))
+        return canonical(session.contents.originals()), frozenset()
+    first, second = (canonical(session.contents.originals(marker)) for marker in ("one", "other"))
     return first, frozenset(at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
 
 
@@ -416,7 +416,7 @@ def _agree(digests: Sequence[bytes], gaps: frozenset[int], expected: Sequence[by
 
 def turn_after(session: Session, count: int) -> int:
     """Return the number of the message, hidden ones counted, up to which the client sees `count` messages."""
-    messages = session.originals()
+    messages = session.contents.originals()
     numbers = range(len(messages) + 1)
     end = bisect_right(numbers, count, key=lambda end: sum(1 for _ in visible(messages[:end]))) - 1
     return end and _numbers(session)[end - 1]
@@ -481,7 +481,7 @@ def _numbered(session: Session) -> list[tuple[int, Message]]:
     """Return the messages that are not forgotten, each with its number."""
     with session.lock:
         # Reading may refresh the session with others' erasures, so the numbers are read afterwards.
-        messages = session.originals()
+        messages = session.contents.originals()
         return [*zip(_numbers(session), messages, strict=True)]
 
 

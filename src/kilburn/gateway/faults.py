@@ -165,7 +165,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
                 reply = memory_tools.call(session_before, name, local_arguments)
                 return msgspec.structs.replace(reply, sources=(), cites=_cites(session_before, reply))
         return memory_tools.call(session, name, arguments)
-    room = session.capacity // 2
+    room = session.prompts.capacity // 2
     hits = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)
     for session_before in earlier:
         remaining = room - session.counter.count(hits.text)
@@ -182,7 +182,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
 
 def _cites(session: Session, reply: MemoryReply) -> tuple[tuple[int, int], ...]:
     """Return the pages of another session, and of its branches, that a reply is from."""
-    owner = session.owner
+    owner = session.contents.owner
     return (*((owner(page), page) for page in reply.sources), *reply.cites)
 
 

@@ -40,7 +40,7 @@ class Figures:
 
     def begin(self, exchange: Exchange, conversation: Conversation) -> None:
         """Note that a request's new messages are in the session."""
-        figures = conversation.session.figures
+        figures = conversation.session.ledger.figures
         record = self._known.get(conversation)
         if record is None:
             # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
@@ -54,19 +54,19 @@ class Figures:
 
     def hide(self, conversation: Conversation, tokens_before: int) -> None:
         """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
-        self._known[conversation].hidden += conversation.session.figures.tokens_seen - tokens_before
+        self._known[conversation].hidden += conversation.session.ledger.figures.tokens_seen - tokens_before
 
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
         """Record a request's figures at its end, before its session is released."""
         record = self._known[conversation]
         session = conversation.session
-        exchange.after = stats = session.figures
+        exchange.after = stats = session.ledger.figures
         if any(getattr(stats, name) != getattr(record.stats, name) for name in MOVE_COUNTS):
             exchange.compacted = [
                 (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
                 for event in compactions(session, record.head)
             ]
-        record.stats, record.head, record.used = stats, session.head, time.time()
+        record.stats, record.head, record.used = stats, session.ledger.head, time.time()
 
 
 def _hidden(session: Session) -> int:

@@ -218,9 +218,9 @@ class Histories:
             StoreBusy: the record cannot be written. Without it, another gateway would pass the next request on unread.
         """
         session, key = conversation.session, _key(reply)
-        session.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
+        session.ledger.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
         for pause in PAUSES:
-            if session.flush():
+            if session.ledger.flush():
                 break
             time.sleep(pause)
         else:
@@ -250,7 +250,7 @@ class Histories:
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
         """Find a reply of another gateway, or of this one before its restart, in the store."""
-        for owner in self.store.backend.said_by(key.encode(), FORKS):
+        for owner in self.store.backend.histories.owners(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
@@ -284,7 +284,7 @@ class Histories:
                 conversation is not None
                 and not conversation.busy
                 and conversation.turn == turn
-                and not conversation.session.knows(info)
+                and not conversation.session.ledger.knows(info)
             ):
                 # A killed database lost messages of this session, and as many others have been appended since.
                 self._put_away(conversation)
@@ -331,7 +331,7 @@ class Histories:
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in req.parsed.get(raw) or form.read(raw)])
-                conversation.met = conversation.session.figures, conversation.session.head
+                conversation.met = conversation.session.ledger.figures, conversation.session.ledger.head
                 prepare(conversation)
                 check_attachments(conversation.session, fresh, req.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
@@ -344,7 +344,7 @@ class Histories:
                 conversation.start = conversation.turn
                 if hold is not None and not fresh:
                     self._take_over(conversation, hold)
-                conversation.reserved = conversation.session.head
+                conversation.reserved = conversation.session.ledger.head
                 recognised = not req.previous and (conversation.verbatim or conversation.before)
                 conversation.memo = Memo(conversation, (form.name, name, user), req, raws, seen_count) if recognised else None
                 return conversation
@@ -374,13 +374,13 @@ class Histories:
         """
         session = conversation.session
         with session.lock:
-            if session.turn != conversation.turn:
+            if session.window.turn != conversation.turn:
                 return
             try:
-                session.refresh()
-                if session.turn != conversation.turn:
+                session.ledger.refresh()
+                if session.window.turn != conversation.turn:
                     raise StoreStale("another gateway has answered, or the database has lost the request", advice="ask again")
-                with session.batch() as kernel:
+                with session.edits.batch() as kernel:
                     kernel.record(Act.NOTE, policy="gateway", takes_over=hold.key)
             except StoreStale:
                 hold.note_answer()
@@ -437,7 +437,7 @@ class Histories:
 
     def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
         """Return the original pages of the session from which this one was forked, by its ledger."""
-        number = origin_in(session.events()).get("forked")
+        number = origin_in(session.ledger.events()).get("forked")
         if number is None:
             return ()
         rows = self.store.backend.pages(number)
@@ -447,7 +447,7 @@ class Histories:
         """Remove a session that has no message. If that fails, the next request of its root uses the session."""
         conversation.busy = False
         with suppress(KilburnError):
-            conversation.session.refresh()
+            conversation.session.ledger.refresh()
             if not conversation.number or not conversation.session.window.last:
                 self.lose(conversation)
                 self.store.release(conversation.name)
@@ -534,7 +534,7 @@ class Histories:
         also have the rest of the history, or the rest and its answer. None if there are too many to tell."""
         rest = len(digests) - end
         *_, tail = tails(digests[:end], root, user, max(0, end - 1))
-        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        owners = self.store.backend.histories.owners(tail or b"", FORKS, tail=True)
         if len(owners) == FORKS:
             return None
         return {owner.name: owner.count for owner in owners if owner.count - owner.at in (0, rest, rest + 1)}
@@ -567,7 +567,7 @@ class Histories:
         conversation.spoken, conversation.words = [], []
         with self._lock:
             for candidate in {conversation, self._sessions.get(conversation.name, conversation)}:
-                if candidate.turn != conversation.session.turn and (candidate is conversation or not candidate.busy):
+                if candidate.turn != conversation.session.window.turn and (candidate is conversation or not candidate.busy):
                     # The request was answered twice, and this object does not have the other answer.
                     self.lose(candidate)
             if conversation.prefilled and spoken:
@@ -604,7 +604,7 @@ class Histories:
 
     def _hold(self, conversation: Conversation) -> None:
         """Keep a session in memory, and add its size to the total."""
-        size = conversation.session.size + MESSAGE * len(conversation.digests)
+        size = conversation.session.contents.size + MESSAGE * len(conversation.digests)
         self._held += size - conversation.held
         conversation.held = size
         self._sessions[conversation.name] = conversation
@@ -639,7 +639,7 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), max(request.answered, 1) - 1, -1):
-            owners = self.store.backend.said_by(chain[at - 1], FORKS)
+            owners = self.store.backend.histories.owners(chain[at - 1], FORKS)
             alike = alike or owners
             having = [*self._having(request, owners, at)]
             if (free := self._claim_free([*unkept, *having], chain, at)) is not None:
@@ -654,7 +654,7 @@ class Histories:
         if not alike and (continued := self._continued(request)) is not None:
             return continued
         if not alike and (common := self._longest(chain[: request.answered - 1])):
-            alike = self.store.backend.said_by(chain[common - 1], FORKS)
+            alike = self.store.backend.histories.owners(chain[common - 1], FORKS)
             having = [*unkept, *self._having(request, alike, common)]
             for at in sorted(
                 {len(entry.chain) for entry in having if common <= len(entry.chain) < request.answered}, reverse=True
@@ -668,7 +668,7 @@ class Histories:
     def _answered(self, request: _Request) -> Conversation | None:
         """Return a session that has more messages behind the whole history, as it was before them; None if there is none."""
         count = len(request.chain)
-        for owner in self.store.backend.said_by(request.chain[-1], FORKS) if count else ():
+        for owner in self.store.backend.histories.owners(request.chain[-1], FORKS) if count else ():
             conversation = self._current(owner.name, request)
             if (
                 conversation is not None
@@ -692,7 +692,7 @@ class Histories:
 
     def _longest(self, chain: Sequence[bytes]) -> int:
         """Return the length of the longest prefix of a chain that a session in the store has."""
-        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.said_by(digest, 1))
+        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.histories.owners(digest, 1))
 
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and the number of digests in common: the client cut
@@ -740,7 +740,7 @@ class Histories:
     def _current(self, name: str, request: _Request) -> Conversation | None:
         """Return a session in its present state, if it may be linked for the request's user; None if it is damaged."""
         conversation, info = self._sessions.get(name), self._stored(name)
-        if conversation is not None and not conversation.busy and (info is None or not conversation.session.knows(info)):
+        if conversation is not None and not conversation.busy and (info is None or not conversation.session.ledger.knows(info)):
             # Another gateway has continued it.
             self._put_away(conversation)
         return self._conversation(name, request)
@@ -787,7 +787,7 @@ class Histories:
         if len(conversation.chain) == owner.count:
             return False
         info, session = self._stored(conversation.name), conversation.session
-        return info is None or not session.knows(info) or session.turn != conversation.turn
+        return info is None or not session.ledger.knows(info) or session.window.turn != conversation.turn
 
     def _nearest(
         self, request: _Request, conversations: Iterable[Conversation], alike: Iterable[HistoryOwner]
@@ -808,7 +808,7 @@ class Histories:
         """Return the sessions of this root whose history is incomplete in the store's index: messages were forgotten, the last
         request broke off, or they were imported. Completes the index, unless messages were forgotten."""
         conversations = []
-        for name in self.store.backend.unkept(request.root, request.user, FORKS):
+        for name in self.store.backend.histories.missing(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
             if conversation is not None and not conversation.busy:
                 conversation.fill(request.digests)
@@ -832,12 +832,14 @@ class Histories:
         with suppress(StoreError):
             with session.lock:
                 window, page = session.window, session.window.last
-                if session.turn != conversation.turn or any(window.at(dropped) is Place.DROPPED for dropped in window.gone):
+                if window.turn != conversation.turn or any(
+                    window.at(dropped) is Place.DROPPED for dropped in window.gone
+                ):
                     return  # another gateway has continued it, or messages were forgotten
             for start in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 ends = tails(conversation.digests, conversation.root, conversation.user, start)
                 history = Digests(start, tuple(conversation.chain[start:]), tuple(ends))
-                if backend.keep_history(conversation.number, history, page=page):
+                if backend.histories.put(conversation.number, history, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -930,7 +932,7 @@ class Histories:
         Raises:
             StoreStale: another gateway has appended the same request meanwhile.
         """
-        owners = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        owners = self.store.backend.histories.owners(request.chain[-1], FORKS) if request.chain else ()
         if not whole.issuperset(owner.name for owner in owners):
             raise StoreStale("another gateway has appended the same request", advice="read the session again")
 
@@ -942,7 +944,7 @@ class Histories:
         """
         try:
             session = opened(name, user)
-            if session.user == user and not session.turn:
+            if session.info.user == user and not session.window.turn:
                 return session
         except SpecError:
             info = self._stored(name)
@@ -982,7 +984,7 @@ class Histories:
         """
         shared = sum(len(message.parts) for message in messages)
         number = origin.number
-        session.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
+        session.ledger.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
         if copies:
             session.append(*copies, after=0)
 
@@ -1002,7 +1004,7 @@ class Histories:
         for conversation in candidates[:SUMMED] if opening else ():
             for count, text in opening:
                 quoted = quotes(conversation.last, text)
-                if quoted and is_summary(conversation.last, quoted, conversation.session.originals()):
+                if quoted and is_summary(conversation.last, quoted, conversation.session.contents.originals()):
                     return conversation, count
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
@@ -1071,8 +1073,8 @@ class Histories:
                     # If others have continued it, nothing is written, and the session is read again.
                     session = conversation.session if remaining == TRIES - 1 else self.current(conversation)
                     with session.lock:
-                        foreign = said_after(session, conversation.start) if session.turn != conversation.turn else []
-                        last = session.turn
+                        foreign = said_after(session, conversation.start) if session.window.turn != conversation.turn else []
+                        last = session.window.turn
                     foreign_digests = canonical(message for _, message in foreign)
                     conversation.repeated = conversation.repeated or bool(foreign_digests)
                     conversation.heard = ()
@@ -1130,7 +1132,7 @@ class Histories:
         Raises:
             StoreStale: the session was forgotten. StoreBusy: another gateway has taken over its turn.
         """
-        if conversation.session.refresh():
+        if conversation.session.ledger.refresh():
             self._check_reserved(conversation)
 
     def current(self, conversation: Conversation) -> Session:
@@ -1139,10 +1141,10 @@ class Histories:
         Raises:
             StoreStale: the session was forgotten. StoreBusy: another gateway has taken over its turn.
         """
-        conversation.session.refresh()
+        conversation.session.ledger.refresh()
         session = self.store.session(conversation.name)
         if session is not conversation.session:
-            session.refresh()
+            session.ledger.refresh()
             conversation.session = session
         self._check_reserved(conversation)
         return session

@@ -10,43 +10,93 @@ from typing import Any
 
 import msgspec
 
-from kilburn.backend import Backend, Passage, Scope, SegmentInfo, SegmentKind
+from kilburn.backend import (
+    Backend,
+    ContentStore,
+    HistoryIndex,
+    Passage,
+    Scope,
+    SegmentInfo,
+    SegmentKind,
+    SettingStore,
+    State,
+    VectorIndex,
+    WordIndex,
+)
 from kilburn.errors import SpecError, StoreReadOnly
-
-
-def _as_it_is(name: str) -> Any:
-    def ask(self: LookingBackend, *arguments: Any, **more: Any) -> Any:
-        return getattr(self.whole, name)(*arguments, **more)
-
-    return ask
+from kilburn.page import Page
 
 
 def _of_a_segment(name: str) -> Any:
-    """Return a method whose first argument is the number of a segment."""
+    """Return a method whose first argument is a segment."""
 
-    def ask(self: LookingBackend, segment: int, *arguments: Any, **more: Any) -> Any:
-        if not self.has(segment):
-            raise SpecError("there is no such session", advice="see the list of sessions")
-        return getattr(self.whole, name)(segment, *arguments, **more)
-
-    return ask
-
-
-def _of_keys(name: str) -> Any:
-    """Return a method that gets pages, each with the number of its segment."""
-
-    def ask(self: LookingBackend, keys: Iterable[tuple[int, int]]) -> Any:
-        return getattr(self.whole, name)([key for key in keys if self.has(key[0])])
+    def ask(self: LookingBackend, segment: int, *args: Any, **options: Any) -> Any:
+        self.check(segment)
+        return getattr(self.whole, name)(segment, *args, **options)
 
     return ask
 
 
-def _refused(self: LookingBackend, *arguments: Any, **more: Any) -> Any:
+def _refused(self: object, *args: Any, **options: Any) -> Any:
     raise StoreReadOnly("nothing is written by looking", advice="use a verb that changes something")
 
 
+class _Contents:
+    texts: Callable[[Iterable[str]], dict[str, str]]
+    chill = warm = scrub = cold = unreached = _refused
+
+    def __init__(self, whole: ContentStore) -> None:
+        self.texts = whole.texts
+
+
+class _Vectors:
+    embedders: Callable[[], list[str]]
+    unembedded = add = read = drop = _refused
+
+    def __init__(self, whole: VectorIndex) -> None:
+        self.embedders = whole.embedders
+
+
+class _Settings:
+    all: Callable[[], dict[str, str]]
+    put = replace = _refused
+
+    def __init__(self, whole: SettingStore) -> None:
+        self.all = whole.all
+
+
+class _Histories:
+    put = owners = missing = _refused
+
+
+class _Words:
+    """The passages of the segments that may be seen."""
+
+    def __init__(self, looking: LookingBackend) -> None:
+        self._looking, self._whole = looking, looking.whole.words
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """See `WordIndex`."""
+        requested = [info.number for info in self._looking.segments()] if segments is None else segments
+        return self._whole.search(query, segments=[number for number in requested if self._looking.has(number)], limit=limit)
+
+    def newest(self, segment: int, queries: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """See `WordIndex`."""
+        self._looking.check(segment)
+        return self._whole.newest(segment, queries, limit)
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """See `WordIndex`."""
+        return self._whole.entries(self._looking.visible(keys))
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """See `WordIndex`."""
+        passages = self._whole.passages(entries)
+        return {entry: passage for entry, passage in passages.items() if self._looking.has(passage.segment)}
+
+
 class LookingBackend:
-    """A read-only backend with the visible segments.
+    """A backend for reading.
 
     Args:
         shows: whether a segment may be seen.
@@ -55,70 +105,78 @@ class LookingBackend:
     readonly = True
 
     calls, forgotten, checkpoint = map(_of_a_segment, ("calls", "forgotten", "checkpoint"))
-    events, pages, newest, naming = map(_of_a_segment, ("events", "pages", "newest", "naming"))
-    read, skim, entries = map(_of_keys, ("read", "skim", "entries"))
-    texts, embedders, settings, now = map(_as_it_is, ("texts", "embedders", "settings", "now"))
-    begin = commit = erase = keep_vectors = drop_vectors = keep_history = together = erasing = leaving = _refused
-    unembedded = vectors = said_by = unkept = sync = lasting = snapshot = _refused
-    keep_setting = replace_setting = chill = warm = scrub = cold = _refused
+    events, pages, naming = map(_of_a_segment, ("events", "pages", "naming"))
+    begin = commit = erase = together = erasing = leaving = sync = lasting = snapshot = _refused
 
     def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:
         self.whole, self._shows = whole, shows
-        self.tenant = whole.tenant
+        self.tenant, self.now = whole.tenant, whole.now
+        self.contents: ContentStore = _Contents(whole.contents)
+        self.words: WordIndex = _Words(self)
+        self.vectors: VectorIndex = _Vectors(whole.vectors)
+        self.settings: SettingStore = _Settings(whole.settings)
+        self.histories: HistoryIndex = _Histories()
         self.path = str(getattr(whole, "path", ""))
         self._known: dict[int, bool] = {}
         """By its number, which is given once: whose a segment is does not change."""
 
     def has(self, number: int) -> bool:
-        """Return whether a segment is visible."""
+        """Whether a segment may be seen."""
         if number not in self._known:
             self._known |= {info.number: self._shows(info) for info in self.whole.segments() if info.number}
         return self._known.get(number, False)
 
+    def check(self, number: int) -> None:
+        """Check that a segment may be seen.
+
+        Raises:
+            SpecError: it may not.
+        """
+        if not self.has(number):
+            raise SpecError("there is no such session", advice="see the list of sessions")
+
+    def visible(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the pages whose segments may be seen."""
+        return [key for key in keys if self.has(key[0])]
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        return self.whole.read(self.visible(keys))
+
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        return self.whole.skim(self.visible(keys))
+
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """Return the segment of that name, if it is visible; none is created.
+        """The segment of that name, if it may be seen; none is made.
 
         Raises:
             StoreReadOnly: it would be made.
         """
-        info = self.whole.segment(name, time=0.0, create=False)
-        info = info if info is not None and self._shows(info) else None
-        if info is None and create:
+        found = self.whole.segment(name, time=0.0, create=False)
+        found = found if found is not None and self._shows(found) else None
+        if found is None and create:
             raise StoreReadOnly(f"no {kind} {name!r} here, and nothing is made by looking", advice="see the list")
-        return info
+        return found
 
     def segments(self, under: str = "") -> Sequence[SegmentInfo]:
-        """Return the visible segments."""
+        """Those that may be seen."""
         return [info for info in self.whole.segments(under) if self._shows(info)]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
-        """Return the visible segments of some kinds."""
-        scope_of_store = self.whole.scope(kinds, user)
-        infos = {number: info for number, info in scope_of_store.infos.items() if self._shows(info)}
-        damaged = [info for info in scope_of_store.damaged if self._shows(info)]
+        """Those that may be seen."""
+        found = self.whole.scope(kinds, user)
+        infos = {number: info for number, info in found.infos.items() if self._shows(info)}
+        damaged = [info for info in found.damaged if self._shows(info)]
         return msgspec.structs.replace(
-            scope_of_store,
-            infos=infos,
-            damaged=damaged,
-            everything=scope_of_store.everything and len(infos) == len(scope_of_store.infos),
+            found, infos=infos, damaged=damaged, everything=found.everything and len(infos) == len(found.infos)
         )
-
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> Any:
-        """Search the visible segments."""
-        among = (
-            [info.number for info in self.segments()] if segments is None else [number for number in segments if self.has(number)]
-        )
-        return self.whole.search(query, segments=among, limit=limit)
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
-        """Return the citing pages in visible segments."""
-        return [key for key in self.whole.citing(segment, pages) if self.has(key[0])]
-
-    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
-        """Return the passages in visible segments."""
-        return {number: passage for number, passage in self.whole.passages(entries).items() if self.has(passage.segment)}
+        """Of those that may be seen."""
+        return self.visible(self.whole.citing(segment, pages))
 
     def close(self) -> None:
-        """Do nothing: the backend's owner closes it."""
+        """The backend is its owner's."""

@@ -105,7 +105,7 @@ class Learners:
         """Mark a session for learning in the transaction of its next messages, so that later workers find it."""
         if session not in self._marked:
             self._marked.add(session)
-            session.record(Act.NOTE, policy="gateway", learns=True)
+            session.ledger.record(Act.NOTE, policy="gateway", learns=True)
 
     def learn(self, store: Store, session: Session, user: str) -> None:
         """Queue a session for learning."""

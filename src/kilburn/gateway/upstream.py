@@ -39,11 +39,10 @@ from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.gateway.problems import has_openai_api
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.models.chat import fields as chat_fields
-from kilburn.models.messages import arguments as messages_fields
-from kilburn.models.messages import betas_for
 from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
 from kilburn.tokens.choice import counter_for
+from kilburn.wire import chat, messages
+from kilburn.wire.compaction import betas_for
 from kilburn.wire.plain import NOT_JSON
 
 try:
@@ -294,12 +293,12 @@ class Endpoint:
         req = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
         path, out_headers = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
-            if betas := betas_for(req.request):
+            if betas := betas_for(req.request.options, req.request.messages):
                 path, out_headers["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
-            fields = messages_fields(req.name, req.request, cache=True)
+            fields = messages.request_fields(req.name, req.request, cache=True)
             fields = {**fields, **fields.pop("extra_body", {}), "stream": True}
         else:
-            fields = {**chat_fields(req.name, req.request, URL(self.url).host), **req.request.options}
+            fields = {**chat.request_fields(req.name, req.request, URL(self.url).host), **req.request.options}
             fields = {name: value for name, value in fields.items() if value != UNLIMITED}
         async with self._sent("POST", path, msgspec.json.encode(fields), out_headers) as answer:
             if answer.status >= 400:

@@ -19,7 +19,6 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Force, Json
 from kilburn.errors import SpecError
 from kilburn.file import check_target, write_file
-from kilburn.picture import check_picture
 from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.cost import Rates, rates_of
@@ -29,6 +28,7 @@ from kilburn_lab.evals.providers import PROVIDERS
 from kilburn_lab.evals.report import EvalReport
 from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.saved import C, SavedCells
+from kilburn_lab.picture import check_picture
 
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows of the table there, for programs.")]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
+from kilburn_lab.picture import picture
 
 __all__ = ["DriftReport"]
 
@@ -339,7 +339,7 @@ def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
     The dashed lines show what would be left if each compaction lost the mean share.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     with picture(path, 9, 4.8, force=force) as figure:
         axes = figure.add_subplot()

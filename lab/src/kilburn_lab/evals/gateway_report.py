@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
+from kilburn_lab.picture import picture
 
 
 class Goal(NamedTuple):
@@ -169,7 +169,7 @@ def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
     """Draw the time that each system adds to the first byte, and its memory; the file's suffix gives the format.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     rows = [row for row in report.rows if row.memory]
     with picture(path, 9, 3.8, force=force) as figure:

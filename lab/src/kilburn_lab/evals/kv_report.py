@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
+from kilburn_lab.picture import picture
 
 LRU, MIN, OURS, FORETOLD, INFINITE = "lru", "min", "returning", "foretold", "infinite"
 
@@ -174,7 +174,7 @@ def draw(path: Path, report: CacheReport, *, force: bool = False) -> None:
     """Draw hit rates over capacities, to the format that the file's name says.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     arms = list(dict.fromkeys(rate.subs for rate in report.rates))
     with picture(path, 6.5 * len(arms), 4.8, force=force) as figure:

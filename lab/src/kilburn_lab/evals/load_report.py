@@ -8,9 +8,9 @@ from statistics import fmean, linear_regression
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.intervals import resampled
 from kilburn_lab.evals.report import EvalReport, panel, table_of
+from kilburn_lab.picture import picture
 
 FLAT = 1 << 20
 """Bytes that a thousand requests may add to what is called flat."""
@@ -215,7 +215,7 @@ def draw(path: Path, report: LoadReport, *, force: bool = False) -> None:
     """Draw how long answers took over the time, with what was done meanwhile, and the memory; the file's suffix gives the format.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     with picture(path, 9, 3.2 * len(report.rows), force=force) as figure:
         small = {"fontsize": 8}

@@ -11,10 +11,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Protocol
 
-from kilburn.picture import picture, plain_axes
 from kilburn_lab.evals.baselines import BASELINES, HISTORY
 from kilburn_lab.evals.cost import PER, UNITS, CostRow
 from kilburn_lab.evals.roster import BELADY
+from kilburn_lab.picture import picture, plain_axes
 
 REFILLED = "refilled"
 """The axis of tokens that were read again because of an edit; else a price table's name."""
@@ -53,7 +53,7 @@ def draw(path: Path, report: _Report, worth: str, axis: str = REFILLED, *, force
         worth: the rows' field that is drawn upwards, a share: "survival" or "solved".
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     rows = report.rows
     windows = sorted({row.window for row in rows})

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from kilburn.picture import plain_axes
+from kilburn_lab.picture import plain_axes
 
 T = TypeVar("T")
 

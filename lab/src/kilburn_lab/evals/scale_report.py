@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, grid, panel, table_of
+from kilburn_lab.picture import picture
 
 GOALS = {10_000: (1.0, 2.0), 100_000: (3.0, 6.0), 1_000_000: (10.0, 20.0)}
 """Milliseconds of processor time for a question that Kilburn aims at, by words and with vectors, by the number of facts."""
@@ -97,7 +97,7 @@ def draw(path: Path, report: ScaleReport, *, force: bool = False) -> None:
     """Draw the milliseconds of a question against the number of facts; the file's suffix gives the format.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     with picture(path, 7, 4.4, force=force) as figure:
         axes = figure.add_subplot()

@@ -8,10 +8,10 @@ from statistics import median, quantiles
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.baselines import CHARACTERS, PLAIN
 from kilburn_lab.evals.intervals import interval
 from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
+from kilburn_lab.picture import picture
 
 ENTRIES = "entries"
 """The name of the usual LRU buffer, which counts entries and not tokens."""
@@ -296,7 +296,7 @@ def draw(path: Path, report: TableReport, *, force: bool = False) -> None:
     """Draw each policy's accuracy and utilisation, best at the top; the file's suffix gives the format.
 
     Raises:
-        SpecError, MissingExtra, OSError: see `kilburn.picture.picture`.
+        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
     """
     rows = sorted(report.rows, key=lambda row: row.accuracy or 0)
     with picture(path, 8, 1.2 + 0.32 * len(rows), force=force) as figure:

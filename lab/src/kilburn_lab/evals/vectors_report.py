@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.picture import picture, plain_axes
 from kilburn_lab.evals.report import EvalReport, table_of
+from kilburn_lab.picture import picture, plain_axes
 
 
 class VectorRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ import typer
 from kilburn.cli.shell import Json
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import write_file
-from kilburn.picture import check_picture
 from kilburn.terminal import say, show
+from kilburn_lab.picture import check_picture
 from kilburn_lab.training.course import TrainingRun
 from kilburn_lab.training.report import Figure, Trained, draw
 from kilburn_lab.training.transformer import Transformer, TransformerShape

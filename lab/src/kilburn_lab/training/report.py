@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 
 import msgspec
 
-from kilburn.picture import picture
 from kilburn_lab.evals.report import EvalReport, grid, panel
+from kilburn_lab.picture import picture
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5th percentile of Student's distribution with 1, 2, ... degrees of freedom."""

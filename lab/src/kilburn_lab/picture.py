@@ -1,4 +1,4 @@
-"""A figure of matplotlib, written to a file: the same figures give the same bytes."""
+"""Writes a matplotlib figure to a file. Equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.file import check_target, write_file
 
 FORMATS = (".svg", ".png", ".pdf")
-WITHOUT_MATPLOTLIB = (".html",)
 
 
-def check_picture(path: Path, *, force: bool = False, formats: tuple[str, ...] = FORMATS) -> None:
-    """Check before a long measurement that the picture can be drawn, and that no file is in the way (except with
-    `force`).
+def check_picture(path: Path, *, force: bool = False) -> None:
+    """Check before a long measurement that the picture can be written.
 
     Raises:
-        SpecError: an unknown format, or an existing file. MissingExtra: no matplotlib.
+        SpecError: unknown format, or the file exists and `force` is False. MissingExtra: matplotlib is not installed.
     """
-    if path.suffix not in formats:
-        raise SpecError(f"cannot draw {path.name}", advice=f"give a name that ends in {', '.join(formats)}")
-    if path.suffix not in WITHOUT_MATPLOTLIB:
-        try:
-            import matplotlib.figure  # noqa: F401 -- only whether it is there
-        except ImportError:
-            raise MissingExtra("matplotlib", "plots") from None
+    if path.suffix not in FORMATS:
+        raise SpecError(f"cannot draw {path.name}", advice=f"give a name that ends in {', '.join(FORMATS)}")
+    try:
+        import matplotlib.figure  # noqa: F401 -- only whether it is there
+    except ImportError:
+        raise MissingExtra("matplotlib", "plots") from None
     check_target(path, force=force)
 
 
