@@ -832,9 +832,7 @@ class Histories:
         with suppress(StoreError):
             with session.lock:
                 window, page = session.window, session.window.last
-                if window.turn != conversation.turn or any(
-                    window.at(dropped) is Place.DROPPED for dropped in window.gone
-                ):
+                if window.turn != conversation.turn or any(window.at(dropped) is Place.DROPPED for dropped in window.gone):
                     return  # another gateway has continued it, or messages were forgotten
             for start in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 ends = tails(conversation.digests, conversation.root, conversation.user, start)
