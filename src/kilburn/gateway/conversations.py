@@ -51,7 +51,7 @@ class Conversation:
         """Whether the present request may search the linked sessions."""
         with session.lock:
             head = -1
-            while head != session.head:
+            while head != session.ledger.head:
                 # Reading a session may refresh it with other gateways' changes.
                 head = session.ledger.head
                 self.turn = session.window.turn
@@ -378,8 +378,8 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         raise Problem(
             400,
             "attachment_too_large",
-            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
-            "the conversation; send a smaller part of it, or raise the gateway's --window",
+            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.prompts.capacity:,} "
+            "for the conversation; send a smaller part of it, or raise the gateway's --window",
             param="messages",
         )
 
