@@ -20,7 +20,7 @@ from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import Events, ServerEvent
-from kilburn.gateway.form import Asked, Form, Reading
+from kilburn.gateway.form import Form, ParsedRequest, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.memory_tools import OFFERED
@@ -214,8 +214,8 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, request: Asked) -> str:
-    """Return the system prompt that stands before a conversation."""
+def _lead_of(form: Form, request: ParsedRequest) -> str:
+    """The system prompt that stands before a conversation."""
     texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
         blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None

@@ -22,8 +22,7 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.errors import StoreError
-from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes
-from kilburn.gateway.conversations import chained, last_reply
+from kilburn.gateway.conversations import last_reply
 from kilburn.gateway.form import hidden
 from kilburn.kernel import memory_tools
 from kilburn.kernel.brought import known
@@ -35,6 +34,7 @@ from kilburn.model import Tokens
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
+from kilburn.wire.histories import OPENING, chained, is_own, is_summary, quotes, session_end
 
 log = logging.getLogger("kilburn")
 
@@ -204,7 +204,7 @@ class KeptHistory:
         places: dict[bytes, list[int]] = {}
         for at, value in enumerate(digests):
             places.setdefault(value, []).append(at)
-        end = end_of(session, digests, places, same)
+        end = session_end(session, digests, places, same)
         return is_own(history[end.start : end.stop])
 
     def _sums_up(self, history: Sequence[Message]) -> bool:

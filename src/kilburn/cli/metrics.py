@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from kilburn.cli.commands import command_group
-from kilburn.gateway import board as boards
-from kilburn.terminal import emit, tell
+from kilburn.terminal import tell
 
 metrics = command_group("metrics")
 
@@ -17,7 +18,7 @@ def board() -> None:
 
         kilburn metrics board
     """
-    emit(boards.board())
+    _print("board.json")
 
 
 @metrics.command("alerts")
@@ -28,4 +29,9 @@ def alerts() -> None:
 
         kilburn metrics alerts
     """
-    tell(boards.alerts().rstrip())
+    _print("alerts.yml")
+
+
+def _print(file: str) -> None:
+    """Print a file of the gateway's package."""
+    tell(files("kilburn.gateway").joinpath(file).read_text("utf-8").rstrip())

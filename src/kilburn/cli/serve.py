@@ -30,7 +30,7 @@ from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.keys import Keys
-from kilburn.gateway.limits import check_listening, limits_of
+from kilburn.gateway.limits import check_listening, parse_limits
 from kilburn.gateway.logs import Log
 from kilburn.gateway.problems import has_openai_api
 from kilburn.model import takes_tools
@@ -288,7 +288,7 @@ def _settings(gateway: Any, options: ServeOptions) -> Any:
         file_tokens=options.file_tokens,
         hosts=(*LOOPBACK, options.host, *(options.allow_host or ())),
         origins=tuple(options.allow_origin or ()),
-        limits=limits_of(options.limit or [], keyed=options.keys is not None),
+        limits=parse_limits(options.limit or [], keyed=options.keys is not None),
         prices=prices_of(options.prices or price_table),
         log=Log(open_log(options.log)),
         contents=options.contents,
@@ -367,7 +367,7 @@ def _announce(settings: Any, options: ServeOptions, listener: socket.socket) -> 
 
 def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> int:
     """Serve with several processes, and return the exit status."""
-    from kilburn.gateway.workers import Workers, command_of
+    from kilburn.gateway.workers import Workers, worker_command
 
     if options.store == ":memory:":
         raise SpecError("several workers over a store in memory", advice="give a file or a URL with --db, or --workers 1")
@@ -383,12 +383,12 @@ def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> i
             workers = Workers(
                 listener,
                 count=options.workers,
-                command=command_of(__name__, "work"),
+                command=worker_command(__name__, "work"),
                 begin=_WorkerStart(options=options, folder=folder, word=secrets.token_urlsafe(32)),
                 drain=options.drain,
                 prices=settings.prices,
                 signing=signing,
-                told=lambda: _announce(settings, options, listener),
+                notify=lambda: _announce(settings, options, listener),
             )
             return await workers.run()
 

@@ -31,7 +31,7 @@ from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
-from kilburn.gateway.access import LOOPBACK, by_name, name_of
+from kilburn.gateway.access import LOOPBACK, by_name, host_name
 from kilburn.kernel.replay import SENSELESS
 
 try:
@@ -130,7 +130,7 @@ class Guard:
         return None
 
     def _is_ours(self, hosts: list[bytes]) -> bool:
-        return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
+        return len(hosts) == 1 and ("*" in self.hosts or host_name(hosts[0]) in self.hosts)
 
 
 def own_file(name: str) -> Response:
