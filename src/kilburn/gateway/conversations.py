@@ -284,7 +284,7 @@ class Conversation:
     def note_kept(self, history: Digests | None) -> None:
         """Note the history index that the store got with an append."""
         if history is not None:
-            self.kept = history.after + len(history.added)
+            self.kept = history.offset + len(history.added)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add the digests of appended messages."""

@@ -242,7 +242,7 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
 
 
 class Keys:
-    """The keys of a file, read again after each change, or of a database, whose changes are read every second.
+    """The keys of a file, read again after each change, or of a database, which announces its changes.
 
     Args:
         path: the file, or the URL of the database.
@@ -303,9 +303,10 @@ class Keys:
 
     def _watch(self, store: StoredKeys) -> None:
         with closing(store):
-            while not self._ended.wait(LATE / 2):
+            while not self._ended.is_set():
                 try:
-                    self._read_changed(store)
+                    for _ in store.changes(self._ended):
+                        self._read_changed(store)
                 except StoreError as error:
                     log.warning("the keys cannot be read: %s", error)
                     self._ended.wait(LATE / 2)
