@@ -262,7 +262,9 @@ class MementoLoop:
             start = head.rindex(BLOCK_START) + len(BLOCK_START)
             draft.text = f"{head}{SUMMARY_START}{self._memento(head[start : -len(BLOCK_END)])}{SUMMARY_END}"
         elif parser.where is Where.MEMENTO and inside.strip():
-            draft.text = f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), min_share=0.5)}{SUMMARY_END}"
+            draft.text = (
+                f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), min_share=0.5)}{SUMMARY_END}"
+            )
         else:
             return
         draft.forced, draft.finish = True, ""
