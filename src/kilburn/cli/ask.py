@@ -184,7 +184,7 @@ def _run(
         "sub": sub, "sandbox": options.sandbox, "parallel": options.parallel, "tools": not options.no_tools
     }  # fmt: skip
     limits = _limits(options)
-    watch = partial(_report, done=report)
+    watch = partial(_report, report=report)
     try:
         if options.goes_on:
             return resume(session, root, source, past=past, watch=watch, limits=limits, question=options.question, **settings)
