@@ -161,7 +161,7 @@ def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: b
         if not numbers:
             raise SpecError(f"{name!r} is no quarantined session", advice="`kilburn fsck` lists them; give an address")
         if not yes:
-            _confirm(f"all of {name!r}")
+            confirm(f"all of {name!r}")
         for number in numbers:
             backend.erase(number)
     if json:
@@ -171,7 +171,12 @@ def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: b
     _tell_unreached(UNREACHED)
 
 
-def _confirm(description: str) -> None:
+def confirm(description: str) -> None:
+    """Ask on the terminal before something is forgotten.
+
+    Raises:
+        SpecError: there is no terminal. typer.Abort: the answer is no.
+    """
     if not sys.stdin.isatty():
         raise SpecError("nothing was forgotten: no terminal to ask for confirmation", advice="give --yes")
     typer.confirm(f"Forget {description} for ever?", abort=True, err=True)
@@ -191,7 +196,7 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
         _announce(receipt, going, copies)
     if not dry:
         if not yes:
-            _confirm(many(len(going), "page"))
+            confirm(many(len(going), "page"))
         with progress("forgetting"):
             receipt = forget(False)
     session, address = receipt.asked.get("session"), receipt.asked.get("address")

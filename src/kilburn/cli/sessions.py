@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import msgspec
-import typer
 from typer import Option
 
 from kilburn.cli.access import StorePlace, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.forget import confirm
 from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
@@ -67,9 +66,7 @@ def expire_sessions(
         if due.forgotten and not yes:
             for name in due.forgotten:
                 say(line(f"goes: {name}"))
-            if not sys.stdin.isatty():
-                raise SpecError("nothing was forgotten: no terminal to ask for confirmation", advice="give --yes")
-            typer.confirm(f"Forget {many(len(due.forgotten), 'session')} for ever?", abort=True, err=True)
+            confirm(many(len(due.forgotten), "session"))
         with where.writing() as store, progress("expiring sessions"):
             due = expire(store, rule)
     _report(due, dry, json=where.json)

@@ -13,7 +13,7 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import closing_model, existing, model_of, reading, writing
+from kilburn.cli.access import Options, closing_model, existing, model_of, reading, with_options, writing
 from kilburn.cli.memories import secrets_of
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
@@ -36,16 +36,16 @@ RESULTS = {
 }
 
 
-@app.command()
-def worker(
-    ctx: typer.Context,
+class WorkerOptions(Options, frozen=True, kw_only=True):
+    """The arguments and options of `worker`."""
+
     place: Annotated[
         str | None, Argument(metavar="STORE", help="The file or URL of the store; by default that of --db.", show_default=False)
-    ] = None,
-    single: Annotated[bool, Option("--once", help="Run the jobs that are due now, and exit.")] = False,
+    ] = None
+    single: Annotated[bool, Option("--once", help="Run the jobs that are due now, and exit.")] = False
     kinds: Annotated[
         str | None, Option("--kinds", metavar="KIND,...", help="Run only these jobs: erase, expire, learn, embed, cool.")
-    ] = None,
+    ] = None
     learn: Annotated[
         list[str] | None,
         Option(
@@ -54,35 +54,39 @@ def worker(
             help="Learn from every session with this memory policy; may be repeated. By default, plain learns from the sessions "
             "whose gateway or key has learning enabled.",
         ),
-    ] = None,
-    model: Annotated[str | None, Option("--model", metavar="SPEC", help="Let this model answer the policies.")] = None,
-    turns: Annotated[int, Option("--turns", min=1, help="Learn after this many messages of the user.")] = 1,
-    idle: Annotated[
-        str, Option("--idle", metavar="TIME", help="Learn after this long without a message, too: 60s, 5min.")
-    ] = "60s",
-    embedder: Annotated[
-        str, Option("--embedder", metavar="SPEC", help="Embed with this embedder; auto: that of the store.")
-    ] = "auto",
+    ] = None
+    model: Annotated[str | None, Option("--model", metavar="SPEC", help="Let this model answer the policies.")] = None
+    turns: Annotated[int, Option("--turns", min=1, help="Learn after this many messages of the user.")] = 1
+    idle: Annotated[str, Option("--idle", metavar="TIME", help="Learn after this long without a message, too: 60s, 5min.")] = (
+        "60s"
+    )
+    embedder: Annotated[str, Option("--embedder", metavar="SPEC", help="Embed with this embedder; auto: that of the store.")] = (
+        "auto"
+    )
     cold: Annotated[
         str | None,
         Option("--cold-after", metavar="TIME", help="Move texts to the cold place that nobody has read for this long: 30d."),
-    ] = None,
-    poll: Annotated[
-        float, Option("--poll", min=0.01, metavar="SECONDS", help="Search for jobs at least once in this time.")
-    ] = 10.0,
-    status: Annotated[bool, Option("--status", help="Show running and failed jobs, and exit.")] = False,
+    ] = None
+    poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="Search for jobs at least once in this time.")] = (
+        10.0
+    )
+    status: Annotated[bool, Option("--status", help="Show running and failed jobs, and exit.")] = False
     retry: Annotated[
         bool, Option("--retry", help="Release failed jobs for another attempt, and exit; with --once, run them first.")
-    ] = False,
+    ] = False
     tenants: Annotated[
         list[str] | None,
         Option(
             "--tenant", metavar="NAME", help="Work for this tenant; may be repeated. By default $KILBURN_TENANT, then default."
         ),
-    ] = None,
-    db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; by default $KILBURN_DB, then agent.db.")] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+    db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; by default $KILBURN_DB, then agent.db.")] = None
+    json: Json = False
+
+
+@app.command()
+@with_options
+def worker(ctx: typer.Context, options: WorkerOptions) -> None:
     """Run background jobs: finish erasing, expire sessions by their rule, learn, embed. Any number of workers may run.
 
     The jobs are read from the store, so a killed worker loses nothing, and the next one continues. A failed job is repeated after
@@ -97,31 +101,31 @@ def worker(
 
         kilburn worker agent.db --status
     """
-    if status and (retry or single):
+    if options.status and (options.retry or options.single):
         raise SpecError("--status only shows", advice="give it alone; before it, --retry, and then --once")
-    root_params = ctx.find_root().params
+    program = ctx.find_root().params
     advice = "give its file or URL; `kilburn chat` and `kilburn serve` make one"
-    where = existing(place or db or root_params.get("db"), advice=advice)
-    names = list(dict.fromkeys(tenants or [root_params.get("tenant") or "default"]))
-    if status:
-        _show(where, names, json=json)
+    where = existing(options.place or options.db or program.get("db"), advice=advice)
+    tenants = list(dict.fromkeys(options.tenants or [program.get("tenant") or "default"]))
+    if options.status:
+        _show(where, tenants, json=options.json)
         return
-    if retry:
-        _retry(where, names, json=json)
-        if not single:
+    if options.retry:
+        _retry(where, tenants, json=options.json)
+        if not options.single:
             return
-    with closing_model(model_of(model)) as speaker:
+    with closing_model(model_of(options.model)) as model:
         ways = Ways(
-            kinds=_kinds(kinds),
-            learn=tuple(learn or ()),
-            model=speaker,
+            kinds=_kinds(options.kinds),
+            learn=tuple(options.learn or ()),
+            model=model,
             secrets=secrets_of(None, "redact"),
-            turns=turns,
-            idle=seconds(idle, "--idle"),
-            embedder=None if embedder == "none" else embedder,
-            cold_after=None if cold is None else seconds(cold, "--cold-after"),
+            turns=options.turns,
+            idle=seconds(options.idle, "--idle"),
+            embedder=None if options.embedder == "none" else options.embedder,
+            cold_after=None if options.cold is None else seconds(options.cold, "--cold-after"),
         )
-        failed = _work(where, names, ways, single=single, poll=poll, json=json)
+        failed = _work(where, tenants, ways, single=options.single, poll=options.poll, json=options.json)
     if failed:
         raise typer.Exit(1)
 
