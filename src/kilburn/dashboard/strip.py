@@ -30,7 +30,7 @@ SHADES = {
     "fold": "summary",
     "excerpt": "excerpt",
     "other": "other",
-    "handle": "handle or stub of what is out",
+    "handle": "handle or stub of evicted pages",
     "plain": "not drawn page by page",
 }
 """The meanings of the colours."""
