@@ -118,7 +118,7 @@ def test_pages_are_let_go_and_kept_and_facts_decided(opened: Callable[..., Seen]
     page.get_by_role("button", name="Unpin").click()
     page.goto(f"{url}/memory?user=ana")
     page.get_by_role("button", name="Accept: f3").click()
-    assert "it is in force now" in page.get_by_role("status").inner_text()
+    assert "the fact is in force now" in page.get_by_role("status").inner_text()
     assert page.get_by_text("Proposed facts").count() == 0
 
 

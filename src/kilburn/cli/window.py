@@ -27,6 +27,8 @@ from kilburn.terminal import emit, line, tell
 
 window = command_group("window")
 
+PAST_TENSE = {"undo": "undone", "evict": "evicted", "pin": "pinned", "unpin": "unpinned"}
+
 Address = Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)]
 
 
@@ -261,4 +263,4 @@ def _report(change: by_hand.WindowChange, json: bool, detail: str = "") -> None:
         emit(change.figures())
         return
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{change.done}{detail}: {address_list(change.pages)}; {window}"))
+    tell(line(f"{PAST_TENSE[change.verb]}{detail}: {address_list(change.pages)}; {window}"))
