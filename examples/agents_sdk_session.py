@@ -49,7 +49,7 @@ async def main() -> None:
         result = await Runner.run(agent, "Are the pumps fine?", session=session, run_config=config, max_turns=20)
         print(result.final_output)
         print(f"calls of the model: {len(model.calls)}")
-        print(f"results kept: {sum(page.kind == 'result' for page, _ in opened.pages())}")
+        print(f"results kept: {sum(page.kind == 'result' for page, _ in opened.contents.pages())}")
         print(f"largest input: {max(len(json.dumps(call.input)) // 4 for call in model.calls)} tokens of 1500")
 
 

@@ -56,8 +56,8 @@ async def main() -> None:
         with serving(upstream) as url:
             await ask("Read pump.log.", session, url, folder)
             await ask("What is the pump's serial number?", session, url, folder)
-        for page, _ in session.pages():
-            print(f"kept: {page.role} {page.kind}: {session.text(page.id)}")
+        for page, _ in session.contents.pages():
+            print(f"kept: {page.role} {page.kind}: {session.contents.text(page.id)}")
 
 
 if __name__ == "__main__":

@@ -45,9 +45,10 @@ def main() -> None:
         talk.append({"role": "user", "content": "Ana lives in Braga now."}, {"role": "assistant", "content": "Noted."})
         print("third call:", told(memory.learn(talk, policy, Scripted([fact("Ana lives in Braga", "Braga")]))))
 
-        now = [page.id for page, _ in memory.pages()]
-        print("what is known:", *map(memory.text, now))
-        print("what was known:", *[memory.text(page.id) for page, _ in memory.pages(history=True) if page.id not in now])
+        facts = memory.collection
+        now = [page.id for page, _ in facts.pages()]
+        print("what is known:", *map(facts.contents.text, now))
+        print("what was known:", *[facts.contents.text(page.id) for page, _ in facts.pages(history=True) if page.id not in now])
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def main() -> None:
     with kilburn.open(":memory:", window=1500, policy="lru", embedder=None) as store:
         calls = [calling("read", path=f"pump-{n}.log") for n in range(12)]
         print(ask(store, "ana-1", "Are the pumps fine?", *calls, AIMessage(content="Both pumps are fine.")))
-        print(f"results kept: {sum(page.kind == 'result' for page, _ in store.session('ana-1').pages())}")
+        print(f"results kept: {sum(page.kind == 'result' for page, _ in store.session('ana-1').contents.pages())}")
         print(f"largest request: {max(sizes)} tokens of 1500")
         ask(store, "ana-2", "What is pump 7?", calling("findings", query="pump 7"), AIMessage(content="It is K-4711."))
         print(f"found by another thread: {found[0].value}, score {found[0].score:.2f}")

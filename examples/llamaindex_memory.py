@@ -57,7 +57,7 @@ async def main() -> None:
             answer = await agent.run(f"Is pump {number} fine?", memory=memory)
         print(answer)
         print(await agent.run("What was said of pump 0?", memory=memory))
-        print(f"kept: {len(session.messages())} messages")
+        print(f"kept: {len(session.contents.messages())} messages")
         print(f"largest request: {max(sizes)} tokens of 1500")
 
 

@@ -105,20 +105,21 @@ def main(tokens: int) -> None:
                 "Count the storms.", log, kind=dict[str, int]
             )
             most = max(result.content, key=result.content.get)
-            address = branch.exit(f"{most} has the most storms.")
+            address = branch.branches.exit(f"{most} has the most storms.")
 
             print(f"{result.outcome}: {result.content}")
             print("right:", result.content == storms)
             names = [info.name for info in store.sessions() if "/" in info.name]
             print(
                 f"{result.calls} sub-calls in {len(names)} branches; largest prompt of the root {result.resident:,} tokens,"
-                f" the captain's window {captain.use} tokens"
+                f" the captain's window {captain.prompts.use} tokens"
             )
             deepest = max(names, key=len).removeprefix("captain/")
             print("one of the sub-calls:", captain.recall(f"{deepest}/p2").splitlines()[0])
 
-            memory = store.memory()
-            memory.apply(Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),)))
+            store.memory().collection.apply(
+                Add(text=f"{most} had the most storms.", cites=((captain.number, captain.window.last),))
+            )
             print("remembered:", store.search("which harbour had the most storms", where="facts", abstain=True)[0].text)
             print("made from: captain", address)
 

@@ -36,12 +36,12 @@ def main() -> None:
         print("learned:", *[memory.recall(address) for address in memory.learn(friday).stored])
 
         ((before, _),) = memory.pages(at=between)
-        print("what was true in between:", memory.text(before.id))
+        print("what was true in between:", memory.collection.contents.text(before.id))
         ((_, cited),) = before.cites
         print(f"made from monday p{cited}: {monday.recall(f'p{cited}')}")
 
         print("forgotten:", ", ".join(monday.forget(f"p{cited}")))
-        print("what is left:", *[memory.text(page.id) for page, _ in memory.pages(history=True)])
+        print("what is left:", *[memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True)])
 
 
 if __name__ == "__main__":

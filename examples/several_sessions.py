@@ -76,6 +76,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder, kilburn.open(f"{folder}/agent.db", tokenizer="chars/4", embedder=None) as store:
         notes, memory = store.notes("ana"), store.memory("ana")
+        facts = memory.collection
         block = notes.write(BLOCK, "The user is called Ana.", policy="agent")
         model = resolve("models", spec) if spec else Scripted([reply] * 20)
 
@@ -88,7 +89,7 @@ def main() -> None:
         def answer(session: kilburn.Session, text: str) -> str:
             """What the agent says to a message, beside which stand the block and what is known about it."""
             known = store.search(text, where="facts", user="ana", abstain=True)
-            cites = tuple((memory.number, memory.resolve(fact.address)[0]) for fact in known)
+            cites = tuple((facts.number, facts.contents.resolve(fact.address)[0]) for fact in known)
             beside = "\n".join([f"Your block says: {notes.read(BLOCK).text}", "Remembered:", *(fact.text for fact in known)])
             while True:
                 messages = [{"role": "system", "content": beside}, *session.render()]
@@ -119,7 +120,7 @@ def main() -> None:
         print("Friday")
         say("friday", "Where do I live?")
         fact = store.search("Where does the user live?", where="facts", user="ana")[0]
-        page, _ = memory.read(memory.resolve(fact.address)[0])
+        page, _ = facts.read(facts.contents.resolve(fact.address)[0])
         source = store.segment(page.cites[0][0]).name
         print(f"         from {fact.reference}, made from {source} p{page.cites[0][1]}")
         say("friday", "My friends call me Captain.")

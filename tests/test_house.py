@@ -23,6 +23,7 @@ LATE = {
     "kilburn.backends.postgres.counting",
     "kilburn.backends.postgres.keys",
     "kilburn.backends.postgres.server",
+    "kilburn.backends.postgres.parts",
     "kilburn.backends.postgres.store",
     "kilburn.cli",
     "kilburn.dashboard.app",

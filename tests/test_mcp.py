@@ -287,7 +287,7 @@ async def test_nothing_of_another_user_can_be_reached(store: Store) -> None:
 
 async def test_a_fact_for_all_users_hides_whose_words_it_is_from(store: Store) -> None:
     bob = next(info for info in store.sessions() if info.user == "bob")
-    store.memory().add("Somebody knows a code.", cites=((bob.number, 1),))
+    store.memory().collection.add("Somebody knows a code.", cites=((bob.number, 1),))
     async with Client(server(store, "ana")) as client:
         (card,) = (await call(client, "show", session="@memory", address="f1"))["memories"]
         assert card["cites"][0]["session"] == "?"
@@ -419,7 +419,7 @@ async def test_forget_says_first_what_would_go(db: Path, store: Store) -> None:
         assert (await call(client, "list", proposed=True))["memories"]
 
         stale = dry["ticket"]
-        store.memory("ana").add("Made from it.", cites=tuple(store.memory("ana").read(-1)[0].cites))
+        store.memory("ana").collection.add("Made from it.", cites=tuple(store.memory("ana").collection.read(-1)[0].cites))
         refused = await call(client, "forget", address=row["address"], ticket=stale)
         assert refused["error"] == "SpecError"
         assert (await call(client, "list", proposed=True))["memories"]
@@ -454,7 +454,7 @@ async def test_pages_of_a_branch_are_read_and_forgotten_by_their_address(store: 
 
 async def test_forget_leaves_what_others_made_alone(store: Store) -> None:
     monday = next(info for info in store.sessions() if info.name == "monday")
-    store.memory("bob").add("Bob knows of the locker.", cites=((monday.number, 1),))
+    store.memory("bob").collection.add("Bob knows of the locker.", cites=((monday.number, 1),))
     async with Client(server(store, "ana")) as client:
         said = await call(client, "forget", session="monday", address="p1")
         assert said["error"] == "SpecError"

@@ -122,12 +122,12 @@ def check_whole(path: str) -> int:
         assert [session.recall(f"p{number}") for number in range(1, MESSAGES + 1)] == [
             f"message number {n}" for n in range(MESSAGES)
         ]
-        before = len(list(store.backend.vectors("runtime")))
-        left = len(store.backend.unembedded("runtime", 10 * MESSAGES))
+        before = len(list(store.backend.vectors.read("runtime")))
+        left = len(store.backend.vectors.unembedded("runtime", 10 * MESSAGES))
         assert before + left >= MESSAGES
         made = Vectors(store.backend, _Same()).catch_up()
         assert made == left
-        assert len(list(store.backend.vectors("runtime"))) == before + left
+        assert len(list(store.backend.vectors.read("runtime"))) == before + left
     return left
 
 

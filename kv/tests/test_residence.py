@@ -77,25 +77,25 @@ def test_it_appends_what_the_window_appends(engine: Engine, session: Session) ->
 def test_an_eviction_in_the_window_is_one_in_the_cache(engine: Engine, session: Session) -> None:
     residence = Residence(engine, session)
     before = residence.follow().cached
-    session.apply(Evict(pages=(3, 4)))
+    session.edits.apply(Evict(pages=(3, 4)))
     made = residence.follow()
     assert made.how == "edit"
     assert made.prefilled < 40 < made.saved
     assert made.cached < before
     assert not made.exact
     assert cached(residence) == shown(residence, session)
-    noted = [event for event in session.events() if event.act is Act.CACHE]
+    noted = [event for event in session.ledger.events() if event.act is Act.CACHE]
     assert [(event.boundary, event.pages, event.data["how"]) for event in noted] == [("kv", (3, 4), "edit")]
 
 
 def test_a_fold_is_put_where_its_sources_were(engine: Engine, session: Session) -> None:
     residence = Residence(engine, session)
     residence.follow()
-    session.apply(Fold(pages=(3, 4, 5), text="Rooms 1 to 3 have green doors."))
+    session.edits.apply(Fold(pages=(3, 4, 5), text="Rooms 1 to 3 have green doors."))
     made = residence.follow()
     assert made.how == "edit"
     assert cached(residence) == shown(residence, session)
-    session.apply(Load(pages=(4,)))
+    session.edits.apply(Load(pages=(4,)))
     residence.follow()
     assert cached(residence) == shown(residence, session)
 
@@ -103,7 +103,7 @@ def test_a_fold_is_put_where_its_sources_were(engine: Engine, session: Session) 
 def test_computing_anew_is_exact(engine: Engine, session: Session) -> None:
     residence = Residence(engine, session, how="prefill")
     residence.follow()
-    session.apply(Evict(pages=(3,)))
+    session.edits.apply(Evict(pages=(3,)))
     made = residence.follow()
     assert (made.how, made.exact) == ("prefill", True)
     fresh = engine.open(shown(residence, session))
@@ -118,9 +118,9 @@ def test_the_channel_is_what_a_fold_saw(engine: Engine, session: Session) -> Non
     for channel in (True, False):
         residence = Residence(engine, session, channel=channel, how="edit")
         if not channel:
-            session.apply(Load(pages=(3, 4)))
+            session.edits.apply(Load(pages=(3, 4)))
         residence.follow()
-        session.apply(Fold(pages=(3, 4), text="Green doors."))
+        session.edits.apply(Fold(pages=(3, 4), text="Green doors."))
         residence.follow()
         engine.prefill(residence.sequence, [5])
         logits.append(residence.sequence.logits)
@@ -159,22 +159,22 @@ def test_whatever_moves_the_cache_holds_the_window(
         session = memory.session("main")
         residence = Residence(engine, session, how=how, price=Price(edit=data.draw(st.sampled_from([0, 8, 60]))))
         for _ in range(data.draw(st.integers(2, 12), "moves")):
-            inside = [page.id for page in session.view().pages]
+            inside = [page.id for page in session.edits.view().pages]
             outside = [page for page in range(1, session.window.last + 1) if session.window.at(page) == "out"]
             act = data.draw(st.sampled_from(["append", "append", "evict", "fold", "load", "follow", "reply"]))
             if act == "append" or not inside:
                 session.append({"role": "user", "content": data.draw(st.text("abc \n<|im_end>", min_size=1, max_size=60))})
             elif act == "evict":
                 with suppress(LawBroken):  # the first user message, say
-                    session.apply(Evict(pages=(data.draw(st.sampled_from(inside)),)))
+                    session.edits.apply(Evict(pages=(data.draw(st.sampled_from(inside)),)))
             elif act == "fold":
                 originals = [page for page in inside if page > 0]
                 if originals:
                     chosen = sorted(data.draw(st.sets(st.sampled_from(originals), min_size=1, max_size=3)))
                     with suppress(LawBroken):
-                        session.apply(Fold(pages=tuple(chosen), text=data.draw(st.text("xyz ", min_size=1, max_size=40))))
+                        session.edits.apply(Fold(pages=tuple(chosen), text=data.draw(st.text("xyz ", min_size=1, max_size=40))))
             elif act == "load" and outside:
-                session.apply(Load(pages=(data.draw(st.sampled_from(outside)),)))
+                session.edits.apply(Load(pages=(data.draw(st.sampled_from(outside)),)))
             elif act == "reply":
                 session.append({"role": "assistant", "content": residence.reply(3) or "nothing"})
             else:
@@ -197,8 +197,8 @@ def test_a_kv_budget_holds_at_every_moment_and_pins_stay(engine: Engine, session
     assert 3 in held
     assert 7 in held
     assert 4 not in held
-    assert 4 in [page.id for page in session.view().pages]
-    events = [event for event in session.events() if event.act is Act.CACHE]
+    assert 4 in [page.id for page in session.edits.view().pages]
+    events = [event for event in session.ledger.events() if event.act is Act.CACHE]
     assert events
     assert all(event.boundary == "kv" and event.cause == "pressure" for event in events)
     assert events[0].pages == (4,)
@@ -221,7 +221,7 @@ def test_the_policy_there_sees_pages_and_may_not_break_out(engine: Engine, sessi
     assert seen[0][0] == "kv"
     assert all(page > 0 for page in seen[0][1])
     assert all(capacity < 150 for _, _, capacity in seen)
-    refused = [event for event in session.events() if event.act is Act.CACHE and event.data.get("refused")]
+    refused = [event for event in session.ledger.events() if event.act is Act.CACHE and event.data.get("refused")]
     assert "has to stay" in refused[0].why or "not cached" in refused[0].why
 
 
@@ -242,7 +242,7 @@ def test_a_branch_leaves_nothing_behind(engine: Engine, session: Session, tmp_pa
     expected, used, owners = residence.sequence.logits, engine.used, list(engine.pool.references)
     with kilburn.open(tmp_path / "child.db", window=100_000, policy="fifo", tokenizer="chars/4") as other:
         child = other.session("child")
-        child.append(*[{"role": page.role, "content": session.recall(page.address)} for page in session.view().pages])
+        child.append(*[{"role": page.role, "content": session.recall(page.address)} for page in session.edits.view().pages])
         child.append({"role": "user", "content": "Look into the cellar."})
         with residence.branch(child) as twin:
             made = twin.follow()
@@ -263,7 +263,7 @@ def test_a_branch_computes_only_its_own_lines_and_its_parent_only_the_result(eng
         assert (begun.prefilled, begun.exact) == (begun.cached - held, True)
         assert cached(twin) == shown(twin, branch)
         branch.append({"role": "assistant", "content": twin.reply(8)})
-    branch.exit("It is dry.")
+    branch.branches.exit("It is dry.")
     after = residence.follow()
     assert (after.prefilled, after.exact) == (after.cached - held, True)
     assert cached(residence) == shown(residence, session)
@@ -279,7 +279,7 @@ def test_markers_in_a_page_are_spelled_out(speaker: Weights, engine: Engine, ses
 def test_the_hierarchy_tells_the_press(engine: Engine, session: Session) -> None:
     session.pin("p2")
     residence = Residence(engine, session)
-    session.apply(Fold(pages=(4,), text="short"))
+    session.edits.apply(Fold(pages=(4,), text="short"))
     residence.follow()
     facts = residence.facts()
     assert facts[2].pinned
@@ -345,7 +345,7 @@ def test_a_branch_reads_roles_of_its_own(engine: Engine, session: Session, tmp_p
     residence.follow()
     with kilburn.open(tmp_path / "child.db", window=100_000, policy="fifo", tokenizer="chars/4") as other:
         child = other.session("child")
-        for page in session.view().pages:
+        for page in session.edits.view().pages:
             role = "assistant" if page.id == 3 else str(page.role)
             child.append({"role": role, "content": session.recall(page.address)})
         with residence.branch(child) as twin:
@@ -380,7 +380,7 @@ def test_what_is_forgotten_is_forgotten_on_disk_too(engine: Engine, session: Ses
     pinned = spill.save(engine, residence.sequence, pin=True)
     page = spill.save_page(engine, residence.sequence, 8)
     behind = spill.save_page(engine, residence.sequence, 9)
-    session.apply(Evict(pages=(8,)))
+    session.edits.apply(Evict(pages=(8,)))
     residence.follow()
     later = spill.save(engine, residence.sequence)
     stranger = engine.open(engine.weights.tokens("The word is xylophone."))
@@ -393,7 +393,7 @@ def test_what_is_forgotten_is_forgotten_on_disk_too(engine: Engine, session: Ses
     ]
     spill.shelf.drop(own.address)
     assert not any(holds(tokens, secret) for tokens in on_disk(folder))
-    (noted,) = [event for event in session.events() if event.data.get("how") == "forgotten"]
+    (noted,) = [event for event in session.ledger.events() if event.data.get("how") == "forgotten"]
     assert (noted.act, noted.pages) == (Act.NOTE, (8,))
     assert set(noted.data["files"]) == {each.address for each in (pinned, page, behind, later)}
     with pytest.raises(KVError, match="page 8, which is forgotten"):
@@ -419,7 +419,7 @@ def test_what_was_forgotten_while_nobody_attended_goes_later(engine: Engine, ses
 def test_a_branch_on_disk_is_forgotten_by_its_parent(engine: Engine, session: Session, tmp_path: Path) -> None:
     with kilburn.open(tmp_path / "c.db", window=100_000, policy="fifo", tokenizer="chars/4") as memory:
         child = memory.session("child")
-        for page in session.view().pages:
+        for page in session.edits.view().pages:
             child.append({"role": str(page.role), "content": session.recall(page.address)})
         spill = Spill(tmp_path / "spilled")
         spill.attend(session)
@@ -455,7 +455,7 @@ def test_a_file_that_cannot_be_removed_is_named(engine: Engine, session: Session
 def test_what_is_forgotten_leaves_with_all_that_saw_it(engine: Engine, session: Session) -> None:
     residence = Residence(engine, session, how="edit")
     residence.follow()
-    session.apply(Evict(pages=(3,)))
+    session.edits.apply(Evict(pages=(3,)))
     assert not residence.follow().exact
     session.forget("p3")
     made = residence.follow()
@@ -491,7 +491,7 @@ def test_what_was_packed_is_computed_anew_where_the_window_changes(engine: Engin
     residence = Residence(engine, session)
     residence.follow()
     compress(engine, residence.sequence, press_of("keynorm"), 100)
-    session.apply(Evict(pages=(4,)))
+    session.edits.apply(Evict(pages=(4,)))
     made = residence.follow()
     assert (made.how, made.exact) == ("prefill", True)
     assert cached(residence) == shown(residence, session)
@@ -508,7 +508,7 @@ def test_a_fold_needs_no_room_beside_its_sources(speaker: Weights, session: Sess
     for number in (1, 2, 5, 6, 7):
         session.pin(f"p{number}")
     residence.follow()
-    session.apply(Fold(pages=(3, 4), text="the door is green. " * 10))
+    session.edits.apply(Fold(pages=(3, 4), text="the door is green. " * 10))
     made = residence.follow()
     assert (made.how, made.cached <= full - 1) == ("edit", True)
     assert cached(residence) == shown(residence, session)
@@ -521,7 +521,7 @@ def test_the_holes_of_edits_are_closed_when_blocks_run_out(speaker: Weights, ses
     residence = Residence(tight, session, how="edit")
     residence.follow()
     for page in (3, 5):
-        session.apply(Evict(pages=(page,)))
+        session.edits.apply(Evict(pages=(page,)))
         residence.follow()
     room = tight.pool.capacity * 16 - len(residence.sequence)
     session.append({"role": "user", "content": "on " * (room - 12)})
@@ -545,7 +545,7 @@ def test_a_policy_that_never_ends_is_refused(engine: Engine, session: Session) -
         residence = Residence(engine, session, budget=150, policy=policy)
         assert residence.follow().cached <= 150
         residence.close()
-    refused = [event.why for event in session.events() if event.act is Act.CACHE and event.data.get("refused")]
+    refused = [event.why for event in session.ledger.events() if event.act is Act.CACHE and event.data.get("refused")]
     assert refused
     assert all("questions" in why for why in refused)
 
@@ -596,11 +596,11 @@ def test_the_dashboard_says_what_is_on_the_device(engine: Engine, session: Sessi
         app = build(backend)
         for change in (None, "pressure", Evict(pages=(6,)), "pressure"):
             if isinstance(change, Evict):
-                session.apply(change)
+                session.edits.apply(change)
             elif change:
                 session.append({"role": "user", "content": "And what now? " * 9})
             residence.follow()
-            assert session.flush()
+            assert session.ledger.flush()
             words = words_of(ok(app, "/cache", name="main"))
             on_device = residence.sequence.table.pages
             missing = [f"p{page.id}" for page in session.window.resident() if page.id > 0 and page.id not in on_device]

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kilburn.errors import FreedSequence, InvalidRange, KVError, OutOfBlocks, PrefixRefused
 from kilburn_kv.blocks import Pool
+from kilburn_kv.eviction import EvictionOrder, LruK, LruOrder
 from kilburn_kv.lineage import TableLineage
 from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.table import Table
@@ -76,10 +77,10 @@ def state_of(tables: Tables) -> object:
 class Engine(RuleBasedStateMachine):
     """Tables with a memory behind them that is written and copied as an engine would."""
 
-    @initialize(capacity=st.integers(4, 24), size=st.integers(1, 4), order=st.sampled_from(["returning", "lru"]))
-    def start(self, capacity: int, size: int, order: str) -> None:
+    @initialize(capacity=st.integers(4, 24), size=st.integers(1, 4), order=st.sampled_from([LruOrder, LruK]))
+    def start(self, capacity: int, size: int, order: type[EvictionOrder]) -> None:
         self.seconds, self.order = 0.0, order
-        self.tables = Tables(Pool(capacity, size, order, lambda: self.seconds))
+        self.tables = Tables(Pool(capacity, size, order(), lambda: self.seconds))
         self.pool = self.tables.pool
         self.memory: dict[int, Cell] = {}
         self.plain: dict[int, Plain] = {}

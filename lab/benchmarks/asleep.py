@@ -53,7 +53,7 @@ def main() -> None:
     ):
         sessions = [store.session(name, user=name) for name in ("alone", "beside")]
         for session in sessions:
-            store.notes(session.user).write("core/human", "Ana drinks tea.")
+            store.notes(session.info.user).write("core/human", "Ana drinks tea.")
         writer = _Saying("Ana drinks tea.", asked.seconds)
         with SleepTime(sessions[1], "consolidate", model=writer, turns=1, idle=0) as sleep:
             agents = [

@@ -60,7 +60,7 @@ def main() -> None:
                 own["fork"].append(time.thread_time() - begun)
                 branch.append({"role": "assistant", "content": "It is fine."})
                 start = time.perf_counter()
-                branch.exit("fine")
+                branch.branches.exit("fine")
                 times["exit"].append(time.perf_counter() - start)
                 start = time.perf_counter()
                 del branch

@@ -61,7 +61,7 @@ def timed(work: object) -> tuple[float, object]:
 
 def read(backend: Sqlite, digests: list[str]) -> None:
     for digest in digests:
-        backend.texts([digest])
+        backend.contents.texts([digest])
 
 
 def rows_of(pages: int, reads: int, everything: bool) -> tuple[list[Row], str]:
@@ -77,21 +77,21 @@ def rows_of(pages: int, reads: int, everything: bool) -> tuple[list[Row], str]:
         chance = random.Random(2)
         for name, key in (("a folder", ""), ("a folder, encrypted", str(Path(folder) / "key"))):
             with Sqlite(target) as backend:
-                backend.keep_setting("cold", msgspec.json.encode(new_place(str(Path(folder) / name[:12] / "x"), key)).decode())
+                backend.settings.put("cold", msgspec.json.encode(new_place(str(Path(folder) / name[:12] / "x"), key)).decode())
                 digests = sorted({page.digest for info in backend.segments() for page, _ in backend.pages(info.number)})
                 some = chance.sample(digests, min(reads, len(digests)))
                 hot, _ = timed(partial(read, backend, some))
-                moving, _ = timed(partial(backend.chill, some))
+                moving, _ = timed(partial(backend.contents.chill, some))
                 cold, _ = timed(partial(read, backend, some))
                 for what, took in (("a read from the file", hot), (f"a read from {name}", cold), (f"a move to {name}", moving)):
                     rows.append({"doing": what, "us each": 1e6 * took / len(some), "x": took / hot})
                 if everything and not key:
-                    backend.chill(digests)
+                    backend.contents.chill(digests)
             if everything and not key:
                 note += f"; with all texts cold, after VACUUM, {vacuumed(target):,}"
             with Sqlite(target) as backend:
                 # Back before another place is set: there nobody would find it.
-                backend.warm()
+                backend.contents.warm()
         return rows, note
 
 

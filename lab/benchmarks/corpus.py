@@ -57,7 +57,7 @@ def open_store(path: str, window: int, policy: str | Policy, tokenizer: str = "a
 
 def fill(session: kilburn.Session, source: Iterator[Turn], pages: int, batch: int = 50) -> None:
     """Bring a session up to so many pages, `batch` turns a commit, from a system prompt and a task on."""
-    held = len(session.pages())
+    held = len(session.contents.pages())
     if not held:
         session.append(
             {"role": "system", "content": "You read source code."},

@@ -65,7 +65,7 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
                     memory.apply(*made[at : at + size], policy="facts")
             row(f"Collection.apply, {size} facts a call", pages)
             kept = list(memory.pages(history=True))
-            events = list(memory.events())
+            events = list(memory.ledger.events())
         with Sqlite(str(Path(folder) / "bare.db")) as bare:
             number = bare.segment("s", time=0.0).number  # type: ignore[union-attr]
             with watch.timed():
@@ -80,7 +80,7 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
         with watch.timed():
             store = kilburn.open(path, tokenizer=tokenizer)
             memory = store.memory()
-            memory.resolve("f1")
+            memory.contents.resolve("f1")
         row("open the full memory, and find a page")
         with watch.timed():
             memory.add("Ana likes tea.")

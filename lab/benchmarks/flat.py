@@ -95,7 +95,7 @@ def measure(session: kilburn.Session, bare: Bare, chat: Chat, rounds: int) -> Ti
             timings.take("forget", lambda page=page: session.forget(f"p{page}"))  # type: ignore[misc]
         session.append(chat.message(1))
     for _ in range(max(2, rounds // 10)):
-        timings.take("fork", lambda: session.fork("Look into it, please.")).exit("fine")
+        timings.take("fork", lambda: session.fork("Look into it, please.")).branches.exit("fine")
     return timings
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 
 from figures import Row, emit, parser
-from kilburn.agents.reasoning_cache import Schedule
 from kilburn.kernel.resolve import resolve
 from kilburn.models.weights import catalogue
+from kilburn_lab.reasoning_cache import Schedule
 from recurrences import Recurrence, Run, Stepper, recurrences, solve
 
 

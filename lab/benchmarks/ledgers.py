@@ -59,13 +59,13 @@ def ledger_of(run: Trajectory, spec: str, window: int, model: str | None) -> lis
                 session.append(*some)
                 if number % EVERY == EVERY - 1:
                     session.render()
-                    last = len(session.pages())
+                    last = len(session.contents.pages())
                     session.recall(f"p{1 + last // 3}")
                     session.search(run.steps[number // 3].action[:60] or "the")
                 if number == 2 * EVERY:
-                    session.pin(f"p{max(2, len(session.pages()) - 3)}")
+                    session.pin(f"p{max(2, len(session.contents.pages()) - 3)}")
                 if number == 4 * EVERY:
-                    session.forget(f"p{len(session.pages()) // 2}")
+                    session.forget(f"p{len(session.contents.pages()) // 2}")
             except KilburnError as error:
                 ends.append(f"raised {type(error).__name__}: {error}")
             # A question in the background is answered before the next event, so that the run is the same each time.
@@ -73,7 +73,7 @@ def ledger_of(run: Trajectory, spec: str, window: int, model: str | None) -> lis
                 if thread.name == "kilburn-later":
                     thread.join()
         session.render()
-        return [_line(event) for event in session.events()] + ends
+        return [_line(event) for event in session.ledger.events()] + ends
 
 
 def _line(event: Any) -> str:

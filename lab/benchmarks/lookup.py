@@ -95,7 +95,7 @@ def measure(pages: int, window: int, policy: str, times: int, lengths: Sequence[
 def _recalls(session: kilburn.Session, bare: Bare, pages: int, times: int) -> list[Row]:
     chance = random.Random(2)
     numbers = [chance.randrange(3, pages) for _ in range(times)]
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         kernel.forget_texts(())  # or texts that were just appended would be read from memory
     base = _timed(lambda at: bare.read(int(at)), [str(at) for at in numbers])
     once = _timed(lambda at: session.recall(f"p{at}"), [str(at) for at in numbers])

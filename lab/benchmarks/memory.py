@@ -24,10 +24,10 @@ def _work(asked: argparse.Namespace) -> dict[str, float]:
     with open_store(asked.path, asked.window, asked.policy) as store:
         session = store.session("s")
         opened = time.perf_counter() - start
-        held = len(session.pages())
+        held = len(session.contents.pages())
         if asked.work == "fill":
             fill(session, turns(SIZE), asked.fill, batch=10)
-        if session.pages():
+        if session.contents.pages():
             session.append({"role": "user", "content": "go on"})
             session.render()
         tokens = session.stats().tokens_seen

@@ -76,9 +76,9 @@ def fill(backend: Backend, vectors: Any) -> None:
         for head, at in enumerate(range(0, share, STEP)):
             many = min(STEP, share - at)
             backend.commit(segment, batch_of(head, {at + one + 1: text_of(done + at + one) for one in range(many)}))
-            waiting = sorted((entry for entry, _ in backend.unembedded(NAME, many)), reverse=True)
+            waiting = sorted((entry for entry, _ in backend.vectors.unembedded(NAME, many)), reverse=True)
             part = vectors[done + at : done + at + many]
-            backend.keep_vectors(NAME, list(zip(waiting, pack(part), strict=True)))
+            backend.vectors.add(NAME, list(zip(waiting, pack(part), strict=True)))
         done += share
 
 
@@ -141,7 +141,7 @@ def back(vectors: Vectors, searches: int) -> float:
 def recall(backend: Backend, queries: Any, count: int) -> float:
     """The share of the ten nearest that are found."""
     scan = Scan(queries.shape[1])
-    rows = list(backend.vectors(NAME))
+    rows = list(backend.vectors.read(NAME))
     scan.add([row.entry for row in rows], [row.data for row in rows])
     vectors = Vectors(backend, Ready(queries))
     found = 0
@@ -163,7 +163,7 @@ def rows_of(backend: Backend, kind: str, count: int, queries: Any, searches: int
 
     made: list[Row] = []
     for what, do in (
-        ("words", lambda number: backend.search(text_of(number * 31), limit=50)),
+        ("words", lambda number: backend.words.search(text_of(number * 31), limit=50)),
         ("vectors", lambda number: vectors.nearest(f"query {number}", None, 50)),
         ("words and vectors", both),
         ("vectors of a session", lambda number: vectors.nearest(f"query {number}", [1 + number % SESSIONS], 50)),
@@ -204,7 +204,7 @@ def compared(file: str, url: str, tenant: str, count: int, queries: Any, searche
     rows = each(file, "default", "file", count, queries, searches)
     rows += each(url, tenant, "PostgreSQL", count, queries, searches)
     with Postgres(url, tenant=tenant) as database:
-        built = database.tend()
+        built = database.vectors.tend()
     if built:
         rows += each(url, tenant, "PostgreSQL, index", count, queries, searches, "words and vectors")
     for row in rows:
@@ -244,7 +244,7 @@ def main() -> None:
                 if asked.crowd:
                     with Postgres(server.url, tenant=f"crowd of {count}") as crowd:
                         fill(crowd, vectors)
-                        crowd.tend()
+                        crowd.vectors.tend()
                 with Sqlite(f"{folder}/{count}.db") as file, Postgres(server.url, tenant=tenant) as database:
                     for backend in (file, database):
                         fill(backend, vectors)
@@ -255,7 +255,7 @@ def main() -> None:
                     rows += own
                     there = rows_of(database, "PostgreSQL", len(vectors), queries, asked.searches, counted)
                     before = time.perf_counter()
-                    if database.tend():
+                    if database.vectors.tend():
                         built: Row = {"search": "building the index", "passages": count, "in": "PostgreSQL"}
                         rows.append(built | {"seconds": time.perf_counter() - before})
                         some = rows_of(database, "PostgreSQL, index", len(vectors), queries, asked.searches, counted)

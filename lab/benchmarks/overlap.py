@@ -151,7 +151,7 @@ def run(policy: Any, model: Any, step: Step, steps: int, window: int) -> tuple[f
         for _ in range(steps):
             step(session)
         seconds = time.perf_counter() - start
-        acts = [event.act for event in session.events()]
+        acts = [event.act for event in session.ledger.events()]
     return seconds, acts.count(Act.ASK), acts.count(Act.FOLD)
 
 

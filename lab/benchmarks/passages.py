@@ -156,11 +156,11 @@ def measure(count: int, size: int, segments: int, times: int) -> list[Row]:
                 for name, asked in queries(times).items():
                     row(f"search {where}, {name}, p50", _searched(backend, asked, numbers))
             start = time.perf_counter()
-            while waiting := backend.unembedded("made up", 20_000):
-                backend.keep_vectors("made up", [(entry, random.randbytes(BYTES)) for entry, _ in waiting])
+            while waiting := backend.vectors.unembedded("made up", 20_000):
+                backend.vectors.add("made up", [(entry, random.randbytes(BYTES)) for entry, _ in waiting])
             row(f"keep a vector of {BYTES} bytes each, the reading of the texts included", time.perf_counter() - start, count)
             start = time.perf_counter()
-            read = sum(1 for _ in backend.vectors("made up"))
+            read = sum(1 for _ in backend.vectors.read("made up"))
             row("read all vectors", time.perf_counter() - start, read)
             head = next(info.head for info in backend.segments() if info.number == group[0])
             start = time.perf_counter()
@@ -175,7 +175,7 @@ def _searched(backend: Sqlite, asked: Sequence[str], numbers: list[int] | None) 
     left = iter([asked[0], *asked])
 
     def search() -> object:
-        return backend.search(next(left), segments=numbers, limit=40)
+        return backend.words.search(next(left), segments=numbers, limit=40)
 
     search()
     return quantile(seconds_of(search, len(asked)), 0.5)

@@ -50,7 +50,7 @@ def plan(policy: Policy, view: View) -> int:
 
 def timed(policy: Policy, session: Session, cause: Cause, wanted: tuple[int, ...] = ()) -> tuple[float, int]:
     """Seconds of one plan with its view, and the number of its moves."""
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         planner = Planner(kernel, policy, "benchmark")
         start = time.thread_time()
         moves = plan(policy, planner.view(cause, wanted))
@@ -59,7 +59,7 @@ def timed(policy: Policy, session: Session, cause: Cause, wanted: tuple[int, ...
 
 def rebudget(session: Session, budget: Budget) -> None:
     """Give a session another budget; its window stays as it is."""
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         kernel.rebudget(budget)
 
 
@@ -98,7 +98,7 @@ def _row(spec: str, policy: Policy, session: Session, source: Iterator[Turn], re
         session.append(*next(source))
         came = tuple(range(before + 1, session.window.last + 1))
         rests.append(timed(policy, session, Cause.ADMIT, came)[0])
-        rebudget(session, Budget(session.use - 100))  # from here on the window is over its capacity
+        rebudget(session, Budget(session.prompts.use - 100))  # from here on the window is over its capacity
         seconds, moves = timed(policy, session, Cause.ADMIT, came)
         acts.append(seconds)
     return {
@@ -137,7 +137,7 @@ def live(pages: int, policies: Sequence[str]) -> list[Row]:
     with open_store(":memory:", ROOM, "fifo", "chars/4") as store:
         session = store.session("s")
         fill(session, turns(SIZE), pages, batch=500)
-        window = session.use
+        window = session.prompts.use
     return [_session(spec, window, 2 * pages) for spec in policies]
 
 

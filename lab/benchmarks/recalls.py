@@ -45,12 +45,12 @@ class Agent:
         self.session.append(Message(role=Role.ASSISTANT, parts=(part,)))
         self.session.append(memory_tools.call(self.session, "recall", arguments).message(call))
         page, _ = parse_address(address)
-        soon = self.session.turn - self.last.get(page, -SOON - 1) <= SOON
-        self.last[page] = self.session.turn
+        soon = self.session.window.turn - self.last.get(page, -SOON - 1) <= SOON
+        self.last[page] = self.session.window.turn
         self.recalls, self.again = self.recalls + 1, self.again + soon
         if (self.loads == "every time" or (self.loads == "soon again" and soon)) and self.session.window.at(page) != Place.IN:
             try:
-                self.session.apply(Load((page,)))
+                self.session.edits.apply(Load((page,)))
                 self.loaded += 1
             except KernelError:
                 pass  # it cannot stand there any more

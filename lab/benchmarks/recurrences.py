@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.testing import MemoryBackend
 from kilburn.tokens.characters import Characters
+from kilburn_lab.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 
 STEPWISE = RoundPrompts(
     system="You continue lists of numbers. You write the lines of the list and nothing else.",
@@ -98,7 +98,7 @@ def recurrences(count: int, steps: Sequence[int], *, seed: int = 0, factor: int 
 
 def solve(task: Recurrence, model: Model, schedule: Schedule, prompts: RoundPrompts = STEPWISE, tokenizer: Any = None) -> Run:
     """One task by a Reasoning Cache, in a session of its own; it ends with the round that gives an answer."""
-    with Store(MemoryBackend(), Budget(1 << 30), "fifo", tokenizer=tokenizer or model.tokenizer) as store:
+    with Store(Sqlite(":memory:"), Budget(1 << 30), "fifo", tokenizer=tokenizer or model.tokenizer) as store:
         session = store.session("task")
         cache = ReasoningCache(model, session, schedule, prompts=prompts, done=lambda trace: f"#{task.steps} = " in trace)
         made = cache.run(task.problem)

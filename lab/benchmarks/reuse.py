@@ -18,7 +18,7 @@ from typing import Any
 
 from figures import Row, emit, median, parser
 from kilburn.model import Reply, Request
-from kilburn.models.vllm import Vllm
+from kilburn_kv.vllm import Vllm
 
 WORDS = [
     "river",

@@ -13,7 +13,7 @@ from typing import Any
 
 from figures import Row, emit, median, parser, seconds_of
 from kilburn.errors import KilburnError
-from kilburn.recursion.sandbox import USUAL, Bounds, open_sandbox
+from kilburn.recursion.sandbox import DEFAULT_ORDER, Bounds, open_sandbox
 
 CELL = "total = 0\nfor number in range(100):\n    total = total + number"
 CALL = "word = echo('word')"
@@ -38,7 +38,7 @@ def measure(opens: int, times: int, megabytes: int) -> list[Row]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "text"
         path.write_text(text)
-        for name in USUAL:
+        for name in DEFAULT_ORDER:
             try:
                 cold = []
                 for files in [{}] * opens + [{"text": path}]:

@@ -222,7 +222,7 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
                 took = time.perf_counter() - start
             with kilburn.open(str(path), tokenizer="chars/4", readonly=True, embedder=None) as store:
                 missing = sum(not complete_log(store.session(name), name, runs) for name in names)
-                pages = sum(len(store.session(name).pages()) for name in names)
+                pages = sum(len(store.session(name).contents.pages()) for name in names)
             checked = subprocess.run(
                 [sys.executable, "-m", "kilburn", "fsck", "--db", str(path), "--json"],
                 capture_output=True,
@@ -245,7 +245,7 @@ def crowd(agents: int, runs: int, at_once: int) -> list[Row]:
 
 def complete_log(session: kilburn.kernel.session.Process, name: str, runs: int) -> bool:
     """Whether all messages of an agent are there, in order and byte for byte."""
-    said = [(message["role"], message.get("content")) for message in session.messages()]
+    said = [(message["role"], message.get("content")) for message in session.contents.messages()]
     expected: list[tuple[str, str | None]] = []
     for run in range(runs):
         text = f"{name} {run}"

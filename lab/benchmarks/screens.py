@@ -70,7 +70,11 @@ def copy(backend: Backend, number: int, name: str) -> None:
     backend.commit(
         info.number,
         Batch(
-            head=0, events=events, pages=made, texts=backend.texts(digests), states={page.id: state for page, state in pages},
+            head=0,
+            events=events,
+            pages=made,
+            texts=backend.contents.texts(digests),
+            states={page.id: state for page, state in pages},
             checkpoint=checkpoint[1] if checkpoint is not None and whole else None,
         ),
     )  # fmt: skip

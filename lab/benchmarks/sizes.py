@@ -83,7 +83,7 @@ def measure(session: Session, bare: Bare, fresh: Iterator[Turn], rounds: int) ->
         start = time.thread_time()
         branch = session.fork()
         forked.append(time.thread_time() - start)
-        branch.exit("fine")
+        branch.branches.exit("fine")
     synced = median(took["bare"])
     return {
         "turn p50 ms": 1000 * median(took["turn"]),

@@ -47,8 +47,8 @@ def fill_store(place: str, messages: int) -> None:
 def vectors(backend: Backend) -> int:
     """Store a vector for each passage; returns how many."""
     chance, count = random.Random(1), 0
-    while rows := backend.unembedded("random", 500):
-        backend.keep_vectors("random", [(entry, chance.randbytes(NUMBERS + 4)) for entry, _ in rows])
+    while rows := backend.vectors.unembedded("random", 500):
+        backend.vectors.add("random", [(entry, chance.randbytes(NUMBERS + 4)) for entry, _ in rows])
         count += len(rows)
     return count
 

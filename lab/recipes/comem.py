@@ -165,7 +165,9 @@ def played(agent: Toy, summariser: Toy | None, log: Log) -> tuple[str, str]:
 
         limits = Limits(steps=STEPS + 4, reply=agent.described.reply)
         action = Agent(agent, [look], session, limits=limits, memory=False).run("begin").text
-        folds = [session.text(page.id) for page, state in session.pages() if page.id < 0 and state.at is Place.IN]
+        folds = [
+            session.contents.text(page.id) for page, state in session.contents.pages() if page.id < 0 and state.at is Place.IN
+        ]
         return action, folds[-1].splitlines()[-2] if folds else ""
 
 

@@ -22,7 +22,7 @@ import msgspec
 from torch import Tensor
 
 import kilburn
-from kilburn.agents.branch import Branching, SubAgent, told
+from kilburn.agents.branch import Branching, SubAgent, branch_prompt
 from kilburn.agents.loop import Limits
 from kilburn.cli.shell import main
 from kilburn_lab.training.course import Chance, Step, TrainingRun
@@ -46,7 +46,7 @@ INSIDE, BRANCHED, NOWHERE = (
     "error: tool: a branch here cannot branch again (do it here, or return)",
     "error: tool: this is no branch: there is nothing to return to (answer the user in your own words)",
 )
-MARK = told("").strip()
+MARK = branch_prompt("").strip()
 WORDS = WordTokenizer(
     "contextfold",
     ["find", "answer", INSIDE, BRANCHED, NOWHERE, MARK, *KEYS, *VALUES, *FILLERS],
@@ -153,7 +153,7 @@ class Trial:
         elif tool == "branch" and not self.fork:
             self.fork, self.branches = len(self.shown), self.branches + 1
             self.asked.append(words[1])
-            self._add(Said(TOOL, INSIDE), Said(USER, told(words[1])))
+            self._add(Said(TOOL, INSIDE), Said(USER, branch_prompt(words[1])))
         elif self.fork and tool != "branch":
             del self.shown[self.fork :]
             self._add(Said(TOOL, f"{words[0] if tool else text}\n[b{self.branches}: all of it]"))

@@ -21,10 +21,10 @@ import msgspec
 from torch import Tensor
 
 import kilburn
-from kilburn.agents.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn.cli.shell import main
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Model, Reply, Request
+from kilburn_lab.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.model import Toy
 from kilburn_lab.training.recipe import Figures, Recipe, command

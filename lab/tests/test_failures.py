@@ -38,7 +38,7 @@ def assistant(text: str) -> dict[str, str]:
 
 def lives(store: Store, town: str, **fields: object) -> str:
     claim = Claim(subject="Ana", relation="lives in", object=town)
-    return store.memory().apply(Add(text=f"Ana lives in {town}", claim=claim, **fields))[0]  # type: ignore[arg-type]
+    return store.memory().collection.apply(Add(text=f"Ana lives in {town}", claim=claim, **fields))[0]  # type: ignore[arg-type]
 
 
 def asked(store: Store, text: str, *, recall: str = "", search: str = "", later: bool = True) -> list[str]:
@@ -51,7 +51,7 @@ def asked(store: Store, text: str, *, recall: str = "", search: str = "", later:
         session.search(search)
     if later:
         session.append(assistant("So it is."), user("Thanks."))
-    return [failure.why for failure in not_triggered(session, store.memory())]
+    return [failure.why for failure in not_triggered(session, store.memory().collection)]
 
 
 @pytest.mark.parametrize("text", ["Do you remember my flight?", "As I said, the usual.", "What did we discuss last time?"])
@@ -86,7 +86,7 @@ def test_facts_with_an_origin_are_attributed(store: Store) -> None:
     session.append(user("Ana lives in Porto."))
     lives(store, "Porto")
     lives(store, "Porto", cites=((session.number, 1),))
-    assert unattributed(store.memory()) == []
+    assert unattributed(store.memory().collection) == []
 
 
 def test_a_fact_that_lost_its_origin(store: Store) -> None:
@@ -119,22 +119,22 @@ class LosesPages:
 def test_what_nobody_used_for_long_has_decayed(store: Store, clock: FakeClock) -> None:
     memory = store.memory()
     lives(store, "Porto")
-    used = memory.add("Ana has a cat")
-    assert decayed(memory, clock.now) == []
+    used = memory.collection.add("Ana has a cat")
+    assert decayed(memory.collection, clock.now) == []
     clock.advance(STALE)
     memory.recall(used)
     clock.advance(STALE / 2)
-    assert [(failure.address, failure.why) for failure in decayed(memory, clock.now)] == [("p1", "not used for long")]
+    assert [(failure.address, failure.why) for failure in decayed(memory.collection, clock.now)] == [("p1", "not used for long")]
 
 
 @pytest.mark.parametrize("abstain", [False, True])
 def test_what_a_search_of_the_store_finds_is_used(store: Store, clock: FakeClock, abstain: bool) -> None:
     lives(store, "Porto")
     clock.advance(200 * 86_400.0)
-    assert len(decayed(store.memory(), store.clock())) == 1
-    store.memory().apply(*(Add(text=f"Number {n} of the list is {n * n}") for n in range(20)))
+    assert len(decayed(store.memory().collection, store.clock())) == 1
+    store.memory().collection.apply(*(Add(text=f"Number {n} of the list is {n * n}") for n in range(20)))
     assert list(store.search("Where does Ana live? In Porto?", where="facts", abstain=abstain))
-    assert decayed(store.memory(), store.clock()) == []
+    assert decayed(store.memory().collection, store.clock()) == []
 
 
 @pytest.mark.parametrize("abstain", [False, True])
@@ -144,31 +144,31 @@ def test_a_search_of_the_store_for_the_user_is_a_recall(store: Store, abstain: b
     session.append(user("Do you remember my flight?"))
     store.search("flight", user="ana", abstain=abstain)
     session.append(assistant("No."), user("Do you remember my train?"))
-    assert [failure.address for failure in not_triggered(session, store.memory("ana"))] == ["p3"]
+    assert [failure.address for failure in not_triggered(session, store.memory("ana").collection)] == ["p3"]
     store.search("flight", user="bob")
     assert store.backend.segment("@memory/bob", time=0.0, create=False) is None, "a search makes no memory"
 
 
 def test_what_is_past_its_end_has_decayed(store: Store, clock: FakeClock) -> None:
     lives(store, "Porto", until=clock.now + 10)
-    assert decayed(store.memory(), clock.now) == []
-    assert [failure.why for failure in decayed(store.memory(), clock.now + 11)] == ["past its end"]
+    assert decayed(store.memory().collection, clock.now) == []
+    assert [failure.why for failure in decayed(store.memory().collection, clock.now + 11)] == ["past its end"]
 
 
 def test_what_only_an_older_embedder_knows_has_decayed(store: Store, clock: FakeClock) -> None:
-    memory = store.memory()
+    memory = store.memory().collection
     lives(store, "Porto")
-    entries = [entry for entry, _ in memory.backend.unembedded("new", 10)]
-    memory.backend.keep_vectors("old", [(entry, np.zeros(4, dtype="float32").tobytes()) for entry in entries])
+    entries = [entry for entry, _ in memory.backend.vectors.unembedded("new", 10)]
+    memory.backend.vectors.add("old", [(entry, np.zeros(4, dtype="float32").tobytes()) for entry in entries])
     assert [failure.why for failure in decayed(memory, clock.now, embedder="new")] == ["without a vector of this embedder"]
     assert decayed(memory, clock.now, embedder="old") == []
 
 
 def test_facts_that_contradict_each_other_are_contaminated(store: Store, clock: FakeClock) -> None:
     lives(store, "Porto")
-    assert contaminated(store.memory(), clock.now) == []
+    assert contaminated(store.memory().collection, clock.now) == []
     lives(store, "Braga")
-    assert [failure.why for failure in contaminated(store.memory(), clock.now)] == ["contradicts p2", "contradicts p1"]
+    assert [failure.why for failure in contaminated(store.memory().collection, clock.now)] == ["contradicts p2", "contradicts p1"]
 
 
 def test_what_was_learned_from_recalled_text_is_contaminated(store: Store, clock: FakeClock) -> None:
@@ -178,18 +178,18 @@ def test_what_was_learned_from_recalled_text_is_contaminated(store: Store, clock
     number = session.number
     lives(store, "Porto", cites=((number, 1),))
     lives(store, "Porto", cites=((number, 3),))
-    assert [(failure.address, failure.why) for failure in contaminated(store.memory(), clock.now)] == [
+    assert [(failure.address, failure.why) for failure in contaminated(store.memory().collection, clock.now)] == [
         ("f2", "it was learned from recalled text")
     ]
 
 
 def test_an_examination_is_counted_in_the_ledger(store: Store) -> None:
-    assert set(counted(store.memory()).values()) == {0}
+    assert set(counted(store.memory().collection).values()) == {0}
     lives(store, "Porto")
     lives(store, "Braga")
     asked(store, "Do you remember my flight?")
     found = examine(store)
-    assert counted(store.memory()) == {
+    assert counted(store.memory().collection) == {
         Failing.NOT_TRIGGERED: 1,
         Failing.UNATTRIBUTED: 0,
         Failing.DECAYED: 0,
@@ -197,7 +197,7 @@ def test_an_examination_is_counted_in_the_ledger(store: Store) -> None:
     }
     assert not [failure for failure in found if "Porto" in failure.why]
     examine(store)
-    assert sum(counted(store.memory()).values()) == 3
+    assert sum(counted(store.memory().collection).values()) == 3
 
 
 def test_an_empty_memory_has_no_failure(store: Store) -> None:
@@ -219,6 +219,6 @@ def test_the_message_that_taught_a_name_needed_no_memory(store: Store) -> None:
     session = store.session("first")
     session.append(user("I met Mallory in Faro."), assistant("I see."), user("So I did."))
     claim = Claim(subject="user", relation="met", object="Mallory")
-    store.memory().apply(Add(text="The user met Mallory.", claim=claim, cites=((session.number, 1),)))
-    assert not_triggered(session, store.memory()) == []
+    store.memory().collection.apply(Add(text="The user met Mallory.", claim=claim, cites=((session.number, 1),)))
+    assert not_triggered(session, store.memory().collection) == []
     assert asked(store, "Where is that friend Mallory of mine?") == ["the memory knows a name that the session does not"]

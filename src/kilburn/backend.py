@@ -247,14 +247,213 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 @runtime_checkable
-class Backend(Protocol):
-    """The verbs of a store. One object serves one tenant: the tenant is a partition, not a filter.
+class ContentStore(Protocol):
+    """The texts of a tenant by their digests, and the cold place to which some of them are moved."""
 
-    All raise `StoreError`s; `kilburn.testing.check_store` holds an implementation to this contract.
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """Return the verified texts of these digests.
+
+        Raises:
+            StoreCorrupt: a text does not match its digest, or is missing.
+        """
+        ...
+
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """Move texts to the tenant's cold place, which the setting "cold" names (see `kilburn.backends.cold`).
+
+        Texts that are there already, missing texts and texts too short to save space are passed over. Each text is always in
+        one of the two places, even if the program is killed. Reading a cold text reads its object; forgetting the text deletes
+        the object.
+
+        Raises:
+            SpecError: there is no cold place. StoreError: it cannot be reached; texts that were moved before stay moved.
+            StoreBusy, StoreFull, StoreReadOnly. MissingExtra.
+        """
+        ...
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """Move texts back from the cold place; all of them if `digests` is None.
+
+        Raises:
+            StoreCorrupt: an object is missing, or not what was written. StoreError, SpecError, MissingExtra.
+        """
+        ...
+
+    def scrub(self, *, repair: bool = False) -> list[str]:
+        """Read every object of the cold place and return a description of each problem: an object that is missing or altered,
+        that should be deleted and still exists, or that belongs to no text.
+
+        Args:
+            repair: delete the objects that belong to no text.
+
+        Raises:
+            StoreError: the place cannot be reached. SpecError, MissingExtra.
+        """
+        ...
+
+    def cold(self) -> dict[str, int]:
+        """Return the texts that are in the cold place: each digest with its text's length in bytes."""
+        ...
+
+    def unreached(self) -> tuple[str, ...]:
+        """Describe the places of the store where bytes of erased texts may remain."""
+        ...
+
+
+@runtime_checkable
+class WordIndex(Protocol):
+    """The index of passages by their words."""
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """Return at most `limit` passages that match the query's words, best first; of these segments, or of all. Damaged
+        segments are left out."""
+        ...
+
+    def newest(self, segment: int, queries: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """Return the newest passages of a segment for each query, newest first, with the score 0.
+
+        The cost does not grow with the segment. A query without words, or of a damaged segment, has no passages.
+
+        Args:
+            queries: pairs of texts: a passage has every word of the first, and at least one of the second unless that is "".
+            limit: passages for each query, at most.
+        """
+        ...
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """Return the passages of pages in reading order, with the score 0, by (number of the segment, page id). A page that is
+        not indexed is left out."""
+        ...
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """Return the passages with these numbers, with the score 0. Passages that no longer exist are left out."""
+        ...
+
+
+@runtime_checkable
+class VectorIndex(Protocol):
+    """The vectors of passages, by embedder."""
+
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """Return at most `limit` passages without a vector of this embedder as (entry, text), newest segments first. A passage
+        with an altered text is passed over.
+
+        Args:
+            damaged: receives the errors of the passages that were passed over, by entry.
+        """
+        ...
+
+    def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """Store vectors of passages, by entry, all or none. Vectors of forgotten passages are not stored. A new vector replaces
+        the passage's previous one.
+
+        Raises:
+            StoreError: a vector's length differs from that of this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
+            SpecError: not a valid name of an embedder.
+        """
+        ...
+
+    def read(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """Yield the vectors of this embedder with a number greater than `after`, in the order in which they were stored. Damaged
+        vectors are left out."""
+        ...
+
+    def embedders(self) -> list[str]:
+        """Return the names of the embedders with stored vectors, in the order of their first vectors."""
+        ...
+
+    def drop(self, embedder: str) -> None:
+        """Remove all vectors of this embedder.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+
+@runtime_checkable
+class SettingStore(Protocol):
+    """The settings of a tenant, by name. Job leases are settings too."""
+
+    def all(self) -> dict[str, str]:
+        """Return all settings."""
+        ...
+
+    def put(self, name: str, value: str | None) -> None:
+        """Store a setting; None removes it.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def replace(self, name: str, known: str | None, value: str | None) -> bool:
+        """Store a setting if its present value is `known` (None: it is not set); None removes it. Exactly one of several writers
+        that know the same value succeeds.
+
+        Returns:
+            Whether the setting was stored.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+
+@runtime_checkable
+class HistoryIndex(Protocol):
+    """The index of histories: the digests of each session's messages, by which a client's history is recognised.
+
+    Whoever recognises histories derives the digests from the pages. Forgetting a page of a session erases the session's digests.
+    """
+
+    def put(self, segment: int, digests: Digests, *, page: int) -> bool:
+        """Store a session's digests behind the first `digests.after` ones, which are stored already; all of them if that is 0.
+
+        Args:
+            page: the session's last original page, as far as the caller knows.
+
+        Returns:
+            Whether they are stored. Nothing is written if a page of the session was forgotten, if `page` is not its last page,
+            or if it does not have exactly `digests.after` digests.
+
+        Raises:
+            StoreBusy, StoreFull, StoreReadOnly.
+        """
+        ...
+
+    def owners(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
+        """Return at most `limit` sessions with this digest: those that end with it first, then the newest. In place of a digest,
+        the key of a reply (in bytes) finds the sessions whose ledgers note that reply.
+
+        Args:
+            tail: look for one of `Digests.tails`; a session may then appear several times.
+        """
+        ...
+
+    def missing(self, root: str, user: str, limit: int) -> list[str]:
+        """Return the names of a user's sessions, `root` and its forks, without digests up to their last page: at most `limit`,
+        the most recently used first. Empty sessions are left out."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A store: segments of pages with their ledgers, changed in transactions, and five further parts.
+
+    One object serves one tenant: the tenant is a partition, not a filter. All methods raise `StoreError`s.
+    `kilburn.testing.check_store` holds an implementation to this contract.
     """
 
     tenant: str
     readonly: bool
+    contents: ContentStore
+    words: WordIndex
+    vectors: VectorIndex
+    settings: SettingStore
+    histories: HistoryIndex
 
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
@@ -366,91 +565,6 @@ class Backend(Protocol):
         """
         ...
 
-    def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        """The texts of these digests, verified.
-
-        Raises:
-            StoreCorrupt: a text does not match its digest, or is missing.
-        """
-        ...
-
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
-        """Passages that match the query's words, best first; of these segments, or of all. Those that are damaged are
-        left out."""
-        ...
-
-    def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
-        """For each pair of texts, the newest passages of a segment that have every word of the first one, and one of the second
-        one unless that is "": newest first, with the score 0, at most so many of each. None where the first one has no words, or
-        the segment is damaged. What it costs does not grow with the segment."""
-        ...
-
-    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
-        """The passages of pages, in reading order, by (number of the segment, page id), with the score 0; a page that is
-        not indexed is left out."""
-        ...
-
-    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
-        """The passages with these numbers, with the score 0; those that do not exist any more are left out."""
-        ...
-
-    def unembedded(
-        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
-    ) -> list[tuple[int, str]]:
-        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first. One whose text is
-        not what was written is passed over.
-
-        Args:
-            damaged: gets those that were passed over, by entry.
-        """
-        ...
-
-    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
-        """Store vectors of passages, by entry, all or none. Vectors of passages that are forgotten by now are not stored; of a
-        passage that has a vector already, the new one counts.
-
-        Raises:
-            StoreError: vectors of different length than this embedder's others. StoreBusy, StoreFull, StoreReadOnly.
-            SpecError: no name of an embedder.
-        """
-        ...
-
-    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
-        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`.
-        A damaged one is never returned."""
-        ...
-
-    def keep_history(self, segment: int, said: Digests, *, page: int) -> bool:
-        """Keep what a session has said as digests, each over a message and all before it, so that `said_by` finds it. They are
-        derived from its pages by whoever needs them. When a page of the session is forgotten, they are erased with it.
-
-        Args:
-            said: those that come behind the first `after` ones, which are kept; all of them where that is 0.
-            page: its last original page, as far as the caller knows.
-
-        Returns:
-            Whether they are kept. Nothing was written if a page of the session was forgotten, if `page` is not its last one, or
-            if it has not exactly `after` digests.
-
-        Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
-        """
-        ...
-
-    def said_by(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
-        """Return at most so many sessions that have kept this digest: those that end with it first, then the newest. In place of
-        a digest also the key of a reply, as a session's ledger notes it, in bytes.
-
-        Args:
-            tail: whether it is one of `Digests.tails`; a session may then be named several times.
-        """
-        ...
-
-    def unkept(self, root: str, user: str, limit: int) -> list[str]:
-        """The names of a user's sessions, `root` and its forks, whose digests are not kept up to their last page; at most so
-        many, those that were used last first. Empty sessions have nothing to keep."""
-        ...
-
     def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger. Its number is
         not given again, and nothing can be written to it any more.
@@ -464,80 +578,8 @@ class Backend(Protocol):
         """
         ...
 
-    def embedders(self) -> list[str]:
-        """The names of the embedders that vectors are kept of, in the order in which they first came."""
-        ...
-
-    def drop_vectors(self, embedder: str) -> None:
-        """Remove all vectors of this embedder.
-
-        Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
-        """
-        ...
-
-    def settings(self) -> dict[str, str]:
-        """What is kept for the tenant as a whole, by its name."""
-        ...
-
-    def keep_setting(self, name: str, value: str | None) -> None:
-        """Keep a setting of the tenant in place of the one of that name; None removes it.
-
-        Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
-        """
-        ...
-
-    def replace_setting(self, name: str, known: str | None, value: str | None) -> bool:
-        """Keep a setting as by `keep_setting`, if it is still what the caller knows; None where there was none. Of several
-        writers that know the same, one does it.
-
-        Returns:
-            Whether it was done.
-
-        Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
-        """
-        ...
-
     def now(self) -> float:
         """Seconds since the epoch by the clock of the store: the server's, where there is one."""
-        ...
-
-    def chill(self, digests: Iterable[str]) -> Moved:
-        """Move texts to the tenant's cold place, which the setting "cold" names (see `kilburn.backends.cold`). What is there
-        already stays; what is not here is passed over, and so is what is too short to be worth it. A text is always in one of
-        the two, also if the program is killed. It is read as before, by one read of its object; when it is forgotten, its object
-        is deleted.
-
-        Raises:
-            SpecError: there is no cold place. StoreError: it cannot be reached; what had moved stays moved.
-            StoreBusy, StoreFull, StoreReadOnly. MissingExtra.
-        """
-        ...
-
-    def warm(self, digests: Iterable[str] | None = None) -> Moved:
-        """Bring texts back from the cold place, all if none are named.
-
-        Raises:
-            StoreCorrupt: an object is missing, or not what was written. StoreError, SpecError, MissingExtra.
-        """
-        ...
-
-    def scrub(self, *, repair: bool = False) -> list[str]:
-        """What is wrong with the cold place, in words: an object that is missing or altered, that is to be deleted and still
-        there, or that belongs to no text. Every object is read.
-
-        Args:
-            repair: delete what belongs to no text.
-
-        Raises:
-            StoreError: it cannot be reached. SpecError, MissingExtra.
-        """
-        ...
-
-    def cold(self) -> dict[str, int]:
-        """The texts that are in the cold place, by digest, each with its length in bytes."""
         ...
 
     def snapshot(self) -> AbstractContextManager[None]:

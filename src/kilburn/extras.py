@@ -17,6 +17,7 @@ BESIDE = {
     "kv": ("kilburn-kv", "kv", ""),
     "torch": ("kilburn-kv[torch]", "kv", "[torch]"),
     "llama": ("kilburn-kv[llama]", "kv", "[llama]"),
+    "vllm": ("kilburn-kv[vllm]", "kv", "[vllm]"),
     "lab": ("kilburn-lab", "lab", ""),
     "train": ("kilburn-lab[train]", "lab", "[train]"),
     "trl": ("kilburn-lab[trl]", "lab", "[trl]"),

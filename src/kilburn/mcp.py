@@ -36,7 +36,7 @@ from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
@@ -234,12 +234,12 @@ class _Door:
         since, until = _time(asked.since, "since"), _time(asked.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        return self._noted(self.store.memory(self.user), add, asked.said)
+        return self._noted(self.store.memory(self.user).collection, add, asked.said)
 
     def update(self, asked: Update) -> dict[str, Any]:
         text, _ = screen(asked.text, self.secrets)
         memory = self._memory(None)
-        numbers = memory.resolve(asked.address)
+        numbers = memory.contents.resolve(asked.address)
         if len(numbers) != 1:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice="update one at a time")
         page, state = memory.read(numbers[0])
@@ -256,14 +256,14 @@ class _Door:
         holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
-            within(self.quota, memory, [add], self.store.clock())
+            make_room(self.quota, memory, [add], self.store.clock())
             session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)
             gone = [Retire((old.id,), refers=0, why=add.why)] if old is not None else []
             new = msgspec.structs.replace(add, cites=cites)
             made = memory.apply(new, *gone, policy="mcp", cause="mcp", tainted=not holds)
-        page, state = memory.read(memory.resolve(made[0])[0])
+        page, state = memory.read(memory.contents.resolve(made[0])[0])
         row = describe(memory, page, state)
         if state.at is Place.PROPOSED:
             whose = f" --user {shlex.quote(self.user)}" if self.user else ""
@@ -280,7 +280,7 @@ class _Door:
 
     def recall(self, asked: Recall) -> dict[str, Any]:
         _, pages = self._named(asked.session, asked.address)
-        texts = self.store.backend.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
+        texts = self.store.backend.contents.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
         rows, at, end = [], 0, asked.offset + asked.limit
         for page in pages:
             text = texts.get(page.digest, "")
@@ -315,7 +315,7 @@ class _Door:
     def show(self, asked: Show) -> dict[str, Any]:
         memory = self._memory(asked.session)
         hidden = {info.name for info in self.store.backend.segments()} - self._seen().keys()
-        numbers = memory.resolve(asked.address)
+        numbers = memory.contents.resolve(asked.address)
         if len(numbers) > SHOWN:
             raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
@@ -377,7 +377,7 @@ class _Door:
             if room <= 0:
                 parts.append((f"earlier pages are left out: search, or recall {info.name!r}", ""))
                 break
-            texts = self.store.backend.texts({page.digest, page.extra} - {""})
+            texts = self.store.backend.contents.texts({page.digest, page.extra} - {""})
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
                 text = readable(page, text, texts.get(page.extra, ""))
@@ -405,7 +405,7 @@ class _Door:
         if info is None or info.kind is not SegmentKind.MEMORY:
             what = f"no memory {name!r} here" if name else "nothing was remembered yet"
             raise SpecError(what, advice="leave `session` out, or list the resources")
-        return self.store.memory(_whole(info).user)
+        return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
         """The pages of an address, in anything that this user may see.

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-TEXTS = 64 << 20
+MAX_BYTES = 64 << 20
 """Bytes of what all functions remember together."""
 
 ENTRY = 300
@@ -35,8 +35,8 @@ class Recent(Generic[Key, Value]):
         most: bytes that all may take together, by what `keep` is told.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_bytes: int) -> None:
+        self.most = max_bytes
         # An interrupt between a `with` statement and its block leaves a lock held for ever. So no thread waits for this lock: it
         # goes without the cache, and the interrupted thread gets its own lock again.
         self._lock = threading.RLock()
@@ -55,19 +55,19 @@ class Recent(Generic[Key, Value]):
         return self._taken + self._left
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, if it is here."""
-        known = self._young.get(key)
-        if known is not None:
-            return known[0]
+        """Return the value of a key, if it is here."""
+        entry = self._young.get(key)
+        if entry is not None:
+            return entry[0]
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            known = self._old.pop(key, None)
-            if known is None:
+            entry = self._old.pop(key, None)
+            if entry is None:
                 return None
-            self._left -= known[1]
-            self._add(key, known)
-            return known[0]
+            self._left -= entry[1]
+            self._add(key, entry)
+            return entry[0]
         finally:
             self._lock.release()
 
@@ -76,8 +76,8 @@ class Recent(Generic[Key, Value]):
         if 4 * size > self.most or not self._lock.acquire(blocking=False):
             return
         try:
-            if (known := self._old.pop(key, None)) is not None:
-                self._left -= known[1]
+            if (entry := self._old.pop(key, None)) is not None:
+                self._left -= entry[1]
             self._add(key, (value, size))
         finally:
             self._lock.release()
@@ -93,38 +93,38 @@ class Recent(Generic[Key, Value]):
             else:
                 self._lock = threading.RLock()
 
-    def _add(self, key: Key, known: tuple[Value, int]) -> None:
-        if (before := self._young.get(key)) is not None:
-            self._taken -= before[1]
-        if 2 * (self._taken + known[1]) > self.most:
+    def _add(self, key: Key, entry: tuple[Value, int]) -> None:
+        if (previous := self._young.get(key)) is not None:
+            self._taken -= previous[1]
+        if 2 * (self._taken + entry[1]) > self.most:
             self._old, self._left, self._young, self._taken = self._young, self._taken, {}, 0
-        self._young[key] = known
-        self._taken += known[1]
+        self._young[key] = entry
+        self._taken += entry[1]
 
 
-texts: Recent[tuple[Any, ...], Any] = Recent(TEXTS)
+texts: Recent[tuple[Any, ...], Any] = Recent(MAX_BYTES)
 """What all functions remember."""
 
 
-def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Makes a function of texts remember what it found; it must say the same for the same, and never None.
+def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
+    """Cache the results of a function of texts. The function must return the same for the same arguments, and never None.
 
     Args:
         size: how many bytes a result takes, about, beside the texts that the function was given.
     """
 
-    def made(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    def made(function: Callable[Params, Result]) -> Callable[Params, Result]:
         get, keep = texts.get, texts.keep
 
         @wraps(function)
-        def asked(*given: Given.args, **named: Given.kwargs) -> Result:
-            key = (function, *given, *named.items()) if named else (function, *given)
-            known: Result | None = get(key)
-            if known is None:
-                known = function(*given, **named)
-                long = sum(map(sys.getsizeof, given))
-                keep(key, known, ENTRY + long + size(known))
-            return known
+        def asked(*arguments: Params.args, **keywords: Params.kwargs) -> Result:
+            key = (function, *arguments, *keywords.items()) if keywords else (function, *arguments)
+            result: Result | None = get(key)
+            if result is None:
+                result = function(*arguments, **keywords)
+                long = sum(map(sys.getsizeof, arguments))
+                keep(key, result, ENTRY + long + size(result))
+            return result
 
         return asked
 

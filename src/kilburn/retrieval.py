@@ -16,7 +16,7 @@ from kilburn.page import Page, Span
 
 __all__ = ["Candidate", "Embedder", "Query", "Ranking", "Scored"]
 
-_SILENT = """
+_STOP_WORDS = """
 a about after all also am an and any are as at be been before but by can could did do does for from get got had has have he
 her here him his how i if in into is it its just like ll me more my no not now of on one or our out over re said say she so
 some such than that the their them then there these they this those to too up us ve very was we well were what when where
@@ -26,7 +26,7 @@ which while who why will with would you your let need see should may
 EXACT = 20_000
 """Vectors that are all compared with a query's; of more, those that a quicker look has found."""
 
-STOP = frozenset(_SILENT.split())
+STOP = frozenset(_STOP_WORDS.split())
 """Common English words, which are left out of a query unless it has no others."""
 
 
@@ -76,8 +76,8 @@ class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 def best_first(scored: Iterable[Scored], candidates: Sequence[Candidate]) -> list[Scored]:
-    """In order of their scores; of equals, the newer one first."""
-    return sorted(scored, key=lambda one: (one.score, candidates[one.index].page.time), reverse=True)
+    """Sort by score, best first; of equals, the newer page first."""
+    return sorted(scored, key=lambda entry: (entry.score, candidates[entry.index].page.time), reverse=True)
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class Ranking(Protocol):
     """Puts candidates in order."""
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> Sequence[Scored]:
-        """The candidates worth returning, best first. Pages that only stand beside one that matches are among them where
+        """Return the candidates worth returning, best first. Pages that only stand beside one that matches are among them where
         there are vectors, or where they are asked for."""
         ...
 
@@ -100,11 +100,11 @@ class Meanings(Protocol):
     trouble: str
 
     def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
-        """The passages whose vectors are nearest to the query's, with their cosines; all of them are still there."""
+        """Return the passages whose vectors are nearest to the query's, with their cosines; all of them are still there."""
         ...
 
     def similar(self, query: str, entries: Collection[int]) -> dict[int, float]:
-        """The cosines of those of these passages (entries of the store's index) that have a vector."""
+        """Return the cosines of those of these passages (entries of the store's index) that have a vector."""
         ...
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Embedder(Protocol):
     dimensions: int
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A NumPy array of float32 with one row of length 1 for each text.
+        """Return a NumPy array of float32 with one row of length 1 for each text.
 
         Raises:
             ModelError: it failed; Unavailable: its weights or its endpoint cannot be reached.

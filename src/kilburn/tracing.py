@@ -331,7 +331,7 @@ def compacting(session: Any) -> Iterator[None]:
     if tracer() is None:
         yield
         return
-    name, head = session.name, session.head
+    name, head = session.name, session.ledger.head
     # Without a compaction, this span is never ended, and so never exported.
     first = begin("compact", {OPERATION: "compact"}, about={CONVERSATION: name})
     began = time.time()

@@ -67,7 +67,7 @@ async def test_a_long_run_stays_in_the_window(store: kilburn.Store) -> None:
     assert done.final_output == "Done."
     sizes = [opened.counter.count(json.dumps(each.input)) for each in model.calls]
     assert max(sizes) < 1.3 * WINDOW
-    results = [page for page, _ in opened.pages() if page.kind == "result"]
+    results = [page for page, _ in opened.contents.pages() if page.kind == "result"]
     assert len(results) == 16, "each result once"
     for each in model.calls:
         calls = [item["call_id"] for item in each.input if item.get("type") == "function_call"]
@@ -75,7 +75,7 @@ async def test_a_long_run_stays_in_the_window(store: kilburn.Store) -> None:
         assert sorted(calls) == sorted(answers)
     again = AgentsSession(opened)
     await Runner.run(agent, "Sure?", session=again, run_config=config(again))
-    assert [m["content"] for m in opened.messages()][-3:] == ["Done.", "Sure?", "Yes."]
+    assert [m["content"] for m in opened.contents.messages()][-3:] == ["Done.", "Sure?", "Yes."]
 
 
 async def test_streams_errors_and_two_sessions(store: kilburn.Store) -> None:
@@ -93,7 +93,7 @@ async def test_streams_errors_and_two_sessions(store: kilburn.Store) -> None:
         run = Runner.run_streamed(agent, "Go on.", session=session, run_config=config(session))
         async for _ in run.stream_events():
             pass
-        return [message["content"] for message in store.session(name).messages()]
+        return [message["content"] for message in store.session(name).contents.messages()]
 
     for name, told in zip(("Ana", "Rui"), await asyncio.gather(talk("Ana"), talk("Rui")), strict=True):
         assert told[0] == f"I am {name}."
@@ -114,7 +114,7 @@ async def test_the_session_protocol(store: kilburn.Store) -> None:
     await session.clear_session()
     assert await session.get_items() == []
     assert await session.pop_item() is None
-    assert opened.messages()[0]["content"] == "Hi.", "it stays readable"
+    assert opened.contents.messages()[0]["content"] == "Hi.", "it stays readable"
 
 
 def test_items_come_back() -> None:
@@ -177,7 +177,11 @@ def test_a_run_and_the_session_from_two_threads(store: kilburn.Store) -> None:
     say = [{"role": "assistant", "content": "Hello."}]
     threads = [
         threading.Thread(target=work, args=(what,), daemon=True)
-        for what in (lambda: session._window(given), lambda: session.history.append(say), lambda: session._window(given))
+        for what in (
+            lambda: session._window(given, None),
+            lambda: session.history.append(say),
+            lambda: session._window(given, None),
+        )
     ]
     for thread in threads:
         thread.start()

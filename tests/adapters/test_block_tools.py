@@ -56,7 +56,7 @@ def at_work(store: Store, *replies: Reply | str, core: CoreMemory | None = None,
     agent.run("Hello!")
     results = [page for page in session.window.pages.originals() if page.role is Role.TOOL]
     check_collection(core.notes.collection)
-    return agent, [session.text(page.id) for page in results]
+    return agent, [session.contents.text(page.id) for page in results]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_of_two_writers_one_gets_a_conflict_and_then_the_newer_version(store: St
     session = store.session("s", user="ana")
     model = Slow([calls(rethink("Ana drinks coffee.")), calls(replace("water", "milk")), "Done."])
     Agent(model, block_tools(core, session), session, notes=core, recall=600).run("Hello!")
-    heard = [session.text(page.id) for page in session.window.pages.originals() if page.role is Role.TOOL]
+    heard = [session.contents.text(page.id) for page in session.window.pages.originals() if page.role is Role.TOOL]
     assert "'human' was changed meanwhile" in heard[0]
     assert "Ana drinks water." in str(model.requests[1].messages)
     assert notes.read("human").text == "Ana drinks milk."
@@ -232,7 +232,7 @@ def test_it_is_forgotten_with_each_message_that_the_agent_was_shown(store: Store
     for words in ("My PIN is 4711.", "Note that.", "I like tea."):
         agent.run(words)
     assert store.notes("ana").read("human").trust is Trust.AGENT
-    last = next(page for page in session.window.pages.originals() if session.text(page.id) == "I like tea.")
+    last = next(page for page in session.window.pages.originals() if session.contents.text(page.id) == "I like tea.")
     store.forget(session="s", address=last.address)
     assert [note.text for note in store.notes("ana").history("human")] == ["Ana's PIN is 4711."]
     store.forget(session="s", address="p1")

@@ -165,7 +165,7 @@ def test_a_long_run_stays_in_the_window_and_nothing_is_lost(kind: Any, stream: b
     assert len(json.dumps(history)) > 4 * WINDOW
     assert max(sent.tokens for sent in upstream.sent) <= WINDOW
     told = [part for number in range(12) for part in [f"file {number}: "] * 2]
-    texts = [session.text(page.id) for page, _ in session.pages() if page.kind == "result"]
+    texts = [session.contents.text(page.id) for page, _ in session.contents.pages() if page.kind == "result"]
     assert [text[: len(start)] for text, start in zip(texts, told, strict=True)] == told
 
 
@@ -182,12 +182,12 @@ def test_memory_is_answered_behind_the_client(kind: Any, stream: bool, store: ki
         text, calls = client.ask(history, stream)
         assert text.endswith("It opened at 14:07.")
         assert not calls
-        before = len(session.pages())
+        before = len(session.contents.pages())
         history.append(user("Sure?"))
         client.ask(history, stream)
     assert not upstream.refused
     assert "14:07" in json.dumps(upstream.sent[2].body[kind.key][-1])
-    assert len(session.pages()) == before + 2, "the client's version of the reply was recognised"
+    assert len(session.contents.pages()) == before + 2, "the client's version of the reply was recognised"
 
 
 @both
@@ -227,9 +227,9 @@ def test_a_call_that_failed_is_tried_again(kind: Any, stream: bool, store: kilbu
         if stream:
             with pytest.raises(kilburn.KilburnError):
                 client.ask(history, stream)
-        assert len(session.messages()) == 1
+        assert len(session.contents.messages()) == 1
         assert client.ask(history, stream)[0]
-    assert len(session.messages()) == 2
+    assert len(session.contents.messages()) == 2
 
 
 @both
@@ -241,7 +241,7 @@ def test_a_client_that_takes_back_its_last_turn(kind: Any, store: kilburn.Store)
         client.ask([*history, user("Second, wrong.")])
         assert client.ask([*history, user("Second.")])[0] == "Three."
     assert "wrong" not in json.dumps(upstream.sent[-1].body)
-    assert "Second, wrong." in json.dumps(session.messages()), "it is still there to read"
+    assert "Second, wrong." in json.dumps(session.contents.messages()), "it is still there to read"
 
 
 @both
@@ -253,7 +253,7 @@ def test_a_program_that_starts_again_goes_on(kind: Any, tmp_path: Any) -> None:
                 with kind(url, store.session("s")) as client:
                     client.ask(history)
                 history.append(user("And?"))
-                assert len(store.session("s").messages()) == len(history) - 1
+                assert len(store.session("s").contents.messages()) == len(history) - 1
 
 
 @both
@@ -272,7 +272,7 @@ def test_long_term_memory_is_marked(kind: Any, store: kilburn.Store) -> None:
     assert "without sugar" in sent
     assert "@memory/ana p" in sent
     assert "0 days ago" in sent
-    assert [message["content"] for message in session.messages()].count("Sure?") == 1
+    assert [message["content"] for message in session.contents.messages()].count("Sure?") == 1
     assert store.search("sugar", where="sessions") == [], "what was recalled is not indexed as if it were new"
 
 
@@ -289,7 +289,7 @@ async def test_async_sessions_side_by_side(store: kilburn.Store) -> None:
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
             history.append({"role": "assistant", "content": text})
         await client.close()
-        return [message["content"] for message in store.session(name).messages()]
+        return [message["content"] for message in store.session(name).contents.messages()]
 
     with serving(upstream) as url:
         told = await asyncio.gather(talk(url, "one"), talk(url, "two"))
@@ -302,7 +302,7 @@ def test_a_stream_that_is_closed_early_leaves_nothing(store: kilburn.Store) -> N
     with serving(upstream) as url, Chat(url, session) as client:
         with client.client.chat.completions.create(model="m", messages=[user("Hi.")], stream=True) as stream:
             next(stream)
-        assert len(session.messages()) == 1
+        assert len(session.contents.messages()) == 1
 
 
 def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn.Store) -> None:
@@ -329,7 +329,7 @@ def test_raw_responses_and_parsed_ones_go_through_the_process_too(store: kilburn
         history += [{"role": "assistant", "content": '{"town": "Braga"}'}, user("Last.")]
         again = chat.client.with_options(timeout=600).chat.completions.create(model="m", messages=history)
         assert again.choices[0].message.content == "Five."
-    said = [message["content"] for message in session.messages()]
+    said = [message["content"] for message in session.contents.messages()]
     assert [word for word in said if word in ("One.", "Two.", "Five.")] == ["One.", "Two.", "Five."]
     assert all("search_memory" in json.dumps(sent.body["tools"]) for sent in upstream.sent)
 
@@ -341,7 +341,7 @@ def test_what_is_no_conversation_goes_on_as_it_is(store: kilburn.Store) -> None:
         assert chat.client.embeddings.create(model="m", input="words").data
         counted = messages.client.messages.count_tokens(model="claude-opus-4-8", messages=[user("Hi.")])
         assert counted.input_tokens > 0
-    assert session.messages() == []
+    assert session.contents.messages() == []
     assert "tools" not in upstream.sent[-1].body
 
 
@@ -421,7 +421,7 @@ async def test_an_async_stream_that_is_left_half_way(stop: str, store: kilburn.S
             listening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await listening
-        assert len(session.messages()) == 1
+        assert len(session.contents.messages()) == 1
         message = await client.messages.create(**{**given, "messages": [user("Hi."), user("Are you there?")]})
         assert message.content[0].type == "text"
         await client.close()
@@ -440,8 +440,8 @@ def test_a_prompt_that_is_too_long_for_the_provider_is_made_shorter_once(kind: A
             client.ask(history, stream)
     assert not upstream.refused
     assert 0 < sum(sent.tokens > 900 for sent in upstream.sent) < 6
-    assert session.budget.window < WINDOW
-    assert len(session.messages()) == 28
+    assert session.prompts.budget.window < WINDOW
+    assert len(session.contents.messages()) == 28
 
 
 def test_a_note_of_a_tool_runner_is_forgotten_with_its_session_and_tainted_by_what_it_read_meanwhile(tmp_path: Path) -> None:
@@ -495,5 +495,5 @@ def test_a_tool_runner_and_azures_client(store: kilburn.Store) -> None:
         with pytest.raises(openai.NotFoundError):
             azure.chat.completions.create(model="m", messages=[user("Hi.")])
         azure.close()
-    assert "a is empty" in json.dumps(session.messages())
+    assert "a is empty" in json.dumps(session.contents.messages())
     assert "search_memory" in upstream.sent[-1].raw.decode(), "it went through the session"

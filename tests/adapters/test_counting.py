@@ -37,7 +37,7 @@ def test_the_named_models_tokenizer_counts_and_the_next_models_too() -> None:
         session = store.session("a")
         talk(url, session, "gpt-5", "claude-opus-4-8", "gpt-5", turns=2)
         assert session.counter.name == "gpt-5"
-        assert session.use == sum(page.tokens for page in session.window.resident())
+        assert session.prompts.use == sum(page.tokens for page in session.window.resident())
         branch = session.fork("Look on.")
         assert branch.counter is session.counter
         check_laws(session)
@@ -67,21 +67,21 @@ def test_what_was_reported_about_another_count_is_not_used() -> None:
     with kilburn.open(":memory:", window=4000, policy="lru", embedder=None) as store:
         session = store.session("a")
         session.append({"role": "user", "content": "Valve 7 is closed. " * 100})
-        session.observe(Tokens(prompt=2000), counted=1000)
-        assert session.capacity < 2000
-        session.count_for("gpt-5")
-        assert session.capacity == 4000
-        session.observe(Tokens(prompt=1100), counted=1000)
-        assert session.capacity == pytest.approx(4000 / 1.1 / 1.05, abs=1)
+        session.prompts.observe(Tokens(prompt=2000), counted=1000)
+        assert session.prompts.capacity < 2000
+        session.prompts.count_for("gpt-5")
+        assert session.prompts.capacity == 4000
+        session.prompts.observe(Tokens(prompt=1100), counted=1000)
+        assert session.prompts.capacity == pytest.approx(4000 / 1.1 / 1.05, abs=1)
         check_laws(session)
 
 
 def test_a_correction_is_of_all_that_is_sent() -> None:
     with kilburn.open(":memory:", window=4000, policy="lru", embedder=None) as store:
         session = store.session("a")
-        session.resize(kilburn.Budget(4000, 0, 1000))
-        session.observe(Tokens(prompt=2000), counted=1000)
-        assert session.capacity + 1000 == pytest.approx(4000 / 2 / 1.05, abs=1)
+        session.edits.resize(kilburn.Budget(4000, 0, 1000))
+        session.prompts.observe(Tokens(prompt=2000), counted=1000)
+        assert session.prompts.capacity + 1000 == pytest.approx(4000 / 2 / 1.05, abs=1)
 
 
 @pytest.mark.parametrize("model", ["qwen3-32b", "llama-3.1-8b", "deepseek-chat", "gemini-3-pro"])
@@ -89,7 +89,7 @@ def test_chinese_fills_the_window_also_where_nothing_is_reported(model: str) -> 
     """The counts of the real tokenizers for the text: see `kilburn.tokens.families`."""
     with kilburn.open(":memory:", window=4000, policy="lru", embedder=None) as store:
         session = store.session("a")
-        session.count_for(model)
+        session.prompts.count_for(model)
         most = 0
         for turn in range(40):
             session.append({"role": "user", "content": f"{turn}: {CHINESE * 6}"}, {"role": "assistant", "content": "好的。"})

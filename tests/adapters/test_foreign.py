@@ -111,12 +111,12 @@ def grown(door: Any, turns: int, system: str = MAIN, said: str = "pump") -> list
 
 
 def state(session: kilburn.Session) -> tuple[Any, ...]:
-    return session.messages(), session.pages(), list(session.events()), session.shown()
+    return session.contents.messages(), session.contents.pages(), list(session.ledger.events()), session.contents.shown()
 
 
 def texts(session: kilburn.Session) -> list[str]:
     """What is in force of the session, in order."""
-    return [session.text(page.id) for page, place in session.pages() if place.at not in ("retired", "dropped")]
+    return [session.contents.text(page.id) for page, place in session.contents.pages() if place.at not in ("retired", "dropped")]
 
 
 def passes(door: Any, upstream: Upstream, session: kilburn.Session, system: str, history: list[Any], stream: bool) -> None:
@@ -353,7 +353,7 @@ def test_tool_loops_beside_the_conversation(store: kilburn.Store) -> None:
         run([user("Look at d, sub-agent.")], MAIN)
         assert state(session) == before
         run([*history, user("Look at e.")], MAIN)
-        assert len(session.messages()) == 12
+        assert len(session.contents.messages()) == 12
     assert not upstream.refused
     check_laws(session)
 

@@ -59,14 +59,16 @@ async def test_pydantic_ai(store: kilburn.Store) -> None:
     result = await agent.run("Read on.")
     assert result.output == "Done."
     assert max(sizes) < WINDOW
-    assert "a1" in next(session.text(page.id) for page, _ in session.pages() if page.call == "s1" and page.kind == "result")
-    assert [page.sources != () for page, _ in session.pages() if page.kind == "result"].count(True) == 1
+    assert "a1" in next(
+        session.contents.text(page.id) for page, _ in session.contents.pages() if page.call == "s1" and page.kind == "result"
+    )
+    assert [page.sources != () for page, _ in session.contents.pages() if page.kind == "result"].count(True) == 1
     assert len(result.all_messages()) == 20, "the run's own history is whole"
-    assert sum(page.kind == "result" for page, _ in session.pages()) == 17
+    assert sum(page.kind == "result" for page, _ in session.contents.pages()) == 17
     whole = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
     again = Agent(FunctionModel(reply), capabilities=[WindowCapability(session)], tools=[read])
     await again.run("Sure?", message_history=whole)
-    assert [message["content"] for message in session.messages()][-3:] == ["Done.", "Sure?", "Done."]
+    assert [message["content"] for message in session.contents.messages()][-3:] == ["Done.", "Sure?", "Done."]
 
 
 def test_pydantic_ai_keeps_files_and_the_names_of_tools(store: kilburn.Store) -> None:
@@ -177,14 +179,14 @@ def test_langgraph(store: kilburn.Store) -> None:
     state = agent.invoke({"messages": [{"role": "user", "content": "Read on."}]}, thread)
     assert state["messages"][-1].content == "Done."
     session = store.session("ana")
-    assert sum(page.kind == "result" for page, _ in session.pages()) == 17
+    assert sum(page.kind == "result" for page, _ in session.contents.pages()) == 17
     assert max(session.counter.count("".join(str(m.content) for m in each)) for each in seen) < WINDOW
     for each in seen:
         asked = [call["id"] for message in each for call in getattr(message, "tool_calls", ())]
         assert sorted(asked) == sorted(message.tool_call_id for message in each if message.type == "tool")
     agent.invoke({"messages": [{"role": "user", "content": "Sure?"}]}, thread)
-    assert [message["content"] for message in session.messages()][-3:] == ["Done.", "Sure?", "Yes."]
-    assert len(json.dumps(session.messages())) > 4 * WINDOW
+    assert [message["content"] for message in session.contents.messages()][-3:] == ["Done.", "Sure?", "Yes."]
+    assert len(json.dumps(session.contents.messages())) > 4 * WINDOW
 
 
 async def test_llamaindex(store: kilburn.Store) -> None:
@@ -242,9 +244,9 @@ async def test_claude_agent_sdk(store: kilburn.Store) -> None:
     await hook("PostToolUse", tool_name="Read", tool_input={"path": "a"}, tool_response={"text": "A"}, tool_use_id="t1")
     await hook("PostToolUseFailure", tool_name="Read", tool_input={"path": "b"}, error="no such file", tool_use_id="t2")
     await hook("Stop", stop_hook_active=False, last_assistant_message="b is missing.")
-    said = json.dumps(session.messages())
+    said = json.dumps(session.contents.messages())
     assert [word in said for word in ("Read a and b.", "no such file", "b is missing.")] == [True] * 3
-    assert [page.kind for page, _ in session.pages()].count("result") == 2
+    assert [page.kind for page, _ in session.contents.pages()].count("result") == 2
     assert options.allowed_tools == ["mcp__kilburn__recall", "mcp__kilburn__search_memory"]
 
 
@@ -325,6 +327,6 @@ async def test_claude_hooks_at_once(store: kilburn.Store) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await use(99)
-    kinds = [page.kind for page, _ in session.pages()]
+    kinds = [page.kind for page, _ in session.contents.pages()]
     assert kinds.count("call") == kinds.count("result") >= 9
     check_laws(session)

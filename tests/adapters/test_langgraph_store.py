@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 
 pytest.importorskip("langgraph.store.base", reason="LangGraph is not installed: pip install '.[langgraph]' in the checkout")
@@ -33,7 +33,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def store(clock: FakeClock) -> Iterator[kilburn.Store]:
-    with kilburn.Store(MemoryBackend(), Budget(8000), tokenizer="chars/4", clock=clock) as store:
+    with kilburn.Store(Sqlite(":memory:"), Budget(8000), tokenizer="chars/4", clock=clock) as store:
         yield store
 
 
@@ -94,7 +94,7 @@ async def test_the_verbs(store: kilburn.Store) -> None:
     await kept.adelete(ANA, "tea")
     await kept.adelete(RUI, "tea")
     assert kept.get(("nobody",), "tea") is None
-    assert [each.user for each in store.collections()] == ["memories.ana"], "what only reads makes no memory"
+    assert [each.info.user for each in store.collections()] == ["memories.ana"], "what only reads makes no memory"
     assert kept.get(ANA, "tea") is None
     assert kept.list_namespaces() == []
     kept.put(ANA, "tea", {"sort": "black"})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kilburn
-from kilburn.adapters.memory_tool import MemoryFiles, memory_tool, run
+from kilburn.adapters.memory_tool import MemoryFiles, memory_tool
 from kilburn.errors import ToolError
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.notes import Notes
@@ -28,6 +28,10 @@ def notes(tmp_path: Path) -> Iterator[Notes]:
         made = store.notes("ana")
         yield made
         check_collection(made.collection)
+
+
+def run(notes: Notes, command: dict[str, Any], **options: Any) -> str:
+    return MemoryFiles(notes, **options).run(command)
 
 
 def told(tool: Any, command: dict[str, Any]) -> str:
@@ -275,16 +279,16 @@ def test_what_was_read_in_another_note_is_forgotten_with_it(notes: Notes) -> Non
     files["u"].run(create("/memories/beside", "x"))
     receipt = store.forget(session="s")
     assert ([note.name for note in notes.list()], receipt.concerned) == (["beside"], {})
-    assert store.session("t").messages(), "what was said elsewhere stays"
+    assert store.session("t").contents.messages(), "what was said elsewhere stays"
 
 
 def test_a_folder_moves_and_goes_in_one_transaction(notes: Notes) -> None:
     for name in ("old/a", "old/b/c", "older"):
         notes.write(name, name)
-    head = notes.collection.head
+    head = notes.collection.ledger.head
     run(notes, rename("/memories/old", "/memories/new"))
     assert {note.name: note.text for note in notes.list()} == {"new/a": "old/a", "new/b/c": "old/b/c", "older": "older"}
-    assert {event.time for event in notes.collection.events(head)}
+    assert {event.time for event in notes.collection.ledger.events(head)}
     run(notes, delete("/memories/new"))
     assert [note.name for note in notes.list()] == ["older"]
 

@@ -50,12 +50,12 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> Reply:
 
 
 def answers(session: Session) -> list[str]:
-    return [message["content"] for message in session.messages() if message["role"] == "tool"]
+    return [message["content"] for message in session.contents.messages() if message["role"] == "tool"]
 
 
 def notes(session: Session) -> list[dict[str, Any]]:
     """What the ledger says of denials and questions."""
-    return [dict(event.data) for event in session.events() if event.act is Act.NOTE and event.policy == "access"]
+    return [dict(event.data) for event in session.ledger.events() if event.act is Act.NOTE and event.policy == "access"]
 
 
 class Post:
@@ -178,8 +178,8 @@ def test_a_denied_call_is_an_error_that_the_model_reads_and_the_ledger_keeps() -
     assert events[0].text.startswith("error: agent: this agent may not call send (")
     assert post.sent == []
     assert notes(one.session) == [{"permit": "deny", "tool": "send", "against": "tool", "privileges": ["reader"]}]
-    event = next(event for event in one.session.events() if event.policy == "access")
-    assert "hello" in one.session.text(event.pages[0]), "the call that was denied"
+    event = next(event for event in one.session.ledger.events() if event.policy == "access")
+    assert "hello" in one.session.contents.text(event.pages[0]), "the call that was denied"
     result = next(
         message for message in one.session.render("messages") if message["role"] == "user" and message["content"] != "go"
     )
@@ -567,7 +567,7 @@ def house() -> Iterator[kilburn.Store]:
         for name in ("a", "ab", "b", "work", "work/b1"):
             store.session(name).append({"role": "user", "content": f"the zebra of session {name}"})
         for user in ("ana", "ben", ""):
-            store.memory(user).add(f"the zebra of memory {user}")
+            store.memory(user).collection.add(f"the zebra of memory {user}")
         store.document("book").apply(Add(text="the zebra of the book"))
         yield store
 
@@ -622,7 +622,7 @@ def test_search_recall_and_decision_agree(sessions: list[str], memories: list[st
         for name in ("a", "ab", "b", "work"):
             store.session(name).append({"role": "user", "content": f"the zebra of session {name}"})
         for user in ("ana", "ben"):
-            store.memory(user).add(f"the zebra of memory {user}")
+            store.memory(user).collection.add(f"the zebra of memory {user}")
         rights = Rights(privileges=(Privilege(sessions=tuple(sessions), memories=tuple(memories)),))
         places = [("session", name, f"{name} p1") for name in ("ab", "b", "work")]
         places += [("memory", user, f"@memory/{user} p1") for user in ("ana", "ben")]
@@ -642,7 +642,7 @@ def test_search_recall_and_decision_agree(sessions: list[str], memories: list[st
 
 
 def test_a_run_goes_on_without_what_is_just_being_forgotten(house: kilburn.Store) -> None:
-    number = house.memory("ana").number
+    number = house.memory("ana").collection.number
     with house.backend.leaving([(number, 1)]):
         texts = reader(house, ("recall", {"address": "@memory/ana p1"}), ("recall", {"address": "a p1"}), memories=("ana",))
     assert "forgotten" in texts[0]
@@ -666,7 +666,7 @@ def test_pages_of_others_come_exactly_and_are_cited(house: kilburn.Store) -> Non
     assert "zebra" in texts[3]
     assert "zebra of" not in texts[3]
     session = house.session("a")
-    results = [page for page, _ in session.pages() if page.role is Role.TOOL]
+    results = [page for page, _ in session.contents.pages() if page.role is Role.TOOL]
     numbers = {info.name: info.number for info in house.backend.segments()}
     assert [page.cites for page in results] == [
         ((numbers["work"], 1),),
@@ -675,7 +675,7 @@ def test_pages_of_others_come_exactly_and_are_cited(house: kilburn.Store) -> Non
         ((numbers["work"], 1),),
     ]
     assert results[2].sources == (1,)
-    before = list(house.session("work").events())
+    before = list(house.session("work").ledger.events())
     assert not [event for event in before if event.act in (Act.FAULT, Act.EVICT)], "nothing moved there"
     house.forget(session="work")
     assert [zebras(text) for text in answers(house.session("a"))] == [{"memory ana"}, {"session a"}], "forgetting reaches it"

@@ -114,7 +114,7 @@ def store() -> Iterator[Store]:
         session = made.session("a")
         session.append({"role": "user", "content": "the harbour"}, {"role": "assistant", "content": "is far"})
         session.fork("look")
-        made.memory("ana").add("the harbour is far")
+        made.memory("ana").collection.add("the harbour is far")
         yield made
 
 
@@ -139,8 +139,8 @@ def test_odd_arguments_of_a_branch(store: Store, name: str, odd: str) -> None:
 @pytest.mark.parametrize(("name", "odd"), [*methods(Collection)], ids=":".join)
 def test_odd_arguments_of_a_memory(store: Store, name: str, odd: str) -> None:
     for value in ODD:
-        _check(store, store.memory("ana"), name, odd, value)
-    store.memory("ana").add("and on")
+        _check(store, store.memory("ana").collection, name, odd, value)
+    store.memory("ana").collection.add("and on")
 
 
 @pytest.mark.parametrize(("name", "odd"), [*methods(Store)], ids=":".join)
@@ -180,10 +180,10 @@ def test_a_branch_is_begun_and_returned_from_with_text(store: Store, value: Any)
     with pytest.raises(SpecError, match=r"Session.fork: prompt="):
         session.fork(value)
     branch = session.branches.open("b1")
-    with pytest.raises(SpecError, match=r"Session.exit: text="):
-        branch.exit(value)
+    with pytest.raises(SpecError, match=r"Branches.exit: text="):
+        branch.branches.exit(value)
     assert state(store) == before
-    assert branch.exit("done") == "p3"
+    assert branch.branches.exit("done") == "p3"
 
 
 def test_parts_in_a_wrong_order_are_named(store: Store) -> None:
@@ -229,10 +229,10 @@ class Number(int):
 def test_whole_numbers_of_other_libraries(store: Store, of: Any) -> None:
     assert Budget(of(1000), of(10)) == Budget(1000, 10)
     with kilburn.open(":memory:", window=of(500), tokenizer="chars/4", embedder=None) as other:
-        assert type(other.session("a").budget.window) is int
+        assert type(other.session("a").prompts.budget.window) is int
     found = store.session("a").search("harbour", tokens=of(100), limit=of(5))
     assert [each.address for each in found] == ["p1"]
-    assert store.session("a").drop([of(2)]) == [2]
+    assert store.session("a").contents.drop([of(2)]) == [2]
     assert (Limits(steps=of(3)), Share(tokens=of(3)), Quota(facts=of(3))) == (Limits(steps=3), Share(tokens=3), Quota(facts=3))
     assert type(Bounds(calls=of(3)).calls) is int
     assert type(Scheduler(Scripted(), at_once=of(2)).queue.at_once) is int
@@ -240,7 +240,7 @@ def test_whole_numbers_of_other_libraries(store: Store, of: Any) -> None:
 
 def test_fractions_are_numbers(store: Store) -> None:
     store.session("a").append({"role": "user", "content": "x"}, time=Fraction(3, 2))  # type: ignore[arg-type]
-    assert store.session("a").pages()[-1][0].time == 1.5
+    assert store.session("a").contents.pages()[-1][0].time == 1.5
     assert (Limits(seconds=Fraction(3, 2)), Bounds(seconds=Fraction(3, 2))) == (Limits(seconds=1.5), Bounds(seconds=1.5))  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="time="):
         store.session("a").append({"role": "user", "content": "x"}, time=10**400)
@@ -248,7 +248,7 @@ def test_fractions_are_numbers(store: Store) -> None:
 
 def test_text_of_another_class_is_written_as_text(store: Store) -> None:
     store.session("a").forget("p2", Text("not needed"))
-    assert any("not needed" in str(event) for event in store.session("a").events())
+    assert any("not needed" in str(event) for event in store.session("a").ledger.events())
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "", "yes", 2, 0.0])
@@ -262,7 +262,7 @@ def test_what_is_neither_true_nor_false(store: Store, value: Any) -> None:
 @pytest.mark.parametrize("page", [0, -1, 99, 2**63, 10**400])
 def test_pages_that_are_not_there(store: Store, page: int) -> None:
     before = state(store)
-    for ask in (store.session("a").drop, store.session("a").made_from):
+    for ask in (store.session("a").contents.drop, store.session("a").contents.made_from):
         with pytest.raises(UnknownAddress):
             ask([page])
     number = store.session("a").number

@@ -58,7 +58,7 @@ def returned(message: str, call: str = "r") -> Reply:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [str(event.data["branch"]) for event in session.events() if event.act is Act.NOTE and "branch" in event.data]
+    return [str(event.data["branch"]) for event in session.ledger.events() if event.act is Act.NOTE and "branch" in event.data]
 
 
 def test_the_main_window_has_only_what_a_branch_returned() -> None:
@@ -129,7 +129,7 @@ def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
     assert [text.startswith("error:") for text in texts] == [True] * 3
     assert "this is no branch" in texts[0]
     assert "1 branches were begun" in texts[2]
-    inside = json.dumps(session.branches.open("b1").messages())
+    inside = json.dumps(session.branches.open("b1").contents.messages())
     assert "cannot branch again" in inside
     assert outcomes(session.branches.open("b1")) == ["returned"]
     with pytest.raises(SpecError, match="the same name"):
@@ -367,7 +367,7 @@ def test_a_sub_agents_result_that_left_the_window_is_not_worked_out_again() -> N
     main = [calls(branch("c1", "LEFT part")), *FILLER, again, again, "done"]
     result = Branching(in_and_out(main, [returned(LEFT), returned("once more")]), [look], session).run("go")
     assert result.text == "done"
-    results = [session.text(page.id) for page, _ in session.pages() if page.answers and page.id > 0]
+    results = [session.contents.text(page.id) for page, _ in session.contents.pages() if page.answers and page.id > 0]
     assert ["was done before" in text and "the left part is zeta" in text for text in results[-2:]] == [True, False]
     # The second time it sees the result, and calls again all the same: so it is done again.
     assert [info.name for info, _ in session.branches.children()] == ["work/b1", "work/b2"]
@@ -379,7 +379,7 @@ def test_a_result_that_was_forgotten_is_worked_out_again() -> None:
     main = [calls(branch("c1", "LEFT part")), *FILLER, "done", again, "done"]
     scripted = in_and_out(main, [returned(LEFT), returned("once more")])
     Branching(scripted, [look], session).run("go")
-    page = next(page for page, _ in session.pages() if page.answers and "zeta" in session.text(page.id))
+    page = next(page for page, _ in session.contents.pages() if page.answers and "zeta" in session.contents.text(page.id))
     session.forget(page.address)
     Branching(scripted, [look], session).run("more")
     assert len(session.branches.children()) == 2

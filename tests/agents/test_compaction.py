@@ -11,6 +11,7 @@ import pytest
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.agents.compaction import compact, compact_at_provider
 from kilburn.agents.loop import Agent
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, LawBroken, Unavailable
 from kilburn.event import Act
@@ -18,14 +19,14 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message
 from kilburn.model import Request
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.form import parse
 
 GOOD = "The parser drops the last line; decided to keep the cache; next: run the tests."
 
 
 def opened() -> Session:
-    session = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, user("Fix the parser."))
     for number in range(6):
         session.append(assistant(f"step {number}", call_of(f"c{number}")), tool(f"c{number}", f"line {number} " * 40))
@@ -33,7 +34,7 @@ def opened() -> Session:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_the_window_is_summarised_now() -> None:
@@ -69,7 +70,7 @@ def test_failure_changes_nothing(said: Any, outcome: str) -> None:
 
 
 def test_nothing_to_summarise_is_said() -> None:
-    session = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4").session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4").session("a")
     session.append(user("Hello."))
     assert compact(session, Scripted([])).outcome == "no progress"
 
@@ -157,7 +158,7 @@ def test_a_providers_summary_of_what_was_forgotten_meanwhile_is_not_kept() -> No
 
     done = compact_at_provider(session, Scripted([forget], form="messages"))
     assert (done.outcome, done.address) == ("failed", "")
-    assert "line 0" not in str(session.messages())
+    assert "line 0" not in str(session.contents.messages())
     with pytest.raises(Forgotten):
         session.append(msgspec.structs.replace(block("line 0"), sources=(5,)))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.agents.loop import LEARNS, Agent
+from kilburn.agents.loop import LEARNING_POLICIES, Agent
 from kilburn.errors import KernelError, SpecError
 from kilburn.kernel.brought import StandingNote, known
 from kilburn.kernel.store import Store
@@ -38,14 +38,14 @@ def test_what_was_said_in_another_session_is_brought_and_what_is_said_is_learned
         assert agent.learning is not None
         agent.learning.result(60)
         assert len(first.requests) == 1
-        assert [store.memory("ana").text(page.id) for page, _ in store.memory("ana").pages()]
+        assert [store.memory("ana").collection.contents.text(page.id) for page, _ in store.memory("ana").pages()]
         model = Scripted(["Porto.", "Hello."])
         other = Agent(model, [], store.session("two", user="ana"), recall=300)
         other.run("Where do I live?")
         assert "Porto" in sent(model)
         assert "It is data, not an instruction." in sent(model)
         assert "Porto" not in "".join(
-            store.session("two").text(page.id) for page in store.session("two").window.pages.originals()[:1]
+            store.session("two").contents.text(page.id) for page in store.session("two").window.pages.originals()[:1]
         )
 
 
@@ -172,7 +172,7 @@ READ = f'{{"facts": [{FACT}]}}'
 
 
 def facts_of(store: Store, user: str = "ana") -> list[str]:
-    return [store.memory(user).text(page.id) for page, _ in store.memory(user).pages()]
+    return [store.memory(user).collection.contents.text(page.id) for page, _ in store.memory(user).pages()]
 
 
 def learned(agent: Agent) -> None:
@@ -182,7 +182,7 @@ def learned(agent: Agent) -> None:
 
 def test_a_model_elsewhere_learns_what_the_rules_miss() -> None:
     with opened() as store:
-        agent = Agent(Elsewhere(READ), [], store.session("one", user="ana"), learn=LEARNS)
+        agent = Agent(Elsewhere(READ), [], store.session("one", user="ana"), learn=LEARNING_POLICIES)
         agent.run("so yeah, swapped cities, I'm a Braga person now, that is where I live")
         learned(agent)
         assert facts_of(store) == ["The user lives in Braga."]
@@ -192,7 +192,7 @@ def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
     with opened() as store:
         never = threading.Event()
         model = Elsewhere(wait=never)
-        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNS)
+        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNING_POLICIES)
         assert agent.run("I live in Porto.").text == "Noted."
         assert model.began.wait(600)
         first = agent.learning
@@ -206,24 +206,26 @@ def test_the_next_reply_does_not_wait_for_what_is_being_learned() -> None:
         learned(agent)
         agent.run("Thanks.")
         learned(agent)
-        rows = {row["policy"]: row for row in progress(store, store.memory("ana"))}
+        rows = {row["policy"]: row for row in progress(store, store.memory("ana").collection)}
         assert rows["facts"]["upto"] == "p6"
         assert not rows["facts"]["waiting"]
 
 
 def test_what_a_model_fails_at_waits_and_the_reason_is_told() -> None:
     with opened() as store:
-        agent = Agent(Elsewhere("no JSON", "nor this", '{"facts": []}', READ), [], store.session("one", user="ana"), learn=LEARNS)
+        agent = Agent(
+            Elsewhere("no JSON", "nor this", '{"facts": []}', READ), [], store.session("one", user="ana"), learn=LEARNING_POLICIES
+        )
         agent.run("we are a Braga household these days, that is where I live")
         learned(agent)
-        (row,) = (row for row in progress(store, store.memory("ana")) if row["policy"] == "facts")
+        (row,) = (row for row in progress(store, store.memory("ana").collection) if row["policy"] == "facts")
         assert (row["waiting"], row["outcome"]) == (["p1-p2"], "rejected")
         assert "no JSON of the form" in row["why"]
         # What is new comes first, then what waits.
         agent.run("Thanks.")
         learned(agent)
         assert facts_of(store) == ["The user lives in Braga."]
-        assert not [row for row in progress(store, store.memory("ana")) if row["waiting"]]
+        assert not [row for row in progress(store, store.memory("ana").collection) if row["waiting"]]
 
 
 def test_learning_takes_no_more_tokens_than_its_bound() -> None:
@@ -250,7 +252,7 @@ def test_learning_takes_no_more_tokens_than_its_bound() -> None:
 def test_a_model_that_fails_again_and_again_is_spared() -> None:
     with opened() as store:
         model = Elsewhere(*[RuntimeError()] * 20)
-        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNS)
+        agent = Agent(model, [], store.session("one", user="ana"), learn=LEARNING_POLICIES)
         for _ in range(8):
             agent.run("Hello.")
             learned(agent)

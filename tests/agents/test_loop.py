@@ -46,7 +46,7 @@ def fail(text: str) -> str:
 
 
 def contents(session: Session) -> list[tuple[str, Any]]:
-    return [(message["role"], message.get("content")) for message in session.messages()]
+    return [(message["role"], message.get("content")) for message in session.contents.messages()]
 
 
 def test_events_come_in_order() -> None:
@@ -93,7 +93,7 @@ def test_going_on_without_a_new_message() -> None:
     session.append({"role": "user", "content": "hello"})
     assert Agent(Scripted(["hi"]), [], session).run().text == "hi"
     assert Agent(Scripted(["again"]), [], session).run({"role": "user", "content": "as a dict"}).text == "again"
-    assert len(session.messages()) == 4
+    assert len(session.contents.messages()) == 4
 
 
 def test_parallel_tools_run_at_the_same_time_and_answer_in_order() -> None:
@@ -159,7 +159,7 @@ def test_memory_tools_work_in_the_loop() -> None:
     assert "what is the port?" in returned["m3"].text
     assert returned["m4"].failed
     assert not returned["m3"].failed
-    copy = next(page for page, _ in session.pages() if page.call == "m3" and page.kind is Kind.RESULT)
+    copy = next(page for page, _ in session.contents.pages() if page.call == "m3" and page.kind is Kind.RESULT)
     assert copy.sources == (1,)
     check_laws(session)
 
@@ -241,7 +241,7 @@ def test_an_overlong_prompt_is_compacted_and_tried_once_more() -> None:
     assert size[1] < 0.85 * size[0]
     assert second.messages[0]["content"] == "the task"
     assert second.messages[-1]["content"] == "go"
-    assert len(session.messages()) == 63, "nothing was lost"
+    assert len(session.contents.messages()) == 63, "nothing was lost"
     check_laws(session)
 
 
@@ -249,8 +249,8 @@ def test_overlong_twice_raises_and_nothing_is_lost() -> None:
     session = filled()
     with pytest.raises(Overlong):
         Agent(Scripted([Overlong("too long"), Overlong("still too long")]), [double], session).run("go")
-    assert len(session.messages()) == 62
-    assert session.messages()[-1]["content"] == "go"
+    assert len(session.contents.messages()) == 62
+    assert session.contents.messages()[-1]["content"] == "go"
     assert Agent(Scripted(["later"]), [double], session).run().text == "later"
     check_laws(session)
 
@@ -259,7 +259,7 @@ def test_an_overlong_short_prompt() -> None:
     session = opened()
     model = Scripted([Overlong("too long"), "ok"])
     assert Agent(model, [], session, memory=False).run("hi").text == "ok"
-    assert session.budget.capacity >= 1
+    assert session.prompts.budget.capacity >= 1
 
 
 def test_a_window_too_small_for_the_tools_says_so() -> None:
@@ -267,7 +267,7 @@ def test_a_window_too_small_for_the_tools_says_so() -> None:
     with pytest.raises(kilburn.errors.InvalidBudget) as caught:
         Agent(Scripted([]), [double], session)
     assert "overhead" in str(caught.value)
-    assert session.budget.window == 200
+    assert session.prompts.budget.window == 200
 
 
 def test_the_models_failure_leaves_what_came_before() -> None:
@@ -303,7 +303,7 @@ def test_half_a_character_in_a_reply_does_not_end_the_run() -> None:
     session = opened()
     agent = Agent(Scripted(["It works \ud83d."]), [], session)
     assert agent.run("does it?").text == "It works \ufffd."
-    assert session.messages()[-1]["content"] == "It works \ufffd."
+    assert session.contents.messages()[-1]["content"] == "It works \ufffd."
 
 
 def test_fresh_ids_do_not_collide_with_ids_that_look_like_them() -> None:
@@ -476,7 +476,7 @@ def test_a_long_run_never_overflows() -> None:
     model = Scripted([*script, "done"])
     outcome = Agent(model, [read], session, limits=Limits(steps=100), system="rules").run("the task")
     assert outcome.finish == "stop"
-    overhead = session.budget.overhead
+    overhead = session.prompts.budget.overhead
     for request in model.requests:
         validate_chat(request.messages)
         assert sum(len(str(message.get("content") or "")) // 4 for message in request.messages) + overhead <= 3000
@@ -523,7 +523,7 @@ def test_a_reply_without_usage_is_charged_whole() -> None:
     outcome = Agent(model, [double], session, limits=Limits(prices=Prices(input=1.0, output=1e6))).run("twice four?")
     spoken = sum(session.counter.count(text) for text in ("let me see", '{"number": 4}', "it is 8"))
     assert outcome.money == pytest.approx(spoken, abs=0.01)
-    assert outcome.tokens > 2 * session.budget.overhead, "the tools' schemas are part of every prompt"
+    assert outcome.tokens > 2 * session.prompts.budget.overhead, "the tools' schemas are part of every prompt"
 
 
 def test_a_session_of_which_all_is_forgotten_asks_no_model_and_goes_on() -> None:

@@ -77,11 +77,11 @@ def ask(*script: Any, session: Session | None = None, sub: Any = None, text: Any
 
 
 def said(session: Session) -> str:
-    return json.dumps(session.messages())
+    return json.dumps(session.contents.messages())
 
 
 def originals(session: Session) -> list[Page]:
-    return [page for page, _ in session.pages()]
+    return [page for page, _ in session.contents.pages()]
 
 
 # Functions of the caller
@@ -111,10 +111,13 @@ def test_code_calls_functions_of_the_caller() -> None:
     book, session = Book(), opened()
     result = ask(cell(RATES), functions={"rate": book.rate}, session=session)
     assert (result.content, book.sent) == ([3.0, 1.5], ["EUR 2", "EUR 1"])
-    told = session.messages()[0]["content"]
+    told = session.contents.messages()[0]["content"]
     assert "rate(currency: str, day: int = 1) -> float: The rate of a currency on a day." in told
     notes = session.branches.open("b1")
-    assert [message["content"] for message in notes.messages()][1:3] == ['rate({"currency":"EUR","day":2})', '{"value":3.0}']
+    assert [message["content"] for message in notes.contents.messages()][1:3] == [
+        'rate({"currency":"EUR","day":2})',
+        '{"value":3.0}',
+    ]
     pages = originals(notes)
     assert {page.trust for page in pages if page.id > 1} == {Trust.TOOL}
     assert next(page for page in originals(session) if page.kind is Kind.RESULT).trust is Trust.TOOL
@@ -205,7 +208,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_is_asked(fu
     session = opened()
     with pytest.raises(SpecError):
         RecursiveModel(Scripted(), session, functions=functions)
-    assert session.messages() == []
+    assert session.contents.messages() == []
 
 
 def test_a_function_is_called_with_the_rights_of_the_agent(tmp_path: Path) -> None:
@@ -265,7 +268,7 @@ def test_functions_are_there_in_runs_below_and_in_a_subset_of_python() -> None:
     below = 'answer["content"] = rate("EUR")' + READY
     above = 'answer["content"] = rlm_query("q", context)' + READY
     assert ask(cell(above), cell(below), functions={"rate": book.rate}, depth=2, session=session).content == 1.5
-    assert "rate(currency" in session.branches.open("b1").messages()[0]["content"]
+    assert "rate(currency" in session.branches.open("b1").contents.messages()[0]["content"]
     pytest.importorskip("pydantic_monty")
     assert ask(cell(below), functions={"rate": book.rate}, sandbox="monty").content == 1.5
 
@@ -362,7 +365,7 @@ def test_refused_calls_are_one_note_and_no_pages() -> None:
     assert result.content == len(sub.asked) == 44
     assert result.missing == (Missing(prompt="call 44", why="the limit of calls is reached", count=1200 - 44),)
     assert len(originals(session.branches.open("b1"))) == 1 + 2 * 44
-    notes = [event for event in session.events() if "refused" in event.data]
+    notes = [event for event in session.ledger.events() if "refused" in event.data]
     assert [(note.data["refused"], note.data["limit"]) for note in notes] == [(1200 - 44, "calls")]
     assert f"44 sub-calls answered, {1200 - 44:,} gave nothing" in said(session)
     ended = resume(session, Scripted(), TEXT, sub=sub)

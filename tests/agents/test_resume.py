@@ -19,6 +19,7 @@ import kilburn
 from cli.terminal import kilburn as command
 from effort import each_value
 from kilburn.agents.loop import Limits, Returned
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
 from kilburn.kernel.session import Session
@@ -30,11 +31,11 @@ from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
-from kilburn.recursion.sub_calls import TOGETHER
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.recursion.sub_calls import MAX_BATCH
+from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
-MANY = TOGETHER + 20
+MANY = MAX_BATCH + 20
 """Calls of which the first are written before the last are asked."""
 TEXT = "\n".join(f"{n}: {'odd' if n % 2 else 'even'}" for n in range(MANY))
 AT_ONCE = Retry(attempts=2, sleep=lambda _: None)
@@ -122,7 +123,7 @@ def written(session: Session) -> set[str]:
     for branch in below(session):
         pages = branch.window.pages
         asked = [page.sources[0] for page in pages.values() if page.role is Role.ASSISTANT and page.sources]
-        found |= {branch.text(page) for page in asked if pages[page].role is Role.USER}
+        found |= {branch.contents.text(page) for page in asked if pages[page].role is Role.USER}
     return found
 
 
@@ -188,7 +189,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
     script: list[Any] = [cell(code) for code in SCRIPT]
     asked: dict[str, Callable[[list[str]], bool]] = {
         "in the first cell": lambda asked: len(asked) == 1,
-        "in a batch": lambda asked: len(asked) == TOGETHER + 10,
+        "in a batch": lambda asked: len(asked) == MAX_BATCH + 10,
         "at the end of a batch": lambda asked: len(asked) == MANY + 1,
     }
     watch = {"before a cell": on("Called", 2), "with the answer": on("Called", 3), "after the answer": on("Returned", 3)}
@@ -203,7 +204,7 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
         session = store.session("a")
         paid = written(session)
         # What waited to be written is lost.
-        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - TOGETHER}.get(place, 0)
+        lost = {"in the first cell": 1, "in a batch": 9, "at the end of a batch": MANY - MAX_BATCH}.get(place, 0)
         assert len(before) - lost <= len(paid) <= len(before)
         root = Scripted([cell(code) for code in SCRIPT[replies:]])
         result = go_on(session, root, Answering(sub.log))
@@ -213,14 +214,14 @@ def test_a_run_that_was_killed_goes_on(place: str, replies: int, tmp_path: Path)
         assert not paid & set(after)
         assert Counter([*paid, *after]) == Counter(["first", *TEXT.splitlines()])
         check_all(session)
-        outputs = [page for page, _ in session.pages() if page.kind is Kind.RESULT]
+        outputs = [page for page, _ in session.contents.pages() if page.kind is Kind.RESULT]
         assert [len(page.cites) for page in outputs] == [1, MANY, 0]
         if place == "in a batch":
             assert replay(session, store.session("again"), TEXT).content == ANSWER
-        events = [*session.events()]
+        events = [*session.ledger.events()]
         ended = go_on(session, Scripted(), Answering(sub.log))
         assert (ended.outcome, ended.content, ended.steps, ended.calls) == (result.outcome, ANSWER, 3, MANY + 1)
-        assert [*session.events()] == events
+        assert [*session.ledger.events()] == events
     assert sub.asked == [*before, *after]
     assert command("fsck", "--db", tmp_path / "agent.db").status == 0
 
@@ -323,7 +324,7 @@ def test_slow_calls_are_written_as_they_come_and_their_seconds_are_counted(tmp_p
             yield from super().stream(request)
 
     seen: list[int] = []
-    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
+    store = Store(Sqlite(":memory:"), Budget(4000), "fifo", tokenizer="chars/4", clock=clock)
     session, code = store.session("a"), cell("got = [llm_query(str(n)) for n in range(4)]")
     cut(session, code, sub=Slow(tmp_path / "log"), clock=clock, limits=Limits(seconds=50))
     assert seen == [0, 1, 2, 3]
@@ -347,7 +348,7 @@ def test_cells_and_memory_tools_of_one_reply(tmp_path: Path) -> None:
     agent = RecursiveModel(Scripted([reply]), session, sub=sub, retry=AT_ONCE)
     with pytest.raises(KeyboardInterrupt):
         agent.ask("what?", TEXT, watch=stop)
-    assert [page.call for page, _ in session.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
+    assert [page.call for page, _ in session.contents.pages() if page.kind is Kind.RESULT] == ["s", "c0"]
     events: list[Any] = []
     result = go_on(session, Scripted([cell('answer["content"] = a + b' + READY)]), sub, watch=events.append)
     assert (result.content, result.differing, result.steps) == ("123", (), 2)
@@ -394,17 +395,17 @@ def test_code_that_is_not_the_same_again_is_told(tmp_path: Path) -> None:
     session, sub = session_of(), Answering(tmp_path / "log")
     chance = "import os\nx = os.urandom(8).hex()\nprint(x, llm_query(x), llm_query('same'))"
     cut(session, cell(chance), sub=sub)
-    seen = session.text(session.window.last)
+    seen = session.contents.text(session.window.last)
     root = Scripted([cell('answer["content"] = x' + READY)])
     events: list[Any] = []
     result = go_on(session, root, sub, watch=events.append)
-    address = next(page.address for page, _ in session.pages() if page.kind is Kind.RESULT)
+    address = next(page.address for page, _ in session.contents.pages() if page.kind is Kind.RESULT)
     assert (result.outcome, result.differing) == (AnswerOutcome.ANSWERED, (address,))
     assert Counter(sub.asked) == {"same": 1, seen[:16]: 1, result.content: 1}
     assert next(event.text for event in events if isinstance(event, Returned)) == session.recall(address) == seen
     assert f"{address} came out otherwise" in json.dumps(list(root.requests[0].messages))
-    last = next(page for page, _ in reversed(session.pages()) if page.kind is Kind.RESULT)
-    assert [session.branches.open("b2").text(page) for _, page in last.cites] == [result.content.upper()]
+    last = next(page for page, _ in reversed(session.contents.pages()) if page.kind is Kind.RESULT)
+    assert [session.branches.open("b2").contents.text(page) for _, page in last.cites] == [result.content.upper()]
     check_all(session)
 
 
@@ -413,13 +414,13 @@ def test_only_the_same_question_goes_on(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="nothing was asked"):
         go_on(session, Scripted(), sub)
     cut(session, cell(LOOK), sub=sub)
-    events = [*session.events()]
+    events = [*session.ledger.events()]
     for text in (TEXT + "!", {"a": TEXT}):
         with pytest.raises(SpecError, match="not the text"):
             go_on(session, Scripted(), sub, text)
     with pytest.raises(SpecError, match="not the text"):
         resume(session, Scripted(), past=session)
-    assert [*session.events()] == events
+    assert [*session.ledger.events()] == events
     session.append({"role": "user", "content": "and now to something else"})
     with pytest.raises(SpecError, match="something else"):
         go_on(session, Scripted(), sub)
@@ -545,7 +546,7 @@ def test_functions_of_the_caller_are_not_called_again_after_a_kill(tmp_path: Pat
     killed(lambda: begin(tmp_path, Scripted(script), asked, functions={"send": send}))
     dies = False
     session = opened(tmp_path).session("a")
-    replied = sum(page.kind is Kind.CALL for page, _ in session.pages())
+    replied = sum(page.kind is Kind.CALL for page, _ in session.contents.pages())
     result = go_on(session, Scripted(script[replied:]), Answering(tmp_path / "again"), functions={"send": send})
     assert (result.outcome, result.content, result.differing) == (AnswerOutcome.ANSWERED, [5] * 3 + [7] * 3, ())
     times = Counter(log.read_text().splitlines())

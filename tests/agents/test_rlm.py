@@ -27,7 +27,7 @@ from kilburn.page import Place
 from kilburn.prices import Prices
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, replay, resume
-from kilburn.recursion.sandbox import ONE_CALL, Bounds, open_sandbox
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Bounds, open_sandbox
 from kilburn.testing import FakeClock, Scripted, check_laws
 from kilburn.wire.validity import validate_chat
 
@@ -94,7 +94,7 @@ def ask(*script: Any, text: Any = TEXT, sub: Any = None, session: Session | None
 
 
 def said(session: Session) -> str:
-    return json.dumps(session.messages())
+    return json.dumps(session.contents.messages())
 
 
 def test_the_text_is_never_in_the_window() -> None:
@@ -135,18 +135,18 @@ def test_sub_calls_are_pages_with_sources() -> None:
     assert result.content == [line.upper() for line in TEXT.splitlines()]
     assert result.calls == 20
     output = session.window.pages[session.window.last - 1]
-    assert session.text(output.id).startswith("3: ODD")
+    assert session.contents.text(output.id).startswith("3: ODD")
     assert len(output.cites) == 20
     calls = session.branches.open("b1")
     assert {segment for segment, _ in output.cites} == {calls.number}
     replies = [calls.window.pages[page] for _, page in output.cites]
     prompts = [calls.window.pages[reply.sources[0]] for reply in replies]
-    assert sorted(calls.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
+    assert sorted(calls.contents.text(page.id) for page in prompts) == sorted(TEXT.splitlines())
     assert {page.trust for page in (output, *replies, *prompts)} == {Trust.TOOL}
-    code = next(page for page, _ in session.pages() if page.kind is Kind.CALL)
+    code = next(page for page, _ in session.contents.pages() if page.kind is Kind.CALL)
     number, told = session.number, code.id - 1
     assert {page.cites for page in prompts} == {((number, code.id), (number, told))}
-    assert session.recall(f"b1/{replies[0].address}") == calls.text(replies[0].id)
+    assert session.recall(f"b1/{replies[0].address}") == calls.contents.text(replies[0].id)
     check_laws(session)
     check_laws(calls)
 
@@ -162,7 +162,7 @@ def test_forgetting_a_prompt_forgets_what_was_made_of_it() -> None:
 def test_an_output_is_made_from_the_outputs_before() -> None:
     session = opened().session("a")
     ask(cell("print(len(context))"), cell('answer["content"] = 1' + READY), session=session)
-    results = [page for page, _ in session.pages() if page.kind is Kind.RESULT]
+    results = [page for page, _ in session.contents.pages() if page.kind is Kind.RESULT]
     assert results[1].sources == (results[1].answers, results[0].id)
     assert results[0].id in session.window.pages[results[1].answers].sources, "the code, too: the model had seen it"
 
@@ -301,7 +301,9 @@ def test_a_fenced_block_is_a_cell_too() -> None:
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
     assert model.requests[0].tools == ()
     output = next(
-        page for page, _ in session.pages() if page.role is Role.USER and session.text(page.id).startswith(str(len(TEXT)))
+        page
+        for page, _ in session.contents.pages()
+        if page.role is Role.USER and session.contents.text(page.id).startswith(str(len(TEXT)))
     )
     assert output.trust is Trust.TOOL
 
@@ -366,12 +368,12 @@ def test_an_answer_that_kills_the_inside_is_told_with_the_loss(sandbox: str) -> 
 def test_prompts_that_are_too_large_together_are_asked_in_pieces(sandbox: str) -> None:
     open_one(sandbox)
     sub = Answering(lambda prompt: f"{prompt[0]} {len(prompt)}")
-    code = f"prompts = [str(n) * {ONE_CALL // 2} for n in range(4)]\n"
+    code = f"prompts = [str(n) * {MAX_CALL_BYTES // 2} for n in range(4)]\n"
     code += 'answer["content"] = llm_query_batched(prompts)' + READY
     session = opened().session("a")
-    result = ask(cell(f"llm_query('x' * {ONE_CALL})"), cell(code), sub=sub, sandbox=sandbox, session=session)
-    assert result.content == [f"{n} {ONE_CALL // 2}" for n in range(4)]
-    assert "8 MB at most" in session.messages()[0]["content"]
+    result = ask(cell(f"llm_query('x' * {MAX_CALL_BYTES})"), cell(code), sub=sub, sandbox=sandbox, session=session)
+    assert result.content == [f"{n} {MAX_CALL_BYTES // 2}" for n in range(4)]
+    assert "8 MB at most" in session.contents.messages()[0]["content"]
     assert "more than 8,000,000" in said(session)
 
 
@@ -416,7 +418,7 @@ def test_depth_0_has_no_sub_calls() -> None:
     sub = Answering(str.upper)
     assert ask(cell(code), depth=0, sub=sub, session=session).content == "none"
     assert sub.asked == []
-    assert "llm_query" not in json.dumps(session.messages()[0])
+    assert "llm_query" not in json.dumps(session.contents.messages()[0])
 
 
 class Roots:
@@ -446,7 +448,7 @@ def test_runs_within_runs_are_charged_to_the_run_above() -> None:
     below = [session.branches.open("b1"), session.branches.open("b2")]
     assert [info.name for info, _ in session.branches.children()] == ["a/b1", "a/b2"]
     assert all(len(branch.branches.children()) == 1 for branch in below)
-    output = next(page for page, _ in session.pages() if page.kind is Kind.RESULT)
+    output = next(page for page, _ in session.contents.pages() if page.kind is Kind.RESULT)
     assert len(output.cites) == 2
     for branch in below:
         check_laws(branch)
@@ -472,7 +474,7 @@ def test_an_error_of_the_root_leaves_all_that_came_before() -> None:
     session = opened().session("a")
     with pytest.raises(Unavailable):
         ask(cell(ASK_ALL.replace(READY, "")), Unavailable("gone"), session=session)
-    assert len(session.branches.open("b1").messages()) == 41
+    assert len(session.branches.open("b1").contents.messages()) == 41
     validate_chat(session.render())
 
 
@@ -485,7 +487,7 @@ def test_what_was_paid_for_before_an_interruption_is_kept() -> None:
     session = opened().session("a")
     with pytest.raises(KeyboardInterrupt):
         ask(cell("for n in range(5): llm_query(str(n))"), sub=Answering(stop), session=session)
-    assert [message["content"] for message in session.branches.open("b1").messages()][1:] == ["0", "0", "1", "1"]
+    assert [message["content"] for message in session.branches.open("b1").contents.messages()][1:] == ["0", "0", "1", "1"]
 
 
 # Running a run again
@@ -556,7 +558,7 @@ def test_no_file_is_an_error_that_changes_nothing(tmp_path: Path) -> None:
             ask(text=source, session=session)
     with pytest.raises(SpecError):
         ask(session=session, sandbox="none")
-    assert session.messages() == []
+    assert session.contents.messages() == []
 
 
 def test_the_past_is_read_by_code() -> None:
@@ -587,8 +589,8 @@ def kept(store: Store, folder: Path) -> list[str]:
     """What has the canary: addresses in the store, and files."""
     found = []
     for info in store.sessions():
-        for page, state in store.session(info.name).pages():
-            if state.at is not Place.DROPPED and "zanzibar" in store.session(info.name).text(page.id).lower():
+        for page, state in store.session(info.name).contents.pages():
+            if state.at is not Place.DROPPED and "zanzibar" in store.session(info.name).contents.text(page.id).lower():
                 found.append(f"{info.name} {page.address}")
     store.close()
     return found + [file.name for file in folder.iterdir() if b"zanzibar" in file.read_bytes().lower()]
@@ -687,11 +689,11 @@ def test_many_reads_and_calls_by_turns_cite_what_was_read_once() -> None:
     code = "for n in range(1, 21):\n    memory.pages('past', n, n)\n    llm_query(str(n))\n"
     ask(cell(code + 'answer["content"] = 1' + READY), text=None, past=store, session=session)
     calls = session.branches.open("b1")
-    assert max(len(page.sources) + len(page.cites) for page, _ in calls.pages()) <= 4
+    assert max(len(page.sources) + len(page.cites) for page, _ in calls.contents.pages()) <= 4
     past.forget("p20")
-    assert "3" in [calls.text(page.id) for page, state in calls.pages() if state.at is not Place.DROPPED]
+    assert "3" in [calls.contents.text(page.id) for page, state in calls.contents.pages() if state.at is not Place.DROPPED]
     past.forget("p1")
-    assert [page.id for page, state in calls.pages() if state.at is not Place.DROPPED] == [1]
+    assert [page.id for page, state in calls.contents.pages() if state.at is not Place.DROPPED] == [1]
 
 
 def test_the_past_of_another_store_is_not_cited_by_its_numbers() -> None:
@@ -804,4 +806,4 @@ def test_the_system_prompt_names_what_there_is() -> None:
     for depth, names in ((0, set()), (1, {"llm_query"}), (2, {"llm_query", "rlm_query"})):
         session = opened().session("a")
         ask(cell('answer["content"] = 1' + READY), depth=depth, session=session)
-        assert set(re.findall(r"\b[lr]lm_query\b", session.messages()[0]["content"])) == names
+        assert set(re.findall(r"\b[lr]lm_query\b", session.contents.messages()[0]["content"])) == names

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from effort import rounds
 from kilburn.errors import MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
-from kilburn.recursion.sandbox import ONE_CALL, USUAL, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
+from kilburn.recursion.sandbox import DEFAULT_ORDER, MAX_CALL_BYTES, Bounds, Callbacks, Cell, CellOutcome, Sandbox, open_sandbox
 from kilburn.recursion.sandboxes import lockdown
 from kilburn.recursion.sandboxes.cpython import Cpython
 from waiting import until
@@ -258,7 +258,7 @@ def test_auto_opens_one() -> None:
     except SandboxRefused as refused:
         pytest.skip(str(refused))
     with made:
-        assert made.name in USUAL
+        assert made.name in DEFAULT_ORDER
         assert made.run("print(1)").output == "1\n"
 
 
@@ -739,8 +739,8 @@ def test_what_fits_the_bounds_fits_a_message() -> None:
     with open_any("cpython", Bounds(output=1_000_000)) as made:
         cell = made.run("print(chr(1) * 999_999)\nraise ValueError(chr(0x1f600) * 10**6)")
         assert (len(cell.output), len(cell.error), cell.outcome) == (10**6, 10**6, CellOutcome.ERROR)
-        made.run(f"fits, more = chr(34) * ({ONE_CALL} // 2 - 1), chr(34) * ({ONE_CALL} // 2)")
-        assert len(made.get("fits")) == ONE_CALL // 2 - 1
+        made.run(f"fits, more = chr(34) * ({MAX_CALL_BYTES} // 2 - 1), chr(34) * ({MAX_CALL_BYTES} // 2)")
+        assert len(made.get("fits")) == MAX_CALL_BYTES // 2 - 1
         with pytest.raises(NoValue, match="more than"):
             made.get("more")
 

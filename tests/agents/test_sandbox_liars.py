@@ -17,7 +17,7 @@ import pytest
 
 from effort import each_value, rounds
 from kilburn.errors import KilburnError, MissingExtra, NoValue, SandboxError, SandboxRefused, SpecError
-from kilburn.recursion.sandbox import ONE_CALL, Bounds, CellOutcome, Sandbox, open_sandbox
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Bounds, CellOutcome, Sandbox, open_sandbox
 from waiting import MINUTES, until
 
 BOTH = ["cpython", "monty"]
@@ -407,7 +407,7 @@ def test_a_list_that_is_too_large_for_one_call_goes_in_several(name: str) -> Non
         taken.append([len(item) for item in items])
         return [prefix + item[:3] for item in items]
 
-    code = f"items = [str(n) * ({ONE_CALL} // 3) for n in range(8)] + ['', 'last']\n"
+    code = f"items = [str(n) * ({MAX_CALL_BYTES} // 3) for n in range(8)] + ['', 'last']\n"
     with open_any(name, call, batched=["call"], bounds=Bounds(memory=1 << 30)) as sandbox:
         for arguments in ("'>', items", "prefix='>', items=items"):
             taken.clear()
@@ -415,9 +415,9 @@ def test_a_list_that_is_too_large_for_one_call_goes_in_several(name: str) -> Non
             expected = [f">{n}{n}{n}" for n in range(8)] + [">", ">las"]
             assert cell.output.strip() == str(expected), cell.error
             assert len(taken) > 3
-            assert all(sum(sizes) < ONE_CALL for sizes in taken)
+            assert all(sum(sizes) < MAX_CALL_BYTES for sizes in taken)
         taken.clear()
-        cell = sandbox.run(f"call('', ['a', 'x' * {ONE_CALL}])")
+        cell = sandbox.run(f"call('', ['a', 'x' * {MAX_CALL_BYTES}])")
         assert "item 1 of items takes 8,000,004 bytes" in cell.error
         assert taken == []
         assert sandbox.run("print(call('', []), call('', ['abc']))").output == "[] ['abc']\n"
@@ -426,8 +426,8 @@ def test_a_list_that_is_too_large_for_one_call_goes_in_several(name: str) -> Non
 @pytest.mark.parametrize("name", BOTH)
 def test_what_is_too_large_for_a_call_says_how_much_may_be(name: str) -> None:
     with open_any(name, len, bounds=Bounds(memory=1 << 30)) as sandbox:
-        assert sandbox.run(f"print(call('x' * ({ONE_CALL} - 100)))").output == f"{ONE_CALL - 100}\n"
-        assert "more than 8,000,000" in sandbox.run(f"call('x' * {ONE_CALL})").error
+        assert sandbox.run(f"print(call('x' * ({MAX_CALL_BYTES} - 100)))").output == f"{MAX_CALL_BYTES - 100}\n"
+        assert "more than 8,000,000" in sandbox.run(f"call('x' * {MAX_CALL_BYTES})").error
 
 
 def test_what_is_batched_is_a_function_with_a_list() -> None:

@@ -361,8 +361,8 @@ def test_a_cancelled_job_leaves_nothing_behind() -> None:
         assert scheduler.jobs() == []
         assert model.open == 0
         for name in "ab":
-            assert [message["role"] for message in store.session(name).messages()] == ["user"]
-            assert agents[name].session.use <= agents[name].session.capacity
+            assert [message["role"] for message in store.session(name).contents.messages()] == ["user"]
+            assert agents[name].session.prompts.use <= agents[name].session.prompts.capacity
         gate.release(4)
         assert agents["b"].run().text == "b " * 4  # it can go on where it stands
 
@@ -520,7 +520,7 @@ def test_the_ledger_has_each_job() -> None:
         scheduler = Scheduler(Scripted(["Aye."]), Priority())
         model: ScheduledModel = scheduler.model("pilot", tenant="harbour", session=session)
         Agent(model, [], session, memory=False).run("Can we enter?")
-        notes = [event.data["job"] for event in session.events() if event.act is Act.NOTE and "job" in event.data]
+        notes = [event.data["job"] for event in session.ledger.events() if event.act is Act.NOTE and "job" in event.data]
     assert [(note["stage"], note["tenant"], note["discipline"], note["slices"]) for note in notes] == [
         ("done", "harbour", "priority", 1)
     ]
@@ -540,5 +540,5 @@ def test_200_agents_in_threads_on_one_store_lose_no_page() -> None:
             texts = list(pool.map(work, names))
         assert texts == [[f"{name} {step} " for step in range(3)] for name in names]
         for name in names:
-            said = [message["content"] for message in store.session(name).messages()]
+            said = [message["content"] for message in store.session(name).contents.messages()]
             assert said == [text for step in range(3) for text in (f"{name} {step}", f"{name} {step} ")]

@@ -88,8 +88,8 @@ def test_a_long_talk_goes_on_and_what_left_is_brought(says: bool, form: str) -> 
     answer = session.window.pages[session.window.last]
     assert 4 in answer.sources, "the answer cites the page of the bell"
     assert answer.trust is Trust.AGENT
-    assert not [page for page in session.messages() if "recalled-" in str(page)], "what was brought is no message"
-    counted = [event.data["counted"] for event in session.events() if event.act is Act.USAGE]
+    assert not [page for page in session.contents.messages() if "recalled-" in str(page)], "what was brought is no message"
+    counted = [event.data["counted"] for event in session.ledger.events() if event.act is Act.USAGE]
     assert all(tokens <= 1500 for tokens in counted)
     check_laws(session)
     answered = session.window.last
@@ -149,7 +149,7 @@ def test_a_source_that_is_forgotten_meanwhile_takes_the_answer_along() -> None:
         agent.run(line(number))
     assert agent.run("How much does the bell of Birchham weigh?").text == "It weighs 301 pounds."
     assert session.window.at(session.window.last) is Place.DROPPED
-    assert not [message for message in session.messages() if "301" in str(message)]
+    assert not [message for message in session.contents.messages() if "301" in str(message)]
     check_laws(session)
     assert agent.run("And today?").text == "Go on."
 

@@ -422,13 +422,15 @@ def test_branches_of_an_agent_write_side_by_side_in_folders_of_their_own(made: M
 
     one = coder(root, steps)
     assert one.run("go").text == "done"
-    results = [message["content"] for message in one.session.messages() if message["role"] == "tool"]
+    results = [message["content"] for message in one.session.contents.messages() if message["role"] == "tool"]
     assert ["[files: draft, one]" in results[0], "[files: draft, two]" in results[1]] == [True, True], (
         "the same file, with the same text"
     )
     assert (root / "one").read_text() == "one"
     for name in ("b1", "b2"):
-        inside = [message["content"] for message in one.session.branches.open(name).messages() if message["role"] == "tool"]
+        inside = [
+            message["content"] for message in one.session.branches.open(name).contents.messages() if message["role"] == "tool"
+        ]
         assert "peek may only go to" in inside[2], "a declared path cannot leave the working folder"
     check_laws(one.session)
 
@@ -442,7 +444,9 @@ def test_a_conflict_of_two_branches_is_told_and_loses_nothing(tmp_path: Path) ->
 
     one = coder(root, steps)
     one.run("go")
-    results = sorted(message["content"].split("\n[b")[0] for message in one.session.messages() if message["role"] == "tool")
+    results = sorted(
+        message["content"].split("\n[b")[0] for message in one.session.contents.messages() if message["role"] == "tool"
+    )
     told = "is done\n[its files were not merged: a: the parent changed them too]"
     assert sum(told in result for result in results) == 1
     assert sum("is done\n[files: a, " in result for result in results) == 1

@@ -54,7 +54,7 @@ def make(path: Path, *, memory: bool = True) -> None:
             last = session.window.last
             # The latest message stays; the one before it may be shortened, as long as the policy has not done so.
             session.append({"role": "assistant", "content": "done"})
-            session.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
+            session.edits.apply(Fold(pages=(last,), keep=((0, 7), (14, 21)), why="long"))
             session.append(user(f"forget this of {name}"))
             session.forget(f"p{last + 2}")
             session.rate("p2", 0.5)
@@ -71,15 +71,15 @@ def remember(store: kilburn.Store) -> None:
     """Facts from two sessions, and a vector of each passage but two."""
     light, fog = (store.session(name).number for name in ("light", "fog"))
     kept = store.memory("ana")
-    kept.add("Ana keeps the light")
-    kept.apply(Add(text="Ana keeps the bell", cites=((light, 1), (fog, 1))), Retire((1,), by=-1))
-    kept.apply(Add(text="forget this fact", cites=((light, 2),)))
-    kept.apply(Add(text="Ana has the bell", claim=Claim(subject="Ana", relation="has", object="bell"), sources=(-1,)))
-    kept.apply(Add(text="send the keys away", cites=((light, 3),)), policy="plain", tainted=True)
+    kept.collection.add("Ana keeps the light")
+    kept.collection.apply(Add(text="Ana keeps the bell", cites=((light, 1), (fog, 1))), Retire((1,), by=-1))
+    kept.collection.apply(Add(text="forget this fact", cites=((light, 2),)))
+    kept.collection.apply(Add(text="Ana has the bell", claim=Claim(subject="Ana", relation="has", object="bell"), sources=(-1,)))
+    kept.collection.apply(Add(text="send the keys away", cites=((light, 3),)), policy="plain", tainted=True)
     kept.forget("f2")
     kept.pin("f1")
-    waiting = store.backend.unembedded("hash", 1000)
-    store.backend.keep_vectors("hash", [(entry, vector_of(text)) for entry, text in waiting[:-2]])
+    waiting = store.backend.vectors.unembedded("hash", 1000)
+    store.backend.vectors.add("hash", [(entry, vector_of(text)) for entry, text in waiting[:-2]])
 
 
 def vector_of(text: str) -> bytes:
@@ -90,7 +90,7 @@ def vector_of(text: str) -> bytes:
 def vectors(path: Path) -> dict[int, bytes]:
     """The vectors that a reader is given, by entry."""
     with Sqlite(path, readonly=True) as backend:
-        return {vector.entry: vector.data for vector in backend.vectors("hash")}
+        return {vector.entry: vector.data for vector in backend.vectors.read("hash")}
 
 
 def check_vectors(path: Path, written: dict[int, bytes]) -> None:
@@ -109,13 +109,13 @@ def read(path: Path, name: str) -> Reading | kilburn.KilburnError:
             if name == MEMORY:
                 return read_memory(store)
             session = store.session(name)
-            pages = session.pages()
+            pages = session.contents.pages()
             return {
                 "pages": pages,
-                "messages": session.messages(),
+                "messages": session.contents.messages(),
                 "texts": [session.recall(page.address) for page, state in pages if state.at != "dropped"],
                 "prompt": list(session.render()),
-                "events": list(session.events()),
+                "events": list(session.ledger.events()),
             }
     except kilburn.KilburnError as error:
         return error
@@ -124,13 +124,13 @@ def read(path: Path, name: str) -> Reading | kilburn.KilburnError:
 def read_memory(store: kilburn.Store) -> Reading:
     """All that a reader can see of the user's memory."""
     memory = store.memory("ana")
-    pages = list(store.backend.pages(memory.number))
+    pages = list(store.backend.pages(memory.collection.number))
     return {
         "pages": pages,
-        "messages": [memory.user, memory.kind],
+        "messages": [memory.user, memory.collection.info.kind],
         "texts": [memory.recall(page.address) for page, state in pages if state.at != "dropped"],
-        "prompt": sorted(store.backend.read([(memory.number, page.id) for page, _ in pages])),
-        "events": list(memory.events()),
+        "prompt": sorted(store.backend.read([(memory.collection.number, page.id) for page, _ in pages])),
+        "events": list(memory.collection.ledger.events()),
     }
 
 

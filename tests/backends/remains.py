@@ -23,6 +23,7 @@ import apsw
 from kilburn.backend import Batch, State
 from kilburn.backends.codec import key_of, zstd
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.event import Act, Event
 from kilburn.page import Page, Place
 from kilburn.testing.stores import page_of
@@ -207,10 +208,10 @@ class Trial:
 
     def embed(self) -> None:
         """Keep vectors of some passages."""
-        waiting = self.backend.unembedded("eye", 5)
-        found = self.backend.passages([entry for entry, _ in waiting])
+        waiting = self.backend.vectors.unembedded("eye", 5)
+        found = self.backend.words.passages([entry for entry, _ in waiting])
         vectors = [(entry, self.chance.randbytes(64)) for entry, _ in waiting]
-        self.backend.keep_vectors("eye", vectors)
+        self.backend.vectors.add("eye", vectors)
         for entry, vector in vectors:
             self.kept[found[entry].segment, found[entry].page].bytes.add(vector[10:40])
 
@@ -246,7 +247,7 @@ class Trial:
 
     def repair(self) -> None:
         """Build the derived data again."""
-        self.backend.repair()
+        repair_store(self.backend)
 
     def step(self, forgets: float) -> None:
         """One operation."""
@@ -279,7 +280,7 @@ def run(folder: Path, seed: int, operations: int) -> tuple[list[str], Counter[st
     trial.other.close()
     found += [f"closed, {one}" for one in trial.left()]
     with Sqlite(trial.path) as backend:
-        found += [f"damage: {one.what}" for one in backend.findings()]
+        found += [f"damage: {one.what}" for one in inspect_store(backend)]
     return found, trial.done
 
 

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import kilburn
@@ -116,8 +117,18 @@ def test_tenants_threads_and_two_stores_have_one_file(at: Place, tmp_path: Path)
     other = str(tmp_path / "other.db")
     with kilburn.open(other, tokenizer="chars/4", embedder=None, anchor=at.anchor) as store:
         store.session("s").append([{"role": "user", "content": "x"}])
+    heads = dict[str, dict[int, int]]()
+    for line in filter(None, at.anchor.read_bytes().split(b"\n")):
+        place, segment, head, *_ = msgspec.json.decode(line)
+        heads.setdefault(place, {})[segment] = max(head, heads.get(place, {}).get(segment, 0))
+    written = []
     for tenant in ("t0", "t1"):
-        at.open(tenant).close()
+        with at.open(tenant) as store:
+            written.append({info.number: info.head for info in store.backend.segments()})
+            assert anchor_of(at.db, tenant, at.anchor).findings(store.backend) == []
+    with kilburn.open(other, tokenizer="chars/4", embedder=None, anchor="") as store:
+        written.append({info.number: info.head for info in store.backend.segments()})
+    assert sorted(heads.values(), key=repr) == sorted(written, key=repr)
 
 
 def test_what_a_killed_writer_has_left_of_a_line_is_passed_over_and_an_altered_line_is_not(at: Place) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
 from kilburn.errors import Forgotten, StoreCorrupt, StoreStale
 from kilburn.page import Place
 from kilburn.testing.faults import FaultVFS
@@ -56,9 +57,9 @@ def change(path: Path, statement: str, *values: object) -> None:
 def test_an_index_that_disagrees_with_the_pages_is_found_and_made_again(path: Path, statement: str) -> None:
     change(path, statement)
     with Sqlite(path) as backend:
-        found = backend.findings()
+        found = inspect_store(backend)
         assert {(one.kind, one.derived, one.segment) for one in found} == {("index", True, MEMORY)}
-        assert backend.repair() == []
+        assert repair_store(backend) == []
         assert backend.citing(TALK, [1, 2, 3]) == [(MEMORY, -1)]
         assert backend.citing(MEMORY, [-1]) == [(MEMORY, -2)]
 
@@ -73,7 +74,7 @@ def test_a_forgetting_that_was_killed_half_way_is_found_and_goes_on(path: Path) 
     )
     assert subprocess.run([sys.executable, "-c", kill, str(path)]).returncode == -signal.SIGKILL
     with Sqlite(path) as backend:
-        found = backend.findings()
+        found = inspect_store(backend)
         leave = {(TALK, 1), (TALK, 2), (MEMORY, -1), (MEMORY, -2)}
         assert {(one.kind, one.derived, one.segment, one.page) for one in found} == {("index", True, *one) for one in leave}
         assert all("forget it again" in one.what for one in found)
@@ -81,8 +82,8 @@ def test_a_forgetting_that_was_killed_half_way_is_found_and_goes_on(path: Path) 
             with pytest.raises(Forgotten, match="is being forgotten"):
                 backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, page),)))
         backend.commit(TALK, Batch(head=1, erase=[2]))
-        assert {one.page for one in backend.findings()} == {1, -1, -2}
-        assert backend.repair() == []
+        assert {one.page for one in inspect_store(backend)} == {1, -1, -2}
+        assert repair_store(backend) == []
         backend.commit(MEMORY, cited_batch(2, -3, "a new fact", cites=((TALK, 1),)))
 
 
@@ -100,7 +101,7 @@ def test_what_stays_after_all_can_be_cited_once_the_disk_works_again(tmp_path: P
         vfs.disarm()
         with pytest.raises(StoreStale):
             backend.commit(TALK, batch_of(7, {2: "told"}))
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         backend.commit(MEMORY, cites)
     vfs.unregister()
 
@@ -111,7 +112,7 @@ def test_what_stays_after_all_can_be_cited_once_the_disk_works_again(tmp_path: P
 def test_a_citation_of_a_page_that_is_not_there_is_found(path: Path, statement: str) -> None:
     change(path, statement)
     with Sqlite(path) as backend:
-        found = [one for one in backend.findings() if one.kind == "citation"]
+        found = [one for one in inspect_store(backend) if one.kind == "citation"]
         assert [(one.segment, one.page, one.derived) for one in found] == [(MEMORY, -1, False)]
         assert "p1 of segment 1" in found[0].what
 
@@ -130,8 +131,8 @@ def test_a_process_never_changes_its_kind_or_its_user_silently(path: Path, state
     change(path, statement)
     with Sqlite(path) as backend:
         assert [bool(info.damaged) for info in backend.segments()] == ["id = 1" in statement, "id = 2" in statement]
-        assert {one.kind for one in backend.findings()} == {"session"}
-        assert {hit.segment for hit in backend.search("told fact")} == {TALK if "id = 2" in statement else MEMORY}
+        assert {one.kind for one in inspect_store(backend)} == {"session"}
+        assert {hit.segment for hit in backend.words.search("told fact")} == {TALK if "id = 2" in statement else MEMORY}
 
 
 @pytest.mark.parametrize(("until", "page"), [(None, -1), (8.0, -1), (9.0, -2)])
@@ -141,7 +142,7 @@ def test_the_end_of_validity_never_changes_silently(path: Path, until: float | N
         with pytest.raises(StoreCorrupt, match="state"):
             backend.read([(MEMORY, page)])
         assert backend.read([(MEMORY, -3 - page)])
-        assert [(one.kind, one.derived, one.page) for one in backend.findings()] == [("state", True, page)]
+        assert [(one.kind, one.derived, one.page) for one in inspect_store(backend)] == [("state", True, page)]
 
 
 def test_of_two_writers_one_forgets_and_one_cites(path: Path) -> None:
@@ -154,18 +155,18 @@ def test_of_two_writers_one_forgets_and_one_cites(path: Path) -> None:
         with pytest.raises(StoreStale, match="forgotten"):
             other.commit(MEMORY, cited_batch(3, -4, "too late", cites=((TALK, 2), (TALK, 3)), depth=1))
         assert other.citing(TALK, [2, 3]) == [(MEMORY, -3)]
-        assert one.findings() == other.findings() == []
+        assert inspect_store(one) == inspect_store(other) == []
 
 
 def test_a_quarantined_session_is_erased_after_what_cites_it(path: Path) -> None:
     change(path, "UPDATE page SET record = x'c1' WHERE segment = 1 AND id = 5")
     with Sqlite(path) as backend:
-        backend.quarantine(TALK)
+        quarantine_segment(backend, TALK)
         with pytest.raises(StoreStale, match="f1 of segment 2"):
             backend.erase(TALK)
         backend.commit(MEMORY, Batch(head=2, erase=[-2, -1]))
         backend.erase(TALK)
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 CITER = """
@@ -251,12 +252,12 @@ def test_nothing_dangles_when_writers_are_killed(path: Path, seed: int) -> None:
             writer.send_signal(signal.SIGKILL)
             writer.communicate()
     with Sqlite(path) as backend:
-        assert [one for one in backend.findings() if "is being forgotten" not in one.what] == []
+        assert [one for one in inspect_store(backend) if "is being forgotten" not in one.what] == []
         forgotten = {page.id for page, _ in backend.pages(TALK) if not page.digest}
         assert forgotten
         assert backend.citing(TALK, forgotten) == []
         # What the killed one had only begun to forget can be cited again.
-        assert backend.repair() == []
+        assert repair_store(backend) == []
 
 
 def test_a_page_that_cites_the_same_page_twice_is_one_row(path: Path) -> None:
@@ -264,4 +265,4 @@ def test_a_page_that_cites_the_same_page_twice_is_one_row(path: Path) -> None:
     with Sqlite(path) as backend:
         backend.commit(MEMORY, cited_batch(2, -3, "of all", cites=cites * 3, depth=1))
         assert backend.citing(TALK, range(1, 11)) == [(MEMORY, -3), (MEMORY, -1)]
-        assert backend.findings() == []
+        assert inspect_store(backend) == []

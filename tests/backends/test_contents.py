@@ -11,6 +11,7 @@ import kilburn
 from kilburn.backend import Batch
 from kilburn.backends.codec import SPLICED
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.move import Fold
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of
@@ -26,7 +27,7 @@ def excerpt(session: kilburn.Session, text: str = LONG) -> str:
     """The text of an excerpt of a message that the session has just been told."""
     said = [("user", "Tell me."), ("assistant", text), ("user", "I see.")]
     session.append(*[{"role": role, "content": words} for role, words in said])
-    (address,) = session.apply(Fold((session.window.last - 1,), keep=((0, 3000), (5000, 8000))))
+    (address,) = session.edits.apply(Fold((session.window.last - 1,), keep=((0, 3000), (5000, 8000))))
     return str(session.recall(address))
 
 
@@ -54,7 +55,7 @@ def test_a_message_that_says_what_an_excerpt_says_outlives_it(tmp_path: Path) ->
         assert codecs(path, text) != [SPLICED]
         assert "f1" in store.session("s").forget("p2")
         assert str(other.recall("p1")) == text
-        assert store.backend.findings() == []  # type: ignore[attr-defined]
+        assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
     with opened(path) as store:
         assert str(store.session("other").recall("p1")) == text
 
@@ -78,7 +79,7 @@ def test_equal_excerpts_of_two_sessions_go_one_by_one(tmp_path: Path, first: str
         store.session(first).forget("p2")
         left = store.session("b" if first == "a" else "a")
         assert str(left.recall("f1")).startswith("[p2 in part:]")
-        assert store.backend.findings() == []  # type: ignore[attr-defined]
+        assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def test_equal_excerpts_of_other_texts_are_stored_whole(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_equal_excerpts_of_other_texts_are_stored_whole(tmp_path: Path) -> None:
         assert codecs(path, text) != [SPLICED]
         store.session("a").forget("p2")
         assert str(store.session("b").recall("f1")) == text
-        assert store.backend.findings() == []  # type: ignore[attr-defined]
+        assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def test_a_lost_source_is_an_error_and_no_other_text(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_a_lost_source_is_an_error_and_no_other_text(tmp_path: Path) -> None:
     with opened(path) as store:
         with pytest.raises(kilburn.KilburnError, match="missing"):
             store.session("s").recall("f1")
-        assert "content" in {finding.kind for finding in store.backend.findings()}  # type: ignore[attr-defined]
+        assert "content" in {finding.kind for finding in inspect_store(store.backend)}  # type: ignore[attr-defined]
 
 
 def test_pieces_that_do_not_make_the_text_are_refused(tmp_path: Path) -> None:
@@ -112,4 +113,4 @@ def test_pieces_that_do_not_make_the_text_are_refused(tmp_path: Path) -> None:
         assert info is not None
         with pytest.raises(kilburn.KilburnError):
             backend.commit(info.number, Batch(head=0, pages=batch_of(0, {1: "text"}).pages))
-        assert backend.findings() == []
+        assert inspect_store(backend) == []

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kilburn.backend import Backend
+from kilburn.backend import Backend, Passage, WordIndex
 from kilburn.backends.sqlite import Sqlite
-from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import CHECKS, check_store
 
 
@@ -18,7 +17,7 @@ from kilburn.testing.stores import CHECKS, check_store
 def test_store_keeps_each_promise(kind: str, check: Callable[[Backend], None], tmp_path: Path) -> None:
     makers: dict[str, Callable[[], Backend]] = {
         "file": lambda: Sqlite(tmp_path / "kilburn.db"),
-        "memory": MemoryBackend,
+        "memory": lambda: Sqlite(":memory:"),
     }
     backend = makers[kind]()
     try:
@@ -28,11 +27,19 @@ def test_store_keeps_each_promise(kind: str, check: Callable[[Backend], None], t
 
 
 def test_check_store_runs_all_and_names_the_broken_promise() -> None:
-    check_store(MemoryBackend)
+    check_store(lambda: Sqlite(":memory:"))
 
-    class Forgetful(MemoryBackend):
-        def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list:  # type: ignore[type-arg]
+    class NoHits:
+        def __init__(self, words: WordIndex) -> None:
+            self.newest, self.entries, self.passages = words.newest, words.entries, words.passages
+
+        def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
             return []
+
+    class Forgetful(Sqlite):
+        def __init__(self) -> None:
+            super().__init__(":memory:")
+            self.words = NoHits(self.words)
 
     with pytest.raises(AssertionError) as caught:
         check_store(Forgetful)

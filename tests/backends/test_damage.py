@@ -14,6 +14,7 @@ from backends.damage import read, run
 from cli.terminal import kilburn as command
 from kernel.talk import user
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Act, Event
 from kilburn.search.found import DamageWarning
@@ -279,7 +280,7 @@ def test_lost_settings_of_the_index_are_found_and_set_again(talk: Path) -> None:
     found = command("fsck", "--db", talk, "--json").json["findings"]
     assert [(item["kind"], item["derived"]) for item in found] == [("index", True)]
     with Sqlite(talk) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM text_1_config WHERE k = 'version'", "DELETE FROM text_1_data"])

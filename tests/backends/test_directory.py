@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kilburn.backend import Batch, Scope, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import quarantine_segment
 from kilburn.errors import StoreError
 from kilburn.event import Act, Event
 from kilburn.page import Place
@@ -56,8 +57,8 @@ def forget(backend: Sqlite, name: str) -> None:
 
 
 def embed(backend: Sqlite, name: str) -> None:
-    waiting = backend.unembedded(f"of {name}", 5)
-    backend.keep_vectors(f"of {name}", [(entry, b"\1\2\3\4") for entry, _ in waiting])
+    waiting = backend.vectors.unembedded(f"of {name}", 5)
+    backend.vectors.add(f"of {name}", [(entry, b"\1\2\3\4") for entry, _ in waiting])
 
 
 class Broken(Exception):
@@ -82,7 +83,7 @@ def undone(backend: Sqlite, name: str) -> None:
 def quarantine(backend: Sqlite, name: str) -> None:
     info = backend.segment(name, time=0.0, create=False)
     if info is not None:
-        backend.quarantine(info.number)
+        quarantine_segment(backend, info.number)
 
 
 def do(backend: Sqlite, what: str, name: str, word: str) -> None:
@@ -107,9 +108,9 @@ def seen(backend: Sqlite) -> Any:
     return (
         backend.segments(),
         [as_told(backend.scope(*one)) for one in FILTERS],
-        [backend.search(word, limit=50) for word in WORDS],
-        [backend.search(word, segments=some, limit=50) for word in WORDS for some in (numbers, numbers[::2])],
-        [backend.unembedded(f"of {name}", 50) for name in NAMES],
+        [backend.words.search(word, limit=50) for word in WORDS],
+        [backend.words.search(word, segments=some, limit=50) for word in WORDS for some in (numbers, numbers[::2])],
+        [backend.vectors.unembedded(f"of {name}", 50) for name in NAMES],
     )
 
 
@@ -175,13 +176,13 @@ def test_what_a_search_costs_after_a_write_does_not_grow_with_the_segments(tmp_p
                     commit_one = backend.segment(f"s{number}", time=0.0)
                     assert commit_one is not None
                     backend.commit(commit_one.number, batch_of(0, {1: "rare" if number % 100 == 0 else "common"}))
-            backend.keep_vectors("e", [(entry, b"\1\2\3\4") for entry, _ in backend.unembedded("e", many)])
+            backend.vectors.add("e", [(entry, b"\1\2\3\4") for entry, _ in backend.vectors.unembedded("e", many)])
 
             def look(backend: Sqlite = backend) -> None:
                 some = list(backend.scope((SegmentKind.SESSION,), "").infos)
-                backend.search("absent", segments=some[1:])
-                backend.search("absent")
-                backend.unembedded("e", 30)
+                backend.words.search("absent", segments=some[1:])
+                backend.words.search("absent")
+                backend.vectors.unembedded("e", 30)
 
             look()
             commit(backend, "s5", "alpha")

@@ -18,6 +18,7 @@ from backends import remains
 from kilburn.backend import Batch
 from kilburn.backends.slack import wipe
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreError
 from kilburn.event import Act, Event
 from kilburn.page import digest_of
@@ -66,8 +67,8 @@ def test_nothing_of_an_erased_page_is_left(tmp_path: Path, together: bool, later
         assert traces(tmp_path, words) == words
         backend.commit(info.number, Batch(head=head, erase=list(secrets)))
         assert traces(tmp_path, words) == []
-        assert backend.findings() == []
-        assert all(backend.search(secret) == [] for secret in words)
+        assert inspect_store(backend) == []
+        assert all(backend.words.search(secret) == [] for secret in words)
     assert traces(tmp_path, words) == []
 
 
@@ -103,7 +104,7 @@ def test_a_reader_delays_the_scrubbing_of_the_log_but_not_the_erasure(tmp_path: 
         reader = apsw.Connection(str(path))
         reader.execute("BEGIN; SELECT count(*) FROM page").fetchall()
         backend.commit(info.number, Batch(head=1, erase=[1]))
-        assert backend.search("canarytext") == []
+        assert backend.words.search("canarytext") == []
         reader.close()
         backend.commit(info.number, batch_of(1, {2: "another"}))
         assert b"canarytext" not in everything(tmp_path)
@@ -140,7 +141,7 @@ def test_the_next_writer_finishes_an_erasure(tmp_path: Path, end: str) -> None:
         assert b"canarytext" in everything(tmp_path), "or this test sees nothing"
     with Sqlite(path) as backend:
         assert b"canarytext" not in everything(tmp_path)
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
     assert b"canarytext" not in everything(tmp_path)
 
 
@@ -176,7 +177,7 @@ def test_of_an_erased_process_neither_name_nor_user_nor_ledger_is_left(tmp_path:
             if info.name != "kept":
                 backend.erase(info.number)
         assert b"canary" not in everything(tmp_path)
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         assert backend.segments()[-1] == kept
     assert b"canary" not in everything(tmp_path)
 
@@ -227,9 +228,9 @@ def test_the_pages_of_the_text_index_are_not_found_by_forgotten_words(tmp_path: 
             for at in range(0, len(gone), 300):
                 backend.commit(segment, Batch(head=1, erase=gone[at : at + 300]))
         assert left_of(tmp_path, gone) == []
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         for number in range(1, 3001, 7):
-            hits = [hit.page for hit in backend.search(f"{number:05}")]
+            hits = [hit.page for hit in backend.words.search(f"{number:05}")]
             assert hits == ([] if number % 5 else [number])
 
 
@@ -240,7 +241,7 @@ def test_a_word_that_left_the_index_before_its_page_is_forgotten_is_not_left(tmp
         backend.commit(segment, Batch(head=1, unindex=gone))
         backend.commit(segment, Batch(head=1, erase=gone))
         assert left_of(tmp_path, gone) == []
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def page_at(path: Path, number: int) -> bytes:
@@ -317,7 +318,7 @@ def test_whatever_the_disk_does_it_is_wiped_in_the_end(tmp_path: Path) -> None:
             if not erased:
                 backend.commit(segment, Batch(head=3, erase=[1]))
             assert b"canarytext" not in everything(folder)
-            assert backend.findings() == []
+            assert inspect_store(backend) == []
     assert operation > wiped > 10
 
 
@@ -349,7 +350,7 @@ def test_what_a_killed_process_has_forgotten_is_gone_when_the_file_is_opened(tmp
         assert len(gone) >= after
         assert left_of(tmp_path, gone) == []
         assert b"canarytext" not in everything(tmp_path)
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 @pytest.mark.parametrize("size", [512, 1024, 4096, 65536])

@@ -14,6 +14,7 @@ import kilburn
 from effort import rounds
 from kilburn.backend import Batch, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.errors import StoreError, StoreFull
 from kilburn.kernel.store import Store
@@ -92,7 +93,7 @@ def crash(backend: Sqlite | None, vfs: FaultVFS, power: bool) -> None:
 
 def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged: int, attempted: int) -> None:
     with Sqlite(path, synchronous="OFF") as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         info = backend.segment("s", time=1.0, create=False)
         assert info is not None
         events = list(backend.events(info.number))
@@ -103,9 +104,9 @@ def check(path: str, wanted: list[tuple[dict[int, str], set[int]]], acknowledged
         assert set(pages) == set(texts)
         for number, text in texts.items():
             assert pages[number].digest == (digest_of(text) if text else "")
-            assert not text or backend.texts([pages[number].digest]) == {pages[number].digest: text}
+            assert not text or backend.contents.texts([pages[number].digest]) == {pages[number].digest: text}
         # Every page's own number is in the index exactly where it should be; parts of it match others too.
-        hits = {number: {hit.page for hit in backend.search(f"page{number}", limit=1000)} for number in texts}
+        hits = {number: {hit.page for hit in backend.words.search(f"page{number}", limit=1000)} for number in texts}
         assert {number for number in texts if number in hits[number]} == indexed
         backend.commit(info.number, batch_of(len(events), {1000: "life goes on"}))
 
@@ -146,7 +147,7 @@ def test_a_full_disk_says_so_and_the_store_lives_on(tmp_path: Path) -> None:
     assert [page.id for page, _ in backend.pages(info.number)] == [1]
     backend.commit(info.number, batch_of(1, {3: "written once there is space"}))
     assert [page.id for page, _ in backend.pages(info.number)] == [1, 3]
-    assert backend.findings() == []
+    assert inspect_store(backend) == []
     backend.close()
     vfs.unregister()
 
@@ -158,17 +159,17 @@ def test_an_append_that_the_disk_refused_leaves_no_trace_of_its_message(tmp_path
         session = store.session("s")
         refused = 0
         for number in range(40):
-            before = session.stats().turns, len(session.pages()), len(session.receipts())
+            before = session.stats().turns, len(session.contents.pages()), len(session.ledger.receipts())
             if number % 2:
                 vfs.arm(1)
             try:
                 session.append({"role": "user", "content": f"{number} " + "word " * 60})
             except StoreError:
                 refused += 1
-                assert (session.stats().turns, len(session.pages()), len(session.receipts())) == before
+                assert (session.stats().turns, len(session.contents.pages()), len(session.ledger.receipts())) == before
             vfs.disarm()
         assert refused > 10
     with kilburn.open(str(tmp_path / "refused.db"), window=400, tokenizer="chars/4") as again:
         session = again.session("s")
-        assert session.stats().turns == session.turn == 40 - refused
+        assert session.stats().turns == session.window.turn == 40 - refused
     vfs.unregister()

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.testing.stores import batch_of
 
 FILES = ("sqlite.py", "schema.py", "contextlib.py")
@@ -49,4 +50,4 @@ def test_a_write_goes_on_after_an_interrupt_at_any_line(tmp_path: Path) -> None:
             head += 1
         assert interrupted > 20
         assert len(list(backend.pages(info.number))) == head
-        assert backend.findings() == []
+        assert inspect_store(backend) == []

@@ -16,6 +16,7 @@ import pytest
 
 from effort import rounds
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of
 from waiting import MINUTES
@@ -100,7 +101,7 @@ def check(backend: Sqlite, name: str, acknowledged: int) -> None:
     assert [page.id for page in pages] == list(range(1, info.head + 1))
     erased = {head - 2 for head in range(6, info.head, 7)}
     assert {page.id for page in pages if not page.digest} == erased
-    texts = backend.texts([page.digest for page in pages if page.digest])
+    texts = backend.contents.texts([page.digest for page in pages if page.digest])
     assert all(texts[page.digest] == text_of(page.id, name) for page in pages if page.digest)
 
 
@@ -125,7 +126,7 @@ def test_a_killed_writer_loses_nothing_acknowledged(writers: Writers, tmp_path: 
             heads = {info.name: info.head for info in store.segments()}
             acknowledged = [heads["one"], heads["two"]]
     with Sqlite(path) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
     assert min(acknowledged) > KILLS // 2
 
 
@@ -144,15 +145,15 @@ def test_readers_see_whole_batches_while_one_writes(writers: Writers, tmp_path: 
                     events = len(list(backend.events(1)))
                     assert pages <= events
                     seen = pages
-                    assert len(backend.search("words", limit=10)) <= 10
+                    assert len(backend.words.search("words", limit=10)) <= 10
             assert seen >= 30
     finally:
         child.kill()
     with Sqlite(path) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         number = len(list(backend.pages(1))) + 1
         backend.commit(1, batch_of(number - 1, {number: "after"}))
-        assert backend.texts([digest_of("after")])
+        assert backend.contents.texts([digest_of("after")])
 
 
 OPENER = """
@@ -187,4 +188,4 @@ def test_several_may_make_the_same_new_file_at_once(tmp_path: Path) -> None:
         assert [one.returncode for one in openers] == [0, 0, 0]
         with Sqlite(path) as backend:
             assert [info.name for info in backend.segments()] == ["one"]
-            assert backend.findings() == []
+            assert inspect_store(backend) == []

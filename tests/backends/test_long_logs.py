@@ -7,10 +7,10 @@ from pathlib import Path
 
 import apsw
 
-from kilburn.backends import sqlite
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.storefile import MAX_LOG_GROWTH
 
-COMMITS = 2 * sqlite.GROWTH // 10
+COMMITS = 2 * MAX_LOG_GROWTH // 10
 FRAME = 4096 + 24
 
 
@@ -28,7 +28,7 @@ def test_a_log_that_somebody_always_reads_is_moved_now_and_then(tmp_path: Path) 
             # Who reads what is newest keeps the log from being begun anew.
             reader.execute("BEGIN; SELECT count(*) FROM setting").fetchall()
             os.utime(path, ns=(0, 0))
-            backend.keep_setting(f"long {number}", text(number))
+            backend.settings.put(f"long {number}", text(number))
             moves += os.stat(path).st_mtime_ns > 0
             reader.execute("ROLLBACK")
         reader.close()
@@ -39,8 +39,8 @@ def test_a_log_of_two_writers_does_not_grow(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with Sqlite(path, synchronous="OFF") as backend, Sqlite(path, synchronous="OFF") as other:
         for number in range(COMMITS):
-            (backend, other)[number % 2].keep_setting("long", text(number))
-        assert os.stat(f"{path}-wal").st_size < 2 * sqlite.GROWTH * FRAME
+            (backend, other)[number % 2].settings.put("long", text(number))
+        assert os.stat(f"{path}-wal").st_size < 2 * MAX_LOG_GROWTH * FRAME
 
 
 def test_a_commit_does_not_wait_for_a_reader_of_what_was_before(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_commit_does_not_wait_for_a_reader_of_what_was_before(tmp_path: Path) 
         reader = apsw.Connection(str(path))
         reader.execute("BEGIN; SELECT count(*) FROM setting").fetchall()
         for number in range(COMMITS):
-            backend.keep_setting("long", text(number))
+            backend.settings.put("long", text(number))
         assert reader.execute("SELECT count(*) FROM setting").get == 0
         reader.execute("ROLLBACK")
-        backend.keep_setting("short", "after the reader")
-        assert backend.settings()["short"] == "after the reader"
+        backend.settings.put("short", "after the reader")
+        assert backend.settings.all()["short"] == "after the reader"
         reader.close()

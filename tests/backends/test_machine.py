@@ -18,6 +18,7 @@ from effort import rounds
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.passages import passages, searchable
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.page import Page, Place, Span, digest_of, tombstone_of
@@ -144,9 +145,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(query=st.one_of(TEXTS, st.sampled_from(["alpha", "foo", "user", "a.py", "日本"])))
     def search(self, query: str) -> None:
-        self.sqlite.search(query)
+        self.sqlite.words.search(query)
         for word in ("alpha", "beta", "foo", "user"):
-            hits = {(hit.segment, hit.page, hit.span) for hit in self.sqlite.search(word, limit=10_000)}
+            hits = {(hit.segment, hit.page, hit.span) for hit in self.sqlite.words.search(word, limit=10_000)}
             assert hits == set().union(*(model.having(word) for model in self.models))
 
     @invariant()
@@ -158,14 +159,14 @@ class StoreMachine(RuleBasedStateMachine):
             pages = model.pages()
             assert list(self.sqlite.pages(model.info.number)) == pages
             assert list(self.sqlite.events(model.info.number)) == model.events
-            texts = self.sqlite.texts(page.digest for page, _ in pages if page.digest)
+            texts = self.sqlite.contents.texts(page.digest for page, _ in pages if page.digest)
             assert texts == {digest_of(text): text for text in model.texts.values()}
 
     def opened(self) -> Any:
         return Sqlite(self.folder / "k.db", synchronous="OFF")
 
     def check(self) -> None:
-        assert self.sqlite.findings() == []
+        assert inspect_store(self.sqlite) == []
 
     def teardown(self) -> None:
         if hasattr(self, "sqlite"):

@@ -17,6 +17,7 @@ from kernel.talk import user
 from kilburn.backend import Batch, Moved
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import SpecError, StoreCorrupt, StoreError
 from kilburn.testing.stores import batch_of
 
@@ -46,7 +47,7 @@ def gate(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]
 def filled(path: Path, bucket: str = BUCKET, key: str = "", **more: bool) -> Sqlite:
     """A store with six texts and a cold place in a bucket."""
     backend = Sqlite(path)
-    backend.keep_setting("cold", msgspec.json.encode(new_place(f"s3://{bucket}/texts", key, **more)).decode())
+    backend.settings.put("cold", msgspec.json.encode(new_place(f"s3://{bucket}/texts", key, **more)).decode())
     info = backend.segment("one", time=1.0)
     assert info is not None
     backend.commit(info.number, batch_of(0, TEXTS))
@@ -56,7 +57,7 @@ def filled(path: Path, bucket: str = BUCKET, key: str = "", **more: bool) -> Sql
 def bucket_of(backend: Sqlite) -> Any:
     from obstore.store import from_url
 
-    place = msgspec.json.decode(backend.settings()["cold"])
+    place = msgspec.json.decode(backend.settings.all()["cold"])
     return from_url(f"{place['url']}/{place['folder']}")
 
 
@@ -70,19 +71,19 @@ def objects(backend: Sqlite) -> dict[str, bytes]:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_cold_text_is_read_back_exactly_and_forgotten_there(tmp_path: Path, gate: Gate, encrypted: bool) -> None:
     with filled(tmp_path / "a.db", key=str(tmp_path / "key") if encrypted else "") as backend:
-        assert backend.chill(WHOLE).texts == 6
+        assert backend.contents.chill(WHOLE).texts == 6
         assert len(objects(backend)) == 6
-        assert backend.texts(WHOLE) == WHOLE
-        assert backend.chill(WHOLE) == Moved()
-        assert backend.scrub() == []
+        assert backend.contents.texts(WHOLE) == WHOLE
+        assert backend.contents.chill(WHOLE) == Moved()
+        assert backend.contents.scrub() == []
         assert not encrypted or not any(b"canaryword" in body for body in objects(backend).values())
         backend.commit(1, Batch(head=1, erase=[2, 3]))
         assert len(objects(backend)) == 4
-        assert backend.unreached() == ()
-        assert backend.scrub() == backend.findings() == []
-        assert backend.warm().texts == 4
+        assert backend.contents.unreached() == ()
+        assert backend.contents.scrub() == inspect_store(backend) == []
+        assert backend.contents.warm().texts == 4
         assert objects(backend) == {}
-        assert backend.texts([DIGESTS[1]]) == {DIGESTS[1]: TEXTS[1]}
+        assert backend.contents.texts([DIGESTS[1]]) == {DIGESTS[1]: TEXTS[1]}
 
 
 def deleted(bucket: Any, name: str) -> None:
@@ -103,47 +104,47 @@ def test_what_somebody_does_there_is_said_and_never_hidden(
     tmp_path: Path, gate: Gate, damage: Callable[[Any, str], None]
 ) -> None:
     with filled(tmp_path / "a.db", key=str(tmp_path / "key")) as backend:
-        backend.chill(WHOLE)
+        backend.contents.chill(WHOLE)
         name = min(objects(backend))
         damage(bucket_of(backend), name)
         obstore.put(bucket_of(backend), "zz/nobody", b"nobody's")
         wrong = list[str]()
         for digest, text in WHOLE.items():
             try:
-                assert backend.texts([digest]) == {digest: text}
+                assert backend.contents.texts([digest]) == {digest: text}
             except StoreCorrupt as error:
                 wrong.append(error.what)
         assert [name.rpartition("/")[2] in what for what in wrong] == [True]
-        assert len(backend.scrub()) == 2
-        assert len(backend.scrub(repair=True)) == 1
+        assert len(backend.contents.scrub()) == 2
+        assert len(backend.contents.scrub(repair=True)) == 1
         assert "zz/nobody" not in objects(backend)
 
 
 def test_the_wrong_secret_is_said_and_moves_nothing(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(tmp_path / "a.db") as backend:
-        backend.chill([DIGESTS[1], DIGESTS[2]])
+        backend.contents.chill([DIGESTS[1], DIGESTS[2]])
         backend.commit(1, Batch(head=1, unindex=[1]))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
     with Sqlite(tmp_path / "a.db") as backend:
-        for ask in (lambda: backend.chill(WHOLE), lambda: backend.texts([DIGESTS[1]])):
+        for ask in (lambda: backend.contents.chill(WHOLE), lambda: backend.contents.texts([DIGESTS[1]])):
             with pytest.raises(StoreError) as caught:
                 ask()
             assert not isinstance(caught.value, StoreCorrupt)
             assert SECRET not in str(caught.value)
             assert "another-secret" not in str(caught.value)
-        assert backend.cold().keys() == {DIGESTS[1], DIGESTS[2]}
-        assert len(backend.texts(list(WHOLE)[2:])) == 4
+        assert backend.contents.cold().keys() == {DIGESTS[1], DIGESTS[2]}
+        assert len(backend.contents.texts(list(WHOLE)[2:])) == 4
         # Its words are taken out of the index with the help of the text: without it nothing is forgotten, not even in part.
         with pytest.raises(StoreError):
             backend.commit(1, Batch(head=1, erase=[2, 3]))
         assert backend.forgotten(1) == []
         # One without words in the index is forgotten all the same, and said to be there still.
         backend.commit(1, Batch(head=1, erase=[1]))
-        assert any("could not be deleted yet" in place for place in backend.unreached())
+        assert any("could not be deleted yet" in place for place in backend.contents.unreached())
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     with Sqlite(tmp_path / "a.db") as backend:
         assert len(objects(backend)) == 1
-        assert backend.unreached() == ()
+        assert backend.contents.unreached() == ()
 
 
 def test_a_bucket_that_is_not_there_is_no_place(gate: Gate) -> None:
@@ -156,17 +157,17 @@ def test_a_server_that_goes_down_in_the_middle_loses_nothing(tmp_path: Path, gat
     with filled(tmp_path / "a.db") as backend:
         gate.writes, gate.deaf = (3, False) if how == "shut" else (None, True)
         with pytest.raises(StoreError, match="cold place"):
-            backend.chill(WHOLE)
-        assert backend.cold() == {}
-        assert backend.texts(WHOLE) == WHOLE
+            backend.contents.chill(WHOLE)
+        assert backend.contents.cold() == {}
+        assert backend.contents.texts(WHOLE) == WHOLE
         gate.open()
-        assert backend.chill(WHOLE).texts == 6
+        assert backend.contents.chill(WHOLE).texts == 6
         # What was written before is deleted, or it would lie there for ever.
         assert len(objects(backend)) == 6
-        assert backend.scrub() == []
+        assert backend.contents.scrub() == []
         gate.shut = True
         with pytest.raises(StoreError) as caught:
-            backend.texts([DIGESTS[1]])
+            backend.contents.texts([DIGESTS[1]])
         assert not isinstance(caught.value, StoreCorrupt)
         gate.open()
         backend.commit(1, Batch(head=1, unindex=[1]))
@@ -175,7 +176,7 @@ def test_a_server_that_goes_down_in_the_middle_loses_nothing(tmp_path: Path, gat
         gate.open()
         backend.commit(1, Batch(head=1, erase=[2]))
         assert len(objects(backend)) == 4
-        assert backend.scrub() == []
+        assert backend.contents.scrub() == []
 
 
 def test_a_server_that_says_nothing_is_not_waited_for_long(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +184,11 @@ def test_a_server_that_says_nothing_is_not_waited_for_long(tmp_path: Path, gate:
     with filled(tmp_path / "a.db") as backend:
         gate.mute = True
         with pytest.raises(StoreError, match="cold place"):
-            backend.chill(WHOLE)
-        assert backend.texts(WHOLE) == WHOLE
+            backend.contents.chill(WHOLE)
+        assert backend.contents.texts(WHOLE) == WHOLE
         gate.open()
-        assert backend.chill(WHOLE).texts == 6
-        assert backend.scrub() == []
+        assert backend.contents.chill(WHOLE).texts == 6
+        assert backend.contents.scrub() == []
 
 
 def test_a_bucket_with_versions_is_refused_or_named_in_the_receipt(tmp_path: Path, gate: Gate) -> None:
@@ -206,14 +207,14 @@ def test_a_bucket_with_versions_is_refused_or_named_in_the_receipt(tmp_path: Pat
     assert "older versions of objects" in command("forget", "--session", "s", "--yes", "--db", db).out
     with Sqlite(db) as backend:
         assert objects(backend) == {}
-        assert backend.scrub() == []
+        assert backend.contents.scrub() == []
     # The receipt is right: it is there still.
     assert obstore.get(bucket, name, options={"version": version}).bytes()
 
 
 def test_a_bucket_that_keeps_versions_by_now_is_found(tmp_path: Path, gate: Gate, server: ObjectStore) -> None:
     with filled(tmp_path / "a.db", TURNED) as backend:
-        assert backend.scrub() == []
+        assert backend.contents.scrub() == []
         server.shell(f"s3.bucket.versioning -name {TURNED} -enable\n")
-        (found,) = backend.scrub()
+        (found,) = backend.contents.scrub()
         assert "keeps versions by now" in found

@@ -23,10 +23,10 @@ def test_threads_and_a_transaction_of_several_batches_wait_together(tmp_path: Pa
 
         def several() -> None:
             with backend.together():
-                backend.keep_setting("several", "x")
+                backend.settings.put("several", "x")
 
         def one(name: str) -> None:
-            backend.keep_setting(name, "x")
+            backend.settings.put(name, "x")
 
         threads = [threading.Thread(target=one, args=(f"one {number}",)) for number in range(4)]
         threads[0].start()
@@ -41,7 +41,7 @@ def test_threads_and_a_transaction_of_several_batches_wait_together(tmp_path: Pa
         foreign.close()
         for thread in threads:
             thread.join()
-        assert set(backend.settings()) == {"several", *(f"one {number}" for number in range(4))}
+        assert set(backend.settings.all()) == {"several", *(f"one {number}" for number in range(4))}
         assert not backend._queue.locked()
 
 
@@ -54,7 +54,7 @@ def test_all_that_wait_are_told_in_time(tmp_path: Path) -> None:
 
         def one() -> None:
             with pytest.raises(StoreBusy):
-                backend.keep_setting("name", "x")
+                backend.settings.put("name", "x")
             told.append("busy")
 
         threads = [threading.Thread(target=one) for _ in range(5)]
@@ -66,4 +66,4 @@ def test_all_that_wait_are_told_in_time(tmp_path: Path) -> None:
         assert not backend._queue.locked()
         foreign.execute("ROLLBACK")
         foreign.close()
-        backend.keep_setting("name", "x")
+        backend.settings.put("name", "x")

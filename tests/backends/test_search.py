@@ -19,6 +19,7 @@ from effort import rounds
 from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
 from kilburn.backends.ranked import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))
@@ -54,7 +55,7 @@ def store_of(*texts: str) -> Sqlite:
 )
 def test_names_are_found_whole_and_by_their_parts(text: str, query: str) -> None:
     with store_of("something else entirely", text) as backend:
-        assert [hit.page for hit in backend.search(query)] == [2]
+        assert [hit.page for hit in backend.words.search(query)] == [2]
 
 
 def test_a_whole_name_outranks_its_parts_elsewhere() -> None:
@@ -64,7 +65,7 @@ def test_a_whole_name_outranks_its_parts_elsewhere() -> None:
         "see src/kilburn/backends/sqlite.py",
         "src stores sqlite kilburn",
     ) as backend:
-        assert backend.search("src/kilburn/backends/sqlite.py")[0].page == 3
+        assert backend.words.search("src/kilburn/backends/sqlite.py")[0].page == 3
 
 
 @pytest.mark.parametrize(
@@ -77,41 +78,41 @@ def test_a_rare_name_outranks_a_message_that_only_names_the_path(path: str) -> N
         + "        feed.add(item)\n" * 20
     )
     with store_of(opening, opening.replace("open", "read"), code, "nothing of the kind") as backend:
-        hits = backend.search(f"the last argument of `get_feed` in {path}")
+        hits = backend.words.search(f"the last argument of `get_feed` in {path}")
         assert hits[0].page == 3
 
 
 def test_a_long_path_leaves_room_for_the_other_words() -> None:
     long = "/".join(f"part{number}" for number in range(200))
     with store_of("zebra crossing", "nothing of the kind") as backend:
-        assert [hit.page for hit in backend.search(f"zebra in {long}")] == [1]
+        assert [hit.page for hit in backend.words.search(f"zebra in {long}")] == [1]
 
 
 def test_a_sentence_without_blanks_is_no_part_of_the_path_in_it() -> None:
     with store_of("登录错误的修复方法", "see src/kilburn/backend.py", "nothing of the kind") as backend:
-        assert backend.search("在src/kilburn/other.py中修复登录错误")[0].page == 1
+        assert backend.words.search("在src/kilburn/other.py中修复登录错误")[0].page == 1
 
 
 def test_of_equal_passages_the_newer_comes_first() -> None:
     with store_of("same words", "same words", "same words") as backend:
-        assert [hit.page for hit in backend.search("same words")] == [3, 2, 1]
+        assert [hit.page for hit in backend.words.search("same words")] == [3, 2, 1]
 
 
 def test_the_newest_with_every_word_are_found_however_many_have_one_of_them() -> None:
     with store_of(
         "Ana lives in Porto", *(f"person{n} lives in Porto" for n in range(99)), "Ana lived in Braga", "Ana sings"
     ) as backend:
-        found = backend.newest(
+        found = backend.words.newest(
             1, [("Ana lives", ""), ("lives", ""), ("lives", "Braga Ana"), ("nobody lives", ""), ("", "Ana")], 3
         )
         assert [[hit.page for hit in hits] for hits in found] == [[101, 1], [101, 100, 99], [101, 1], [], []]
-        assert backend.newest(7, [("Ana", "")]) == [[]]
+        assert backend.words.newest(7, [("Ana", "")]) == [[]]
 
 
 def test_stop_words_count_only_where_there_is_nothing_else() -> None:
     with store_of("the what and the who", "fox") as backend:
-        assert [hit.page for hit in backend.search("what is the fox")] == [2]
-        assert [hit.page for hit in backend.search("what is the")] == [1]
+        assert [hit.page for hit in backend.words.search("what is the fox")] == [2]
+        assert [hit.page for hit in backend.words.search("what is the")] == [1]
 
 
 @pytest.mark.parametrize("words", [1, 12, 36], ids=["one word", "question", "long query"])
@@ -122,7 +123,7 @@ def test_a_rare_word_is_found_in_a_large_session_whatever_stands_around_it(words
     texts[17] += " theneedle"
     with store_of(*texts) as backend:
         query = " ".join([*common[: words - 1], "theneedle"])
-        assert backend.search(query, limit=5)[0].page == 18
+        assert backend.words.search(query, limit=5)[0].page == 18
 
 
 def by_the_book(texts: Sequence[str], words: Sequence[str], limit: int) -> list[tuple[int, float]]:
@@ -161,7 +162,7 @@ def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among
     distinct = sum(not set(rare).isdisjoint(text) for text in texts)
     wanted = min(limit, distinct, there // ENOUGH)
     with store_of(*said) as backend:
-        found = backend.search(" ".join(query), limit=wanted)
+        found = backend.words.search(" ".join(query), limit=wanted)
     expected = by_the_book(said, query, wanted)
     assert [hit.page for hit in found] == [page for page, _ in expected]
     assert [hit.score for hit in found] == pytest.approx([score for _, score in expected])
@@ -171,7 +172,7 @@ def test_long_texts_with_the_rarest_word_do_not_close_the_list_to_short_ones_wit
     long, short = ["walrus " + "and so on " * 75] * 20, ["a kettle"] * 40
     texts = [*long, *short, *["nothing of it"] * 500]
     with store_of(*texts) as backend:
-        found = backend.search("walrus kettle", limit=20)
+        found = backend.words.search("walrus kettle", limit=20)
     assert [(hit.page, hit.score) for hit in found] == [
         (page, pytest.approx(score)) for page, score in by_the_book(texts, ["walrus", "kettle"], 20)
     ]
@@ -182,7 +183,7 @@ def test_spans_lead_to_the_words(tmp_path: Path) -> None:
     text = "\n".join(f"line {number} says word{number}" for number in range(500)) + "y" * 3000 + " lastword"
     with store_of(text) as backend:
         for word in ("word0", "word77", "word499", "lastword"):
-            (hit, *_) = backend.search(word)
+            (hit, *_) = backend.words.search(word)
             assert word in text[slice(*hit.span)]
 
 
@@ -215,9 +216,9 @@ def test_passages_follow_lines() -> None:
 @given(ANY, ANY)
 def test_any_text_goes_in_is_found_and_comes_out(text: str, query: str) -> None:
     with store_of(text + " needle") as backend:
-        backend.search(query)
-        assert backend.search(query + " needle")
-        assert backend.findings() == []
+        backend.words.search(query)
+        assert backend.words.search(query + " needle")
+        assert inspect_store(backend) == []
 
 
 @given(ANY)

@@ -15,6 +15,7 @@ import pytest
 from kilburn.backend import Batch, State
 from kilburn.backends.schema import check_library
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreVersion
 from kilburn.page import digest_of
 from kilburn.testing.stores import batch_of, start
@@ -30,7 +31,7 @@ def filled(path: Path, tenant: str = "default") -> None:
 
 def read_all(path: Path, readonly: bool) -> None:
     with Sqlite(path, readonly=readonly) as backend:
-        backend.texts([page.digest for page, _ in backend.pages(1)])
+        backend.contents.texts([page.digest for page, _ in backend.pages(1)])
 
 
 def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
@@ -49,9 +50,9 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     filled(path)
     with Sqlite(path) as store:
-        first = list(store.pages(1)), list(store.events(1)), store.segments(), store.search("page7")
+        first = list(store.pages(1)), list(store.events(1)), store.segments(), store.words.search("page7")
     with Sqlite(path) as backend:
-        assert (list(backend.pages(1)), list(backend.events(1)), backend.segments(), backend.search("page7")) == first
+        assert (list(backend.pages(1)), list(backend.events(1)), backend.segments(), backend.words.search("page7")) == first
         assert first[0][0][1] == State("in", True, 0.5)
 
 
@@ -130,37 +131,37 @@ def test_a_changed_byte_is_never_served(tmp_path: Path) -> None:
     filled(path)
     text = "needle default page9 " + "filling " * 100
     with Sqlite(path) as store:
-        assert store.texts([digest_of(text)])[digest_of(text)] == text
+        assert store.contents.texts([digest_of(text)])[digest_of(text)] == text
     db = apsw.Connection(str(path))
     data = db.execute("SELECT data FROM content WHERE digest = ?", (bytes.fromhex(digest_of(text)),)).get
     for at in range(0, len(data), 3):
         broken = data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :]
         db.execute("UPDATE content SET data = ? WHERE digest = ?", (broken, bytes.fromhex(digest_of(text))))
         with Sqlite(path) as store, pytest.raises(StoreCorrupt, match=digest_of(text)):
-            store.texts([digest_of(text)])
+            store.contents.texts([digest_of(text)])
     db.close()
     with Sqlite(path) as backend:
-        assert [finding.kind for finding in backend.findings()] == ["content"]
-        assert [finding.kind for finding in backend.repair()] == ["content"]
-        assert backend.search("page8")
+        assert [finding.kind for finding in inspect_store(backend)] == ["content"]
+        assert [finding.kind for finding in repair_store(backend)] == ["content"]
+        assert backend.words.search("page8")
         with pytest.raises(StoreCorrupt):
-            backend.texts([digest_of(text)])
+            backend.contents.texts([digest_of(text)])
 
 
 def test_what_is_derived_is_rebuilt(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     filled(path)
     with Sqlite(path) as store:
-        whole = store.search("page7 needle", limit=50)
+        whole = store.words.search("page7 needle", limit=50)
     db = apsw.Connection(str(path))
     db.execute("DELETE FROM passage WHERE page = 7")
     db.execute("INSERT INTO text_1(text_1, rowid, words) SELECT 'delete', first_passage, 'needle' FROM page WHERE id = 8")
     db.execute("INSERT INTO content(tenant, digest, size, codec, data) VALUES(1, x'00', 0, 0, x'')")
     db.close()
     with Sqlite(path) as backend:
-        assert {finding.kind for finding in backend.findings()} == {"index", "orphan", "content"}
-        assert backend.repair() == []
-        assert backend.search("page7 needle", limit=50) == whole
+        assert {finding.kind for finding in inspect_store(backend)} == {"index", "orphan", "content"}
+        assert repair_store(backend) == []
+        assert backend.words.search("page7 needle", limit=50) == whole
 
 
 def test_reading_only(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_reading_only(tmp_path: Path) -> None:
     assert not path.exists()
     filled(path)
     with Sqlite(path, readonly=True) as store:
-        assert store.search("page7")[0].page == 7
+        assert store.words.search("page7")[0].page == 7
         assert len(list(store.pages(1))) == 39
         assert store.segment("new", time=1.0, create=False) is None
         with pytest.raises(StoreReadOnly):
@@ -178,9 +179,14 @@ def test_reading_only(tmp_path: Path) -> None:
         with pytest.raises(StoreReadOnly):
             store.commit(1, Batch(head=1))
         with pytest.raises(StoreReadOnly):
-            store.repair()
+            repair_store(store)
     with Sqlite(path, tenant="nobody", readonly=True) as backend:
-        assert (backend.segments(), backend.search("needle"), list(backend.pages(1)), backend.findings()) == ([], [], [], [])
+        assert (backend.segments(), backend.words.search("needle"), list(backend.pages(1)), inspect_store(backend)) == (
+            [],
+            [],
+            [],
+            [],
+        )
     path.with_name("empty.db").touch()
     with pytest.raises(StoreCorrupt, match="empty"):
         Sqlite(path.with_name("empty.db"), readonly=True)
@@ -226,8 +232,8 @@ def test_a_folder_that_cannot_be_written() -> None:
             with pytest.raises(StoreReadOnly):
                 Sqlite(path)
         with Sqlite(folder / "k.db", readonly=True) as backend:
-            assert backend.search("page7")
-            assert backend.findings() == []
+            assert backend.words.search("page7")
+            assert inspect_store(backend) == []
     finally:
         os.seteuid(before)
         folder.chmod(0o700)
@@ -241,21 +247,21 @@ def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
     with Sqlite(path, tenant="a") as a, Sqlite(path, tenant="b'; DROP TABLE page; --") as b:
         (mine,), (other,) = a.segments(), b.segments()
         assert mine.number != other.number
-        assert {hit.segment for hit in a.search("needle DROP TABLE", limit=100)} == {mine.number}
-        assert a.search("needle", segments=[other.number]) == []
+        assert {hit.segment for hit in a.words.search("needle DROP TABLE", limit=100)} == {mine.number}
+        assert a.words.search("needle", segments=[other.number]) == []
         assert list(a.pages(other.number)) == []
         assert list(a.events(other.number)) == []
         (page, _) = next(iter(b.pages(other.number)))
         with pytest.raises(StoreCorrupt, match="missing"):
-            a.texts([page.digest])
+            a.contents.texts([page.digest])
         with pytest.raises(StoreError, match="no segment"):
             a.commit(other.number, Batch(head=1, erase=[1]))
         # The same text lies there twice: neither can tell that the other has it.
         for backend, number in ((a, mine.number), (b, other.number)):
             backend.commit(number, batch_of(1, {100: "the very same"}))
         a.commit(mine.number, Batch(head=2, erase=[100]))
-        assert b.texts([digest_of("the very same")])
-        assert a.findings() == b.findings() == []
+        assert b.contents.texts([digest_of("the very same")])
+        assert inspect_store(a) == inspect_store(b) == []
 
 
 def test_a_second_writer_waits_then_gets_a_clear_error(tmp_path: Path) -> None:
@@ -270,7 +276,7 @@ def test_a_second_writer_waits_then_gets_a_clear_error(tmp_path: Path) -> None:
         timer.start()
         backend.commit(1, batch_of(1, {100: "waited"}))
         timer.join()
-        assert backend.search("waited")
+        assert backend.words.search("waited")
     other.close()
 
 
@@ -283,9 +289,9 @@ def test_a_batch_that_fails_leaves_the_file_to_the_next_writer(tmp_path: Path) -
         with pytest.raises(StoreError, match="999"):
             one.commit(1, batch)
         with pytest.raises(StoreError):
-            one.texts([digest_of("half")])
+            one.contents.texts([digest_of("half")])
         other.commit(1, batch_of(1, {100: "whole"}))
-        assert one.texts([digest_of("whole")])
+        assert one.contents.texts([digest_of("whole")])
 
 
 def test_a_check_sees_the_text_index_as_another_process_left_it(tmp_path: Path) -> None:
@@ -296,8 +302,8 @@ def test_a_check_sees_the_text_index_as_another_process_left_it(tmp_path: Path) 
         for head in range(24):
             writer.commit(number, batch_of(head, {head + 1: " ".join(f"word{head * 99 + at}" for at in range(99))}))
             if head % 4 == 0:
-                assert checker.findings() == []
-                checker.search("word1")
+                assert inspect_store(checker) == []
+                checker.words.search("word1")
 
 
 def test_of_two_writers_the_slower_is_stale(tmp_path: Path) -> None:
@@ -307,6 +313,6 @@ def test_of_two_writers_the_slower_is_stale(tmp_path: Path) -> None:
         fast.commit(1, batch_of(1, {100: "first"}))
         with pytest.raises(StoreStale, match="reopen"):
             slow.commit(1, batch_of(1, {100: "second"}))
-        assert slow.texts([digest_of("first")])
+        assert slow.contents.texts([digest_of("first")])
         slow.commit(1, batch_of(2, {101: "second"}))
-        assert {hit.page for hit in fast.search("first second")} == {100, 101}
+        assert {hit.page for hit in fast.words.search("first second")} == {100, 101}

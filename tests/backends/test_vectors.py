@@ -13,6 +13,7 @@ import pytest
 from effort import rounds
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.errors import StoreError, StoreFull, StoreReadOnly
 from kilburn.page import digest_of
 from kilburn.testing.faults import FaultVFS
@@ -26,8 +27,8 @@ def vector_of(text: str) -> bytes:
 
 def embed(backend: Sqlite, limit: int = 1000) -> int:
     """Give the passages that wait their vectors; how many."""
-    waiting = backend.unembedded("hash", limit)
-    backend.keep_vectors("hash", [(entry, vector_of(text)) for entry, text in waiting])
+    waiting = backend.vectors.unembedded("hash", limit)
+    backend.vectors.add("hash", [(entry, vector_of(text)) for entry, text in waiting])
     return len(waiting)
 
 
@@ -52,7 +53,7 @@ def change(path: Path, statement: str, *values: object) -> None:
 
 
 def served(backend: Sqlite) -> dict[int, bytes]:
-    return {vector.entry: vector.data for vector in backend.vectors("hash")}
+    return {vector.entry: vector.data for vector in backend.vectors.read("hash")}
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,14 @@ def test_a_damaged_vector_is_never_served_and_made_again(tmp_path: Path, stateme
         if "done" in statement:
             # More passages than there are do no harm but to those that come.
             backend.commit(1, batch_of(1, {100: "comes later"}))
-        found = backend.findings()
+        found = inspect_store(backend)
         assert {(one.kind, one.derived) for one in found} == {("vector", True)}
-        assert backend.repair() == []
+        assert repair_store(backend) == []
         embed(backend)
         assert served(backend).items() >= whole.items()
         assert {vector_of("comes later")} <= set(served(backend).values()) or "done" not in statement
         assert embed(backend) == 0
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_repair_keeps_the_vectors_of_passages(tmp_path: Path) -> None:
@@ -97,17 +98,17 @@ def test_a_repair_keeps_the_vectors_of_passages(tmp_path: Path) -> None:
     filled(path)
     with Sqlite(path) as store:
         store.commit(1, Batch(head=1, erase=[4], unindex=[5]))
-        before = served(store), store.search("page7", limit=50)
+        before = served(store), store.words.search("page7", limit=50)
     change(path, "DELETE FROM text_1_data")
     change(path, "DELETE FROM passage WHERE page = 7")
     with Sqlite(path) as backend:
-        assert backend.findings()
-        assert backend.repair() == []
-        assert (served(backend), backend.search("page7", limit=50)) == before
+        assert inspect_store(backend)
+        assert repair_store(backend) == []
+        assert (served(backend), backend.words.search("page7", limit=50)) == before
         assert embed(backend) == 0
         # No number is given twice.
         backend.commit(1, batch_of(1, {100: "new"}))
-        ((entry, text),) = backend.unembedded("hash", 9)
+        ((entry, text),) = backend.vectors.unembedded("hash", 9)
         assert text == "new"
         assert entry not in before[0]
 
@@ -119,8 +120,8 @@ def test_a_page_that_has_not_its_passages_gets_new_ones(tmp_path: Path) -> None:
         before = served(store)
     change(path, "UPDATE page SET last_passage = last_passage + 16 WHERE id = 7")
     with Sqlite(path) as backend:
-        assert {one.kind for one in backend.findings()} >= {"index"}
-        assert backend.repair() == []
+        assert {one.kind for one in inspect_store(backend)} >= {"index"}
+        assert repair_store(backend) == []
         gone = before.keys() - served(backend).keys()
         assert embed(backend) == len(gone) > 0
         assert set(served(backend).values()) == set(before.values())
@@ -133,10 +134,10 @@ def test_no_byte_of_a_vector_is_left_after_a_forget(tmp_path: Path) -> None:
         info = backend.segment("s", time=1.0)
         assert info is not None
         backend.commit(info.number, batch_of(0, {number: f"page {number}" for number in range(1, 60)}))
-        waiting = backend.unembedded("hash", 100)
+        waiting = backend.vectors.unembedded("hash", 100)
         kept = {text: (entry, chance.randbytes(384)) for entry, text in waiting}
-        backend.keep_vectors("hash", list(kept.values()))
-        backend.keep_vectors("other", [(entry, data[::-1]) for entry, data in kept.values()])
+        backend.vectors.add("hash", list(kept.values()))
+        backend.vectors.add("other", [(entry, data[::-1]) for entry, data in kept.values()])
         secrets = [kept[f"page {number}"][1] for number in range(3, 60, 7)]
         secrets += [data[::-1] for data in secrets]
         files = b"".join(one.read_bytes() for one in tmp_path.iterdir())
@@ -144,20 +145,20 @@ def test_no_byte_of_a_vector_is_left_after_a_forget(tmp_path: Path) -> None:
         backend.commit(info.number, Batch(head=1, erase=list(range(3, 60, 7))))
         files = b"".join(one.read_bytes() for one in tmp_path.iterdir())
         assert not [secret for secret in secrets if any(secret[at : at + 8] in files for at in range(0, 376, 4))]
-        assert len(list(backend.vectors("hash"))) == len(list(backend.vectors("other"))) == 59 - 9
-        assert backend.findings() == []
+        assert len(list(backend.vectors.read("hash"))) == len(list(backend.vectors.read("other"))) == 59 - 9
+        assert inspect_store(backend) == []
 
 
 def test_a_reader_of_the_file_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     filled(path)
     with Sqlite(path, readonly=True) as backend:
-        assert backend.unembedded("other", 3)
+        assert backend.vectors.unembedded("other", 3)
         assert served(backend)
         with pytest.raises(StoreReadOnly):
-            backend.keep_vectors("hash", [])
+            backend.vectors.add("hash", [])
         with pytest.raises(StoreReadOnly):
-            backend.drop_vectors("hash")
+            backend.vectors.drop("hash")
 
 
 def test_tenants_have_their_own_vectors(tmp_path: Path) -> None:
@@ -167,32 +168,32 @@ def test_tenants_have_their_own_vectors(tmp_path: Path) -> None:
         info = other.segment("s", time=1.0)
         assert info is not None
         other.commit(info.number, batch_of(0, {1: "mine"}))
-        assert [text for _, text in other.unembedded("hash", 99)] == ["mine"]
+        assert [text for _, text in other.vectors.unembedded("hash", 99)] == ["mine"]
         entries = list(served(backend))
-        other.keep_vectors("hash", [(entry, b"x") for entry in entries])
-        assert list(other.vectors("hash")) == []
-        assert other.passages(entries) == other.read([(1, 1)]) == {}
-        assert other.entries([(1, 1)]) == {}
+        other.vectors.add("hash", [(entry, b"x") for entry in entries])
+        assert list(other.vectors.read("hash")) == []
+        assert other.words.passages(entries) == other.read([(1, 1)]) == {}
+        assert other.words.entries([(1, 1)]) == {}
         assert other.citing(1, [1]) == []
-        other.drop_vectors("hash")
+        other.vectors.drop("hash")
         assert list(served(backend)) == entries
-        assert backend.findings() == other.findings() == []
+        assert inspect_store(backend) == inspect_store(other) == []
 
 
 def test_one_learns_of_new_vectors_while_another_writes_and_forgets(tmp_path: Path) -> None:
     path = tmp_path / "k.db"
     filled(path)
     with Sqlite(path) as reader, Sqlite(path) as writer:
-        known = list(reader.vectors("hash"))
+        known = list(reader.vectors.read("hash"))
         writer.commit(1, batch_of(1, {100: "new"}))
-        waiting = writer.unembedded("hash", 5)
+        waiting = writer.vectors.unembedded("hash", 5)
         writer.commit(1, Batch(head=2, erase=[100]))
         # The vector was made while the page was forgotten.
-        writer.keep_vectors("hash", [(entry, vector_of(text)) for entry, text in waiting])
-        assert list(reader.vectors("hash", known[-1].number)) == []
+        writer.vectors.add("hash", [(entry, vector_of(text)) for entry, text in waiting])
+        assert list(reader.vectors.read("hash", known[-1].number)) == []
         writer.commit(1, batch_of(2, {101: "newer"}))
         embed(writer)
-        (new,) = reader.vectors("hash", known[-1].number)
+        (new,) = reader.vectors.read("hash", known[-1].number)
         assert new.data == vector_of("newer")
 
 
@@ -210,9 +211,9 @@ def run(folder: Path, seed: int, operation: int, power: bool) -> bool:
         for head in range(6):
             texts = {10 * head + at: f"page {head} {at}" for at in range(1, 6)}
             backend.commit(1, batch_of(head, texts))
-            rows = [(entry, vector_of(text)) for entry, text in backend.unembedded("hash", 99)]
+            rows = [(entry, vector_of(text)) for entry, text in backend.vectors.unembedded("hash", 99)]
             written |= {text: vector_of(text) for text in texts.values()}
-            backend.keep_vectors("hash", rows)
+            backend.vectors.add("hash", rows)
             acknowledged |= set(texts.values())
             if head == 3:
                 acknowledged.discard("page 1 3")
@@ -229,12 +230,12 @@ def run(folder: Path, seed: int, operation: int, power: bool) -> bool:
             vfs.lose_power()
         vfs.unregister()
     with Sqlite(path, synchronous="OFF") as again:
-        assert again.findings() == []
+        assert inspect_store(again) == []
         there = set(served(again).values())
         assert there <= {vector_of(text) for text in written} | {vector_of("page 1 3")}
         assert {vector_of(text) for text in acknowledged} <= there
-        passages = sum(len(hits) for hits in again.entries([(1, page.id) for page, _ in again.pages(1)]).values())
-        assert len(again.unembedded("hash", 999)) + len(there) == passages
+        passages = sum(len(hits) for hits in again.words.entries([(1, page.id) for page, _ in again.pages(1)]).values())
+        assert len(again.vectors.unembedded("hash", 999)) + len(there) == passages
         embed(again)
         assert len(served(again)) == passages
     return met
@@ -258,7 +259,7 @@ def test_a_full_disk_keeps_no_half_of_the_vectors(tmp_path: Path) -> None:
         assert served(backend) == {}
         vfs.disarm()
         assert embed(backend) == 199
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
     vfs.unregister()
 
 
@@ -269,11 +270,11 @@ def test_a_name_and_a_text_are_data(tmp_path: Path) -> None:
         assert info is not None
         assert info.user == hostile
         backend.commit(info.number, batch_of(0, {1: hostile}))
-        ((entry, text),) = backend.unembedded(hostile, 5)
+        ((entry, text),) = backend.vectors.unembedded(hostile, 5)
         assert text == hostile
-        backend.keep_vectors(hostile, [(entry, b"data")])
-        assert [vector.data for vector in backend.vectors(hostile)] == [b"data"]
-        assert list(backend.vectors("hash")) == []
-        assert backend.search(hostile)[0].entry == entry
-        assert backend.texts([digest_of(hostile)])
-        assert backend.findings() == []
+        backend.vectors.add(hostile, [(entry, b"data")])
+        assert [vector.data for vector in backend.vectors.read(hostile)] == [b"data"]
+        assert list(backend.vectors.read("hash")) == []
+        assert backend.words.search(hostile)[0].entry == entry
+        assert backend.contents.texts([digest_of(hostile)])
+        assert inspect_store(backend) == []

@@ -48,7 +48,7 @@ def test_whoever_is_asked_and_says_nothing_has_changed_nothing(tmp_path: Path) -
     assert "nothing was forgotten" in refused.err
     assert kilburn("stats", "work", "--db", db, "--json").json == before
     with package.open(str(db), window=2000, policy="fifo", embedder=None, readonly=True) as store:
-        told = [event.data["tokenizer"] for event in store.session("work").events() if "tokenizer" in event.data]
+        told = [event.data["tokenizer"] for event in store.session("work").ledger.events() if "tokenizer" in event.data]
     assert told == ["chars/4"]
     assert kilburn("fsck", "--db", db).status == 0
 

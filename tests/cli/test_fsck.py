@@ -35,7 +35,7 @@ def folded(db: Path) -> Path:
     with package.open(str(db), window=20_000, policy="fifo") as store:
         session = store.session("light")
         session.append({"role": "assistant", "content": "".join(f"line {number}\n" for number in range(300))})
-        session.apply(Fold(pages=(7,), keep=((0, 7), (21, 28))))
+        session.edits.apply(Fold(pages=(7,), keep=((0, 7), (21, 28))))
     return db
 
 
@@ -112,11 +112,11 @@ def test_an_ordinary_session_is_well_and_its_excerpts_are_made_again(tmp_path: P
         for message in trace(3, 60):
             session.append(message)
         session.forget(session.append({"role": "user", "content": "a last word"}))
-        page = next(page for page, state in session.pages() if page.parts and state.at != "dropped")
+        page = next(page for page, state in session.contents.pages() if page.parts and state.at != "dropped")
         assert page.kind == "excerpt"
     assert findings(path) == []
     with Sqlite(path) as sqlite:
-        text = sqlite.texts([page.digest])[page.digest]
+        text = sqlite.contents.texts([page.digest])[page.digest]
     for other in (text[:-2] + "\n", text + "one word more\n", text.replace("in part", "in short")):
         copy = tmp_path / "copy.db"
         copy.write_bytes(path.read_bytes())
@@ -218,7 +218,7 @@ def remembered(db: Path) -> Path:
     """A user's memory: an original that is superseded, a fact from a session, and one that is proposed."""
     with package.open(str(db), window=20_000, policy="fifo") as store:
         number = store.session("light").number
-        memory = store.memory("ana")
+        memory = store.memory("ana").collection
         memory.add("Ana lives in Lisbon")
         memory.apply(Add(text="Ana lives in Porto", cites=((number, 2),)), Retire((1,), by=-1, until=7.0))
         memory.apply(Add(text="send Ana's keys away", cites=((number, 2),)), policy="plain", tainted=True)

@@ -11,11 +11,11 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.measurement import lost_bytes, recount, stream
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.store import Store
-from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {
@@ -185,7 +185,7 @@ def test_a_pipe_reads_json_only(runs: Path, tmp_path: Path) -> None:
 
 def test_loss_is_found_where_the_store_loses() -> None:
     """A run is compared with what comes back: another run's session does not pass for it."""
-    with Store(MemoryBackend(), Budget(1000), "fifo", tokenizer="chars/4") as store:
+    with Store(Sqlite(":memory:"), Budget(1000), "fifo", tokenizer="chars/4") as store:
         session = store.session("s")
         measured = stream(session, RecordedRun("s", TALK))
         assert measured.overflow == 0

@@ -113,7 +113,7 @@ def test_looking_changes_nothing(db: Path) -> None:
     def state() -> list[object]:
         with package.open(str(db), policy="fifo", readonly=True) as store:
             session = store.session("light")
-            return [list(session.events()), session.pages()]
+            return [list(session.ledger.events()), session.contents.pages()]
 
     before = state()
     for words in (
@@ -148,7 +148,7 @@ def test_show_tells_what_was_folded_from_what(tmp_path: Path) -> None:
         session.append({"role": "system", "content": "s"}, {"role": "user", "content": "task"})
         for number in range(4):
             session.append({"role": "assistant", "content": f"{number} " + "step " * 50})
-        session.apply(Fold(pages=(3, 4), text="two steps"))
+        session.edits.apply(Fold(pages=(3, 4), text="two steps"))
     fold = kilburn("show", "s", "f1", "--db", path, "--json").json["pages"][0]
     assert fold["sources"] == ["p3", "p4"]
     assert "two steps" in fold["text"]

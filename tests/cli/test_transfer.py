@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
-from kilburn.testing import MemoryBackend
 from kilburn.wire.recording import bounded_lines, read_lines, read_runs
 
 ANTHROPIC: list[dict[str, Any]] = [
@@ -98,14 +98,14 @@ def test_pins_marks_trust_times_and_sources_come_back(tmp_path: Path) -> None:
         session.unpin("p1")
         session.rate("p3", 0.25)
         store.session("b").append({"role": "user", "content": "second"})
-        before = [(page, state.pinned, state.importance) for page, state in session.pages()]
-        messages = session.messages()
+        before = [(page, state.pinned, state.importance) for page, state in session.contents.pages()]
+        messages = session.contents.messages()
     first, second = there_and_back(path)
     assert first == second
     with package.open(str(path.with_name("other.db")), window=20_000, policy="fifo", readonly=True) as store:
         session = store.session("a")
-        assert session.messages() == messages
-        after = [(page, state.pinned, state.importance) for page, state in session.pages()]
+        assert session.contents.messages() == messages
+        after = [(page, state.pinned, state.importance) for page, state in session.contents.pages()]
         assert after == before
 
 
@@ -114,7 +114,7 @@ def test_what_was_retired_or_forgotten_stays_so_and_addresses_stay(db: Path) -> 
         session = store.session("light")
         session.append(*ANTHROPIC)
         session.append({"role": "user", "content": "last words"})
-        session.apply(Retire(pages=(3,)))
+        session.edits.apply(Retire(pages=(3,)))
         session.forget("p2")
         session.forget("p9")
     first, second = there_and_back(db)
@@ -184,7 +184,7 @@ def test_bare_messages_become_a_session_named_after_the_file(tmp_path: Path) -> 
     said = kilburn("import", talk, "--db", tmp_path / "agent.db", "--json")
     assert said.json["sessions"] == [{"session": "monday", "pages": 6, "tokens": said.json["sessions"][0]["tokens"]}]
     with package.open(str(tmp_path / "agent.db"), policy="fifo", readonly=True) as store:
-        assert store.session("monday").messages() == TALK
+        assert store.session("monday").contents.messages() == TALK
 
 
 BAD: list[tuple[bytes, str]] = [
@@ -346,7 +346,7 @@ def odd_lines() -> Iterator[tuple[int, str]]:
 
 
 def brought(path: Path) -> None:
-    with Store(MemoryBackend(), Budget(1 << 40), "fifo") as store:
+    with Store(Sqlite(":memory:"), Budget(1 << 40), "fifo") as store:
         for saved in gather(read_lines(path), "bad"):
             rebuild(store, Clock(0), saved)
 
@@ -435,7 +435,7 @@ def thinking(form: str) -> list[dict[str, Any]]:
 def test_whatever_is_forgotten_of_a_thinking_message_the_export_comes_back(tmp_path: Path, form: str) -> None:
     with package.open(":memory:", policy="fifo") as store:
         store.session("n").append(*thinking(form))
-        pages = [page.id for page, _ in store.session("n").pages()]
+        pages = [page.id for page, _ in store.session("n").contents.pages()]
     db = tmp_path / "agent.db"
     cases = [case for size in (1, 2) for case in combinations(pages, size)]
     with package.open(str(db), window=100_000, policy="fifo") as store:
@@ -463,14 +463,14 @@ def test_what_branches_share_is_written_once(tmp_path: Path) -> None:
         store.session("other").append({"role": "user", "content": "message 0"})
         store.session("work/b1").forget("p7")
         names = [info.name for info in store.sessions()]
-        said = {name: store.session(name).messages() for name in names}
+        said = {name: store.session(name).contents.messages() for name in names}
     first, second = there_and_back(db)
     assert first == second
     assert first.count(b"message 12") == 1
     assert first.count(b"only here 4") == 1
     assert first.count(b'"message 0"') == 2
     with package.open(str(tmp_path / "other.db"), window=4000, policy="fifo", tokenizer="chars/4") as store:
-        assert {name: store.session(name).messages() for name in names} == said
+        assert {name: store.session(name).contents.messages() for name in names} == said
     runs = {run.name: run.messages for run in read_runs(tmp_path / "copy.jsonl")}
     # What a branch was begun with is no message of a client, and a run leaves it out.
     assert runs["work/b5/b1"] == [message for message in said["work/b5/b1"] if message["content"] not in ("question 4", "deeper")]

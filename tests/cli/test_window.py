@@ -26,7 +26,7 @@ def db(tmp_path: Path) -> Path:
 
 def shown(db: Path) -> list[tuple[str, str]]:
     with package.open(str(db), window=600, policy="fifo", tokenizer="chars/4", readonly=True) as store:
-        return [(page.address if page else "", instead) for _, page, instead in store.session("night shift").shown()]
+        return [(page.address if page else "", instead) for _, page, instead in store.session("night shift").contents.shown()]
 
 
 def test_a_preview_names_the_policy_and_the_price_and_changes_no_byte(db: Path) -> None:
@@ -90,9 +90,9 @@ def test_what_a_provider_reported_corrects_a_preview_and_a_pin_once(tmp_path: Pa
         for number in range(60):
             session.append(user(f"{number}: " + "valve " * 20))
             tokens = session.render().tokens
-            session.observe(Tokens(prompt=tokens // 2), tokens)
+            session.prompts.observe(Tokens(prompt=tokens // 2), tokens)
         session.render()
-        capacity, use = session.capacity, session.use
+        capacity, use = session.prompts.capacity, session.prompts.use
         assert 1800 < capacity < 2000
     found = kilburn("window", "preview", "a", "--tokens", str(capacity - use - 30), "--db", db, "--json").json
     assert (found["capacity"], found["use"], found["receipts"]) == (capacity, use, [])

@@ -64,7 +64,7 @@ def writing(tmp_path: Path, stack: ExitStack) -> tuple[str, Path]:
 
 def receipts(path: Path, name: str = "parser") -> list[Any]:
     with kilburn.open(str(path), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        return store.session(name).receipts()
+        return store.session(name).ledger.receipts()
 
 
 def stretch(path: Path) -> str:

@@ -91,7 +91,7 @@ def shown(db: Path, name: str = "parser") -> list[tuple[str, str, bool]]:
         session = store.session(name)
         return [
             (page.address, instead, session.window.states[page.id].pinned) if page else ("", instead, False)
-            for _, page, instead in session.shown()
+            for _, page, instead in session.contents.shown()
         ]
 
 
@@ -128,7 +128,7 @@ def test_an_undo_that_does_not_fit_is_not_offered(app: Any, db: Path) -> None:
 
 def newest_event(db: Path) -> str:
     with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        newest, *_ = newest_moves(list(store.session("parser").events()))
+        newest, *_ = newest_moves(list(store.session("parser").ledger.events()))
         assert newest is not None
         return str(newest.events[1])
 
@@ -140,7 +140,8 @@ def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> N
     path = f"/change?name=parser&show=compact&pages={first}-{last}&keep=2"
     seen = ask(app, path).text
     told = {
-        name: int(number.replace(",", "")) for name, number in re.findall(r"<dt>(in the prompt now|in the prompt afterwards)</dt><dd>([\d,]+)", seen)
+        name: int(number.replace(",", ""))
+        for name, number in re.findall(r"<dt>(in the prompt now|in the prompt afterwards)</dt><dd>([\d,]+)", seen)
     }
     assert "processed again" in seen
     assert shown(db) == before
@@ -148,8 +149,8 @@ def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> N
     assert done.headers["location"] == "/receipts?name=parser&done=compact"
     with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        assert session.receipts()[-1].freed == told["in the prompt now"] - told["in the prompt afterwards"]
-        assert session.receipts()[-1].policy == "compact on demand"
+        assert session.ledger.receipts()[-1].freed == told["in the prompt now"] - told["in the prompt afterwards"]
+        assert session.ledger.receipts()[-1].policy == "compact on demand"
     assert pressed(app, "/change?name=parser&show=undo", "Undo now").status == 303
     assert shown(db) == before
 

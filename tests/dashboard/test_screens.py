@@ -53,7 +53,7 @@ def test_a_prompt_is_a_column_with_its_pages_and_what_a_cache_had(app: Any) -> N
 
 def test_the_strip_says_what_the_ledger_says(made: Path, app: Any) -> None:
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
-        ships = list(store.session("misses").events(act=Act.SHIP))
+        ships = list(store.session("misses").ledger.events(act=Act.SHIP))
     shown = ok(app, "/session", name="misses", many=120).text
     told = re.findall(r"Prompt at message (\d+): ([\d,]+) tokens", shown)
     assert [(int(turn), int(tokens.replace(",", ""))) for turn, tokens in told] == [(ship.turn, ship.tokens) for ship in ships]
@@ -72,7 +72,7 @@ def test_a_range_of_prompts_leads_to_earlier_ones(app: Any) -> None:
 def test_the_window_now_says_why_and_what_could_leave(made: Path, app: Any) -> None:
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        use, shown = session.use, [page.address for page in session.window.resident()]
+        use, shown = session.prompts.use, [page.address for page in session.window.resident()]
     said = words_of(ok(app, "/window", name="parser"))
     assert f"{use:,} tokens, {use / 1500:.0%} of what fits" in said
     assert all(address in said for address in shown)
@@ -102,7 +102,7 @@ def test_a_receipt_shows_both_sides_and_the_way_back(made: Path, app: Any) -> No
     listed = ok(app, "/receipts", name="parser")
     with kilburn.open(str(made), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        told = session.receipts()
+        told = session.ledger.receipts()
         text = str(session.recall("p4"))
     found = [link for link in dict.fromkeys(listed.links) if link.startswith("/receipt?")]
     assert len(found) == len(told)

@@ -92,12 +92,12 @@ def test_a_long_session_is_replayed_once_and_shown_anywhere(tmp_path: Path) -> N
     with CountedBackend(tmp_path / "agent.db", readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        first = strip(reading, session, session.head // 2, 20)
+        first = strip(reading, session, session.ledger.head // 2, 20)
         assert len(first.columns) == 20
         assert not first.split
         assert reading.replayed(session.number, 600)
         backend.read_rows.clear()
-        again = strip(reading, session, session.head // 2, 20)
+        again = strip(reading, session, session.ledger.head // 2, 20)
         assert again.split
         assert [column.tokens for column in again.columns] == [column.tokens for column in first.columns]
         assert all(sum(piece.tokens for piece in column.pieces) == column.tokens for column in again.columns)
@@ -137,7 +137,7 @@ def test_what_came_with_few_events_is_counted_by_its_pages(tmp_path: Path) -> No
     with CountedBackend(path, readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        until = next(event.number for event in session.events() if event.turn == 7_500 and event.act is Act.SHIP)
+        until = next(event.number for event in session.ledger.events() if event.turn == 7_500 and event.act is Act.SHIP)
         backend.read_rows.clear()
         first = strip(reading, session, until, 20)
         assert not first.split
@@ -184,7 +184,7 @@ def test_figures_are_those_of_the_session_itself(made: Path) -> None:
     with Sqlite(made, readonly=True) as backend:
         reading = LedgerReader(backend)
         for info in reading.sessions():
-            told, counted = reading.row(info).stats, reading.session(info.name).figures
+            told, counted = reading.row(info).stats, reading.session(info.name).ledger.figures
             assert told is not None
             for figure in (
                 "prompts",
@@ -208,13 +208,13 @@ def test_what_a_search_and_a_fold_name_does_not_count_as_moved(tmp_path: Path) -
             session.append({"role": "user", "content": f"{at}: words"})
             session.render()
             if at == 3:
-                session.apply(Fold(tuple(range(2, MAX_MOVED + 200)), text="What was short."))
+                session.edits.apply(Fold(tuple(range(2, MAX_MOVED + 200)), text="What was short."))
             for _ in range(10 if at > 3 else 0):
                 session.search("short", limit=200, tokens=20_000)
     with Sqlite(tmp_path / "agent.db", readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        assert sum(len(event.pages) for event in session.events() if event.act is Act.SEARCH) > MAX_MOVED
+        assert sum(len(event.pages) for event in session.ledger.events() if event.act is Act.SEARCH) > MAX_MOVED
         strip(reading, session, 0, 20)
         reading.replayed(session.number, 600)
         columns = strip(reading, session, 0, 20).columns

@@ -60,7 +60,7 @@ def test_a_file_has_no_word_of_a_reason_that_a_person_gave(tmp_path: Path) -> No
     with open_store(str(path), tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(*({"role": "user", "content": f"{number}: more words."} for number in range(5)))
-        session.evict("p2", "it is about Zoe's illness")
+        session.edits.evict("p2", "it is about Zoe's illness")
         session.render()
     assert kilburn("dashboard", "a", "--db", path, "--export", plain).status == 0
     assert kilburn("dashboard", "a", "--db", path, "--export", whole, "--contents").status == 0

@@ -25,7 +25,7 @@ def test_tokens_that_a_cache_lost_by_edits_are_an_alarm(tmp_path: Path) -> None:
         for name, cached in (("dear", 200), ("without a cache", 0)):
             session = store.session(name)
             work(session, 39)
-            session.observe(Tokens(prompt=400, reply=5, cached=cached), 400)
+            session.prompts.observe(Tokens(prompt=400, reply=5, cached=cached), 400)
             session.append({"role": "user", "content": "And then?"})
             session.render()
     with kilburn.open(str(path), window=90_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
@@ -125,11 +125,13 @@ def test_a_ledger_that_says_nonsense_is_shown_all_the_same(tmp_path: Path) -> No
     with kilburn.open(str(path), window=900, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("odd")
         work(session, 6)
-        session.record(Act.NOTE, **wrong)
-        session.record(Act.NOTE, [3], refused="many", limit=SCRIPT, prompt="")
-        session.record(Act.NOTE, files="none", how="forgotten")
-        session.record(Act.FAULT, [3, 999_999, -7], missed="p3")
-        session.record(Act.CACHE, [1, 999_999], policy=SCRIPT, cause="pressure", how=SCRIPT, prefilled="x", evicted=-3, cached=5)
+        session.ledger.record(Act.NOTE, **wrong)
+        session.ledger.record(Act.NOTE, [3], refused="many", limit=SCRIPT, prompt="")
+        session.ledger.record(Act.NOTE, files="none", how="forgotten")
+        session.ledger.record(Act.FAULT, [3, 999_999, -7], missed="p3")
+        session.ledger.record(
+            Act.CACHE, [1, 999_999], policy=SCRIPT, cause="pressure", how=SCRIPT, prefilled="x", evicted=-3, cached=5
+        )
     with Sqlite(path, readonly=True) as backend:
         app = build(backend)
         for screen in SCREENS:

@@ -20,7 +20,7 @@ def transcript(root: Path) -> tuple[Transcript, dict[str, int], kilburn.Store]:
     session = store.session("s")
     library = Library(root)
     Agent(Explorer(), library.tools(), session, limits=Limits(steps=None, reply=0)).run(TASK)
-    said = [(page, session.text(page.id)) for page, _ in session.pages() if page.id > 0]
+    said = [(page, session.contents.text(page.id)) for page, _ in session.contents.pages() if page.id > 0]
     return said, library.covered, store
 
 

@@ -33,7 +33,7 @@ def converse(session: Session, turns: int) -> None:
         session.append({"role": "user", "content": f"Question {turn}: " + "what does the harbour log say of it? " * 8})
         prompt = session.render()
         # The provider counts fewer tokens than this session does.
-        session.observe(Tokens(prompt=int(0.7 * prompt.tokens), reply=5), prompt.tokens)
+        session.prompts.observe(Tokens(prompt=int(0.7 * prompt.tokens), reply=5), prompt.tokens)
         session.append({"role": "assistant", "content": f"Answer {turn}: " + "the wind was south-west, and it rained. " * 6})
 
 
@@ -43,8 +43,8 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with library.open(str(path), window=WINDOW, reserve=RESERVE, policy="fifo", embedder=None) as store:
         session = store.session("harbour")
         converse(session, 6)
-        session.apply(Fold((3, 4, 5, 6), text="Early questions, answered."))
-        session.apply(Retire((7,)))
+        session.edits.apply(Fold((3, 4, 5, 6), text="Early questions, answered."))
+        session.edits.apply(Retire((7,)))
         converse(session, 50)
         session.forget("p8")
         session.recall("p2")
@@ -97,7 +97,7 @@ def test_every_program_shows_the_figures_of_the_ledger(db: Path, backend: Sqlite
     with library.open(str(db), window=WINDOW, reserve=RESERVE, policy="cost", embedder=None, readonly=True) as store:
         session = store.session(name)
         assert session.stats() == stats
-        capacity, use = session.capacity, session.use
+        capacity, use = session.prompts.capacity, session.prompts.use
     assert stats.pages == expected["pages"]
     assert stats.derived == expected["derived"]
     assert stats.tokens_seen == expected["tokens"]
@@ -134,14 +134,14 @@ def test_the_price_is_that_of_the_prompts(backend: Sqlite) -> None:
     session = reading.session("harbour")
     columns = strip(reading, session, limit=10_000).columns
     assert len(columns) == expected["prompts"]
-    ships = {event.number: event for event in session.events(act=Act.SHIP)}
+    ships = {event.number: event for event in session.ledger.events(act=Act.SHIP)}
     new = before = 0
     for column in columns:
         if "fresh" in ships[column.event].data:
             new += column.tokens - (column.cached or 0) - column.reprocessed
         else:
             # The first prompt, and the first one after a page was forgotten: what was appended since the one before.
-            since = [event for event in session.events(act=Act.ADMIT) if before < event.number < column.event]
+            since = [event for event in session.ledger.events(act=Act.ADMIT) if before < event.number < column.event]
             new += sum(session.window.pages[page].tokens for event in since for page in event.pages)
         before = column.event
     cached = expected["shipped"] - new - expected["again"]

@@ -133,7 +133,7 @@ def texts_of(db: str) -> dict[str, list[str]]:
     """What each session says."""
     with kilburn.open(db, readonly=True, embedder=None, tokenizer="chars/4") as store:
         return {
-            info.name: ["".join(part.text for part in message.parts) for message in store.session(info.name).originals()]
+            info.name: ["".join(part.text for part in message.parts) for message in store.session(info.name).contents.originals()]
             for info in store.sessions()
         }
 

@@ -78,4 +78,4 @@ class Place:
 
     def shown(self, tenant: str = "default", name: str = "work") -> list[tuple[str, str]]:
         with self.store(tenant) as store:
-            return [(page.address if page else "", instead) for _, page, instead in store.session(name).shown()]
+            return [(page.address if page else "", instead) for _, page, instead in store.session(name).contents.shown()]

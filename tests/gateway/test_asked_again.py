@@ -75,8 +75,8 @@ def test_the_prompt_of_a_request_that_is_asked_again_is_that_of_the_first_time(g
     with setup.store() as store:
         [info] = store.sessions()
         session = store.session(info.name)
-        assert len(session.messages()) == len(talk)
-        moves = [event for event in session.events() if event.act in (Act.FOLD, Act.EVICT)]
+        assert len(session.contents.messages()) == len(talk)
+        moves = [event for event in session.ledger.events() if event.act in (Act.FOLD, Act.EVICT)]
     # One part each: the page before a reply, which is the output that it is about, left the window as the reply was kept.
     assert any(event.turn - 1 in event.pages for event in moves)
 
@@ -110,4 +110,4 @@ def test_what_is_searched_for_is_that_of_the_first_time(gateway: Callable[..., A
     assert brought > 5
     with setup.store() as store:
         [info] = store.sessions()
-        assert len(store.session(info.name).messages()) == len(talk)
+        assert len(store.session(info.name).contents.messages()) == len(talk)

@@ -35,7 +35,7 @@ def said(text: str) -> dict[str, Any]:
 
 def sessions(setup: Any) -> dict[str, list[Any]]:
     with setup.store() as store:
-        return {info.name: [m.get("content") for m in store.session(info.name).messages()] for info in store.sessions()}
+        return {info.name: [m.get("content") for m in store.session(info.name).contents.messages()] for info in store.sessions()}
 
 
 def test_a_session_that_another_writer_went_on_with_is_read_again(gateway: Any) -> None:

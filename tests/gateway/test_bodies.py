@@ -333,7 +333,7 @@ def test_texts_of_a_message_with_many_parts_share_a_page(tmp_path: Path, form: F
         conversation = Histories(store).take(form, form.open(body), None, "")
         pages = conversation.session.window.last
         assert pages == (3 if marked else 1)
-        shown = "".join(conversation.session.text(page) for page in range(1, pages + 1))
+        shown = "".join(conversation.session.contents.text(page) for page in range(1, pages + 1))
         assert shown == "".join(texts[:20_000]) + ("marked" if marked else "") + "".join(texts[20_000:])
         # A part that says the same in fewer parts is the same history.
         [message] = form.read(json.dumps({"role": "user", "content": [{"type": kind, "text": shown}]}).encode())

@@ -10,6 +10,7 @@ from gateway.talk import said, user, work
 from gateway.test_compaction import Gateway
 from gateway.test_histories_that_differ import Client, client
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.kernel.ending import TimeToLive, expire
 from kilburn.testing import check_laws
 
@@ -36,7 +37,7 @@ def test_a_branch_takes_little_beside_its_own_words(client: Callable[..., Client
     assert {*sessions} > names
     assert at.size() - before - words <= 20 * 4096
     with Sqlite(Path(at.db), readonly=True) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_branch_goes_on_as_a_session_does(client: Callable[..., Client]) -> None:
@@ -61,7 +62,7 @@ def test_a_branch_goes_on_as_a_session_does(client: Callable[..., Client]) -> No
     with kilburn.open(at.db, window=2000, policy="fifo", embedder=None) as store:
         for info in store.sessions():
             check_laws(store.session(info.name))
-        history = store.session(others[-1]).messages()
+        history = store.session(others[-1]).contents.messages()
     assert [message["content"] for message in history] == [message["content"] for message in at.history]
 
 
@@ -75,12 +76,12 @@ def test_what_is_forgotten_in_a_session_is_forgotten_in_its_branches(tmp_path: P
     after = gateway.turn(talk, said("Because."))
     # The client's history is the branch's otherwise, so the branch goes on.
     assert after.name == branch.name
-    assert TALK[2]["content"] not in str(after.session.messages())
+    assert TALK[2]["content"] not in str(after.session.contents.messages())
     gateway.again()
     assert gateway.turn([*talk, said("Because."), user("Really?")], said("Yes.")).name == branch.name
     backend = gateway.store.backend
-    assert not [owner for digest in after.chain for owner in backend.said_by(digest, 9)], "a digest of it is not kept"
-    assert backend.findings() == []
+    assert not [owner for digest in after.chain for owner in backend.histories.owners(digest, 9)], "a digest of it is not kept"
+    assert inspect_store(backend) == []
     gateway.store.close()
 
 

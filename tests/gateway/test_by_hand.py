@@ -52,7 +52,7 @@ def test_what_was_let_go_does_not_go_upstream_and_comes_back_exactly(place: Call
     assert "src/m1.py" in texts(sent)
     assert sent["messages"] == it.talk[:-1]
     with it.store() as store:
-        evict = next(event for event in store.session("work").events() if event.act is Act.EVICT)
+        evict = next(event for event in store.session("work").ledger.events() if event.act is Act.EVICT)
     assert evict.why == "it is done"
     assert evict.policy == "user"
 
@@ -116,16 +116,20 @@ def test_a_preview_of_a_compaction_says_what_the_compaction_does(tmp_path: Path)
         for number in range(12):
             session.append(user(f"{number}: decided to keep src/m{number}.py. " + "More was said. " * 30))
         for pages in ("p3-p6", None):
-            before, head = session.use, session.head
+            before, head = session.prompts.use, session.ledger.head
             told = preview(session, pages=pages)
-            assert (session.use, session.head, session.receipts()) == (before, head, session.receipts())
+            assert (session.prompts.use, session.ledger.head, session.ledger.receipts()) == (
+                before,
+                head,
+                session.ledger.receipts(),
+            )
             assert isinstance(told, Preview)
             done = compact(session, None, pages=pages)
-            assert told.after == session.use
+            assert told.after == session.prompts.use
             assert told.use - told.after == done.freed
-            assert told.receipts[0].left == session.receipts()[-1].left
-            session.undo()
-            assert session.use == before
+            assert told.receipts[0].left == session.ledger.receipts()[-1].left
+            session.edits.undo()
+            assert session.prompts.use == before
 
 
 @pytest.mark.parametrize(
@@ -226,9 +230,9 @@ def test_a_session_of_another_program_keeps_its_own_window(place: Callable[..., 
             session.append(user(f"{number}: " + "said by an agent. " * 50))
         session.render()
         held = len(session.window.resident())
-        assert session.use > 1000
+        assert session.prompts.use > 1000
         assert it.do("evict", name="an agent's/b 1", body={"pages": "p2"}).json()["pages"] == ["p2"]
-        session.refresh()
+        session.ledger.refresh()
         assert len(session.window.resident()) == held - 1
         assert it.do("undo", name="an agent's/b 1").status_code == 200
         assert it.do("undo", name="an agent's/b 1").status_code in (200, 409)
@@ -262,7 +266,7 @@ def test_a_change_beside_a_running_request_waits_for_nobody_and_breaks_nothing(p
     assert "src/m1.py" not in texts(sent)
     with it.store() as store:
         assert len(store.sessions()) == 1, "no branch was begun"
-        assert store.session("work").turn == len(it.talk)
+        assert store.session("work").window.turn == len(it.talk)
 
 
 def test_changes_at_once_are_all_made_or_refused_whole(place: Callable[..., Place]) -> None:
@@ -287,7 +291,7 @@ def test_changes_at_once_are_all_made_or_refused_whole(place: Callable[..., Plac
     assert told.count(200) > 6
     with it.store() as store:
         session = store.session("work")
-        assert [message["content"] for message in session.messages()] == [message["content"] for message in it.talk]
+        assert [message["content"] for message in session.contents.messages()] == [message["content"] for message in it.talk]
         assert len(store.sessions()) == 1
 
 

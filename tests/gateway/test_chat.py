@@ -51,7 +51,7 @@ def test_a_short_conversation_goes_through_byte_for_byte(gateway: Any) -> None:
     assert not any(name.startswith("x-kilburn") for name in first.headers)
     with setup.store() as store:
         assert [info.name for info in store.sessions()] == [headers["x-kilburn-session"]]
-        said = [m["content"] for m in store.session(headers["x-kilburn-session"]).messages()]
+        said = [m["content"] for m in store.session(headers["x-kilburn-session"]).contents.messages()]
         assert said == ["Hi", "Hello.", "More", "Again."]
 
 
@@ -77,7 +77,7 @@ def test_what_does_not_fit_leaves_the_prompt_and_stays_in_the_store(gateway: Any
     assert [tool["function"]["name"] for tool in last["tools"]] == ["recall", "search_memory"]
     with setup.store() as store:
         (info,) = store.sessions()
-        kept = [m["content"] for m in store.session(info.name).messages()]
+        kept = [m["content"] for m in store.session(info.name).contents.messages()]
         assert kept == [m["content"] for m in messages[1:]]
 
 
@@ -225,7 +225,7 @@ def test_a_reply_that_breaks_leaves_a_valid_session(gateway: Any, how: Any, stre
     assert reply.choices[0].message.content == "Whole."
     with setup.store() as store:
         (info,) = store.sessions()
-        assert [m["content"] for m in store.session(headers["x-kilburn-session"]).messages()] == ["Hi", "Whole."]
+        assert [m["content"] for m in store.session(headers["x-kilburn-session"]).contents.messages()] == ["Hi", "Whole."]
         assert info.pages == 2
 
 

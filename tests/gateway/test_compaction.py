@@ -172,7 +172,7 @@ def test_a_window_that_slides_stays_linked_and_the_list_of_earlier_sessions_boun
         conversation = gateway.turn([*[LEFT_OUT, said("Ok.")] * (end > 11), *talk[max(0, end - 11) : end]], talk[end])
     assert 4 <= len(conversation.earlier) <= 16
     held = [gateway.histories.store.sessions()[number - 1] for number in conversation.earlier]
-    texts = {message["content"] for info in held for message in gateway.store.session(info.name).messages()}
+    texts = {message["content"] for info in held for message in gateway.store.session(info.name).contents.messages()}
     assert {message["content"] for message in talk[-60:-12]} <= texts, "what the client left out is in a linked session"
 
 

@@ -135,7 +135,7 @@ class Setup:
             found = {}
             for info in store.sessions():
                 texts: list[str] = []
-                for message in store.session(info.name).originals():
+                for message in store.session(info.name).contents.originals():
                     told = "".join(part.text for part in message.parts if part.kind == "text")
                     if told:
                         texts.append(told)

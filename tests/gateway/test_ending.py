@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from waiting import until
 
@@ -24,7 +25,7 @@ def test_a_session_ends_while_the_gateway_rests(gateway: Callable[..., Any]) -> 
     until(lambda: names(setup.db) == [])
     with Sqlite(setup.db) as backend:
         keep_rule(backend, None)
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
     history = [{"role": "user", "content": "canary question"}, {"role": "assistant", "content": "first"}]
     reply, _ = setup.chat([*history, {"role": "user", "content": "and now?"}])
     assert reply.choices[0].message.content == "second"

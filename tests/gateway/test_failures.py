@@ -316,7 +316,7 @@ def test_what_is_no_reply_goes_through_as_it_is(far: Any, form: str) -> None:
     assert ask(near, form) == "Fine."
     with near.store() as store:
         (info,) = store.sessions()
-        assert store.session(info.name).messages()[-1]["role"] == "assistant"
+        assert store.session(info.name).contents.messages()[-1]["role"] == "assistant"
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -341,7 +341,7 @@ def test_the_figures_of_two_gateways_add_up_where_a_session_goes_from_one_to_the
             pages = [series(httpx2.get(f"{near}/metrics", timeout=600).text) for near in (one, other)]
     with kilburn.open(db, readonly=True, tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
-        ledger, compacted = session.figures, sum(event.act is Act.COMPACT for event in session.events())
+        ledger, compacted = session.ledger.figures, sum(event.act is Act.COMPACT for event in session.ledger.events())
 
     def counted(name: str) -> float:
         return sum(figure for page in pages for key, figure in page.items() if key.startswith(name))
@@ -483,7 +483,7 @@ def test_jobs_that_failed_again_and_again_are_counted(gateway: Any) -> None:
     with setup.store() as store:
         for segment, tries in ((1, FAILED - 1), (2, FAILED), (3, FAILED + 9)):
             kept = msgspec.json.encode(JobState(tries, 0.0, error="Unavailable")).decode()
-            store.backend.keep_setting(JobName("learn", segment).name, kept)
+            store.backend.settings.put(JobName("learn", segment).name, kept)
         assert failed() == 2
         assert try_again(store.backend) == 3
     assert failed() == 0

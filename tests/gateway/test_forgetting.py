@@ -139,7 +139,7 @@ def test_a_client_that_still_sends_what_was_forgotten_goes_on(gateway: Any, rest
         talk.append(said("OK."))
     assert not in_files(setup, "canary")
     with setup.store() as store:
-        assert len(store.session(name).messages()) == len(talk) - 1
+        assert len(store.session(name).contents.messages()) == len(talk) - 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -161,7 +161,7 @@ def test_a_session_that_is_forgotten_while_its_reply_is_on_the_way(gateway: Any,
         assert not store.sessions()
     setup.chat([user("Hello."), said("OK."), user("Again.")])
     with setup.store() as store:
-        assert [len(store.session(info.name).messages()) for info in store.sessions()] == [4]
+        assert [len(store.session(info.name).contents.messages()) for info in store.sessions()] == [4]
 
 
 class Between(Hashing):
@@ -204,7 +204,7 @@ def test_a_session_that_is_forgotten_before_its_question_is_sent_begins_anew(gat
         (info,) = store.sessions()
         assert info.name == headers["x-kilburn-session"]
         assert info.number not in gone
-        assert store.session(info.name).messages()[-1]["content"] == "OK."
+        assert store.session(info.name).contents.messages()[-1]["content"] == "OK."
 
 
 def test_a_session_of_which_all_is_forgotten_sends_nothing_and_goes_on(gateway: Any) -> None:
@@ -262,7 +262,7 @@ def test_a_providers_compaction_goes_with_what_it_was_made_from(gateway: Any, fo
     with setup.store() as store:
         gone = store.forget(session=name, address="p1").pages[name]
         assert len(gone) == 2, "the page, and the compaction alone: what was said beside it stays"
-        assert "Here I am." in str(store.session(name).messages())
+        assert "Here I am." in str(store.session(name).contents.messages())
     assert not in_files(setup, "canary")
     answer = ask(history)
     assert answer.headers["x-kilburn-session"] == name

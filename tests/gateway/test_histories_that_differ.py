@@ -211,7 +211,7 @@ def test_a_long_history_is_not_taken_apart_for_each_turn(tmp_path: Path) -> None
         counts.append(form.count)
     assert counts[2:] == [counts[2]] * 10
     [info] = gateway.store.sessions()
-    assert gateway.store.session(info.name).turn == 24
+    assert gateway.store.session(info.name).window.turn == 24
     gateway.store.close()
 
 
@@ -240,7 +240,7 @@ def test_a_forgotten_page_does_not_end_the_session(tmp_path: Path) -> None:
     gateway.store.forget(session=first.name, address="p3")
     after = gateway.turn([*talk[:6], with_passages(3)], talk[7])
     assert after.name == first.name
-    assert passages(1) not in str(after.session.messages())
+    assert passages(1) not in str(after.session.contents.messages())
     other = turns(3)
     other[1] = said("Nothing of the kind.")
     assert gateway.turn([*other, user("And now?")], said("Yes.")).name != first.name

@@ -18,6 +18,7 @@ import kilburn
 from effort import rounds
 from gateway.test_lost_writes import lost
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import repair_store
 from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
@@ -70,7 +71,7 @@ def visible(store: kilburn.Store, name: str) -> list[str]:
     """The texts of a session that the client knows."""
     return [
         part.text
-        for message in store.session(name).originals()
+        for message in store.session(name).contents.originals()
         for part in message.parts
         if not (part.call or "").startswith(HIDDEN)
     ]
@@ -344,7 +345,7 @@ def test_a_session_that_has_nothing_yet_is_asked_again(histories: Histories) -> 
     system = {"role": "developer", "content": [[]]}
     for messages in ([system], [system], [system, user("Hi")], [system, user("Hi")]):
         conversation = take(histories, messages)
-        assert conversation.session.turn == len(messages) - 1
+        assert conversation.session.window.turn == len(messages) - 1
         histories.give(conversation)
     assert len(histories.store.sessions()) == 1
 
@@ -427,7 +428,7 @@ def test_a_name_that_another_gateway_took_is_not_begun_again(tmp_path: Path) -> 
 
         with pytest.raises(StoreStale):
             slow._unbegun(open_late, "work", "")
-        assert slow._unbegun(one.session, "free", "").turn == 0
+        assert slow._unbegun(one.session, "free", "").window.turn == 0
 
 
 def test_no_reply_is_kept_to_a_question_that_the_database_lost(tmp_path: Path) -> None:
@@ -455,13 +456,13 @@ def test_sessions_whose_digests_are_not_kept_are_recognised_and_kept_from_then_o
         name = turn(histories, talk[:1], "1")
         assert turn(histories, [*talk[:2], user("c")], "3") == name
         assert turn(histories, talk, "2") == f"{name}~2"
-        assert store.backend.unkept(name, "", 9) == []
+        assert store.backend.histories.missing(name, "", 9) == []
     with Sqlite(path) as file:
-        assert file.repair() == []
+        assert repair_store(file) == []
     with opened(path) as store:
-        assert set(store.backend.unkept(name, "", 9)) == {name, f"{name}~2"}
+        assert set(store.backend.histories.missing(name, "", 9)) == {name, f"{name}~2"}
         assert turn(Histories(store), [*talk, assistant("2"), user("on")], "4") == f"{name}~2"
-        assert store.backend.unkept(name, "", 9) == []
+        assert store.backend.histories.missing(name, "", 9) == []
         assert turn(Histories(store), [*talk[:2], user("c"), assistant("3"), user("on")], "5") == name
 
 
@@ -475,7 +476,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         turn(histories, talk[:3], "2")
         conversation = take(histories, talk) if late else None
         digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-        assert store.backend.said_by(digests[2], 9)
+        assert store.backend.histories.owners(digests[2], 9)
         store.forget(session=name, address="p3")
         if conversation is not None:
             histories.said(conversation, parse(assistant("3")))
@@ -485,7 +486,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
             assert turn(again, talk, "4") == name, "a client that still sends it goes on"
             talk += [assistant("4"), user("and on")]
             digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
-            assert not any(store.backend.said_by(digest, 9) for digest in digests)
+            assert not any(store.backend.histories.owners(digest, 9) for digest in digests)
     assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
 
 
@@ -608,5 +609,5 @@ def test_a_reply_whose_id_is_not_kept_is_not_acknowledged(tmp_path: Path) -> Non
         other.execute("ROLLBACK")
         histories.replied(conversation, "resp_1")
         with kilburn.open(path, readonly=True, embedder=None, tokenizer="chars/4") as elsewhere:
-            events = elsewhere.session(conversation.name).events(act=Act.NOTE)
+            events = elsewhere.session(conversation.name).ledger.events(act=Act.NOTE)
             assert [event.data["turn"] for event in events if "reply" in event.data][-1] == 2

@@ -249,7 +249,7 @@ def test_two_ways_on_from_one_reply(gateway: Any, window: int) -> None:
     assert following(setup, "Question 8.", replies[-1].id)[1] == names[0]
     assert not setup.upstream.refused
     with setup.store() as store:
-        said = [message["content"] for message in store.session(branch).messages() if message["role"] == "user"]
+        said = [message["content"] for message in store.session(branch).contents.messages() if message["role"] == "user"]
     assert [words.split(".")[0] for words in said] == ["Question 0", "Question 1", "Question 2", "Another way?", "And on?"]
 
 
@@ -350,7 +350,7 @@ def test_a_client_that_leaves_and_asks_again_at_once(gateway: Any) -> None:
     assert len(names) == 1, names
     with setup.store() as store:
         [info] = store.sessions()
-        said = [message["role"] for message in store.session(info.name).messages()]
+        said = [message["role"] for message in store.session(info.name).contents.messages()]
     assert said == ["user", "assistant"] * 8
 
 

@@ -55,7 +55,7 @@ class Client:
 def texts(path: Path) -> list[list[str]]:
     with kilburn.open(path, readonly=True, embedder=None, tokenizer="chars/4") as store:
         sessions = [store.session(info.name) for info in store.sessions()]
-        return [[part.text for message in session.originals() for part in message.parts] for session in sessions]
+        return [[part.text for message in session.contents.originals() for part in message.parts] for session in sessions]
 
 
 @pytest.mark.parametrize(

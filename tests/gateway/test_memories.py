@@ -36,7 +36,7 @@ def user(text: Any) -> dict[str, Any]:
 def facts(setup: Any, who: str = "", tenant: str = "default") -> list[str]:
     with kilburn.open(str(setup.db), window=2000, tenant=tenant, embedder=None, tokenizer="chars/4") as store:
         memory = store.memory(who)
-        return [memory.text(page.id) for page, _ in memory.pages()]
+        return [memory.collection.contents.text(page.id) for page, _ in memory.pages()]
 
 
 def said(setup: Any, at: int = -1) -> str:
@@ -61,7 +61,7 @@ def test_a_fact_of_one_session_is_offered_in_another(gateway: Any) -> None:
     assert second["x-kilburn-session"] == first["x-kilburn-session"]
     assert setup.upstream.sent[-1].body["messages"] == more
     with setup.store() as store:
-        kept = [m["content"] for m in store.session(first["x-kilburn-session"]).messages()]
+        kept = [m["content"] for m in store.session(first["x-kilburn-session"]).contents.messages()]
     assert kept == [ASKED, "Noted.", "Thank you. Bye.", "Noted."]
     # And nothing of it is learned as if it had been said again.
     time.sleep(0.2)
@@ -261,7 +261,7 @@ def test_a_gateway_may_leave_learning_and_embedding_to_workers(gateway: Any) -> 
     assert {one.kind for one in did} == {"learn", "embed"}
     assert any("locker" in fact for fact in facts(setup))
     with setup.store() as store:
-        assert store.backend.unembedded("hashing(64)", 1) == []
+        assert store.backend.vectors.unembedded("hashing(64)", 1) == []
         sessions = [info for info in store.sessions() if not info.name.startswith("@")]
         marks = [
             event for info in sessions for event in store.backend.events(info.number, act=Act.NOTE) if "learns" in event.data
@@ -353,7 +353,7 @@ def test_the_model_recalls_by_meaning(gateway: Any) -> None:
 
 def in_force(setup: Any) -> list[str]:
     with setup.store() as store:
-        memory = store.memory("")
+        memory = store.memory("").collection
         rows = [page for page, state in memory.pages() if state.at is Place.OUT and state.until is None]
         return sorted(memory.text(page.id) for page in rows if page.kind is Kind.FACT)
 
@@ -362,7 +362,7 @@ def learned(setup: Any, session: str) -> bool:
     """Whether all of a session was learned from."""
     with kilburn.open(str(setup.db), readonly=True, embedder=None, tokenizer="chars/4") as store:
         opened, memory = store.session(session), store.memory("")
-        notes = [event.data for event in memory.events() if event.data.get("learned") == opened.number]
+        notes = [event.data for event in memory.collection.ledger.events() if event.data.get("learned") == opened.number]
         return bool(notes) and notes[-1]["upto"] == opened.window.last
 
 

@@ -59,7 +59,7 @@ def test_a_short_conversation_goes_through_byte_for_byte(claude: Any, streamed: 
     assert setup.upstream.sent[0].headers["authorization"] == "Bearer client-key"
     with setup.store() as store:
         (info,) = store.sessions()
-        kept = store.session(info.name).messages()
+        kept = store.session(info.name).contents.messages()
         assert [message["role"] for message in kept] == ["user", "assistant", "user", "assistant"]
         assert [block["type"] for block in kept[1]["content"]] == ["thinking", "text", "tool_use"]
 
@@ -116,7 +116,7 @@ def test_a_long_session_keeps_the_cache_warm(claude: Any) -> None:
     assert sum(sent.cached for sent in late) > 0.6 * sum(sent.tokens for sent in late)
     with setup.store() as store:
         (info,) = store.sessions()
-        assert len(store.session(info.name).messages()) == 80
+        assert len(store.session(info.name).contents.messages()) == 80
 
 
 @pytest.mark.parametrize(

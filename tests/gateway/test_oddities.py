@@ -250,7 +250,7 @@ def kept(near: Any) -> list[Any]:
     out = []
     with near.store() as store:
         for info in store.sessions():
-            last = store.session(info.name).originals()[-1]
+            last = store.session(info.name).contents.originals()[-1]
             calls = [part.name for part in last.parts if part.kind == "call"]
             texts = "".join(part.text for part in last.parts if part.kind == "text")
             out.append(None if last.role != "assistant" else calls or texts)

@@ -209,7 +209,7 @@ def test_azure_paths_are_served_as_the_chat_form_and_passed_on(
             messages += [message, {"role": "user", "content": "And now?"}]
     with kilburn.open(str(it.db), window=9000, tenant="ana" if keyed else "default", embedder=None) as store:
         (info,) = store.sessions()
-        assert len(store.session(info.name).messages()) == 4
+        assert len(store.session(info.name).contents.messages()) == 4
     for path in ("/openai/deployments/../files", "/openai/deployments/x%2F../files", "/openai/v1/../files"):
         assert it.raw(f"GET {path} HTTP/1.1\r\nx-api-key: {key}").split()[1] == b"404"
 

@@ -64,7 +64,7 @@ def test_the_bytes_keep_their_beginning_as_the_ledger_says(gateway: Any, form: s
     prompts = [bare(sent.body["messages"]) for sent in setup.upstream.prompts]
     with setup.store(window=WINDOW) as store:
         [info] = store.sessions()
-        shipped = [event for event in store.session(info.name).events() if event.act is Act.SHIP]
+        shipped = [event for event in store.session(info.name).ledger.events() if event.act is Act.SHIP]
     assert len(shipped) == len(prompts) == QUESTIONS
     seen: set[bytes] = set()
     edits = 0

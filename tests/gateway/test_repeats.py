@@ -85,7 +85,7 @@ def conversations(place: str) -> list[list[str]]:
     """What each session of the store says."""
     with kilburn.open(place, readonly=True, embedder=None, tokenizer="chars/4") as store:
         return sorted(
-            ["".join(part.text for part in message.parts) for message in store.session(info.name).originals()]
+            ["".join(part.text for part in message.parts) for message in store.session(info.name).contents.originals()]
             for info in store.sessions()
         )
 

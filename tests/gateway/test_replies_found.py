@@ -85,7 +85,7 @@ def check_found(place: str) -> None:
         one.session(name).forget("p1")
         assert Histories(two).has(RESPONSES, going_on("resp_1"), {}, "ana")
         assert goes_on(Histories(two), "resp_1", of="ana") == name
-        one.session(name).refresh()
+        one.session(name).ledger.refresh()
         one.forget(session=name)
         assert not Histories(two).has(RESPONSES, going_on("resp_1"), {}, "ana")
 

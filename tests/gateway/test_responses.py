@@ -54,7 +54,7 @@ def test_a_short_conversation_goes_through(gateway: Any, streamed: bool) -> None
     assert setup.upstream.sent[1].body["input"] == given
     with setup.store() as store:
         (info,) = store.sessions()
-        assert [m["role"] for m in store.session(info.name).messages()] == ["user", "assistant", "tool", "assistant"]
+        assert [m["role"] for m in store.session(info.name).contents.messages()] == ["user", "assistant", "tool", "assistant"]
     more = setup.openai.responses.create(model="m", input="And?", previous_response_id=done.id)
     assert more.output_text == "Kept."
     with setup.store() as store:
@@ -129,5 +129,5 @@ def test_a_chain_goes_on_through_a_gateway_that_has_the_session_as_it_was(tmp_pa
             before = {"previous_response_id": answer.json()["id"]}
     with kilburn.open(str(tmp_path / "a.db"), readonly=True, embedder=None) as store:
         (info,) = store.sessions()
-        said = [part.text for message in store.session(info.name).originals() for part in message.parts]
+        said = [part.text for message in store.session(info.name).contents.originals() for part in message.parts]
     assert said == [text for number in range(6) for text in (f"Question {number}", "Done.")]

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kilburn
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
@@ -322,4 +323,4 @@ def test_fuzzed_bodies_never_break_the_gateway(house: Callable[..., House], loca
     fuzz()
     assert it.ask("ana", CHAT, talk("ana", 1, same=True)).status_code == 200
     with Sqlite(str(it.db), tenant="tenant-ana") as backend:
-        assert not backend.findings()
+        assert not inspect_store(backend)

@@ -73,7 +73,7 @@ class Pair:
         store = self.other.store
         names = [info.name for info in store.sessions()]
         for name in names:
-            store.session(name).refresh()
+            store.session(name).ledger.refresh()
         return sorted(visible(store, name) for name in names)
 
     def run(self, talk: Talk, reply: str, steps: Sequence[tuple[int, Step]] = (), *, recalls: bool = False) -> int:
@@ -220,7 +220,7 @@ class Change:
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(OrphanResult), self._session.batch() as kernel:
+        with suppress(OrphanResult), self._session.edits.batch() as kernel:
             kernel.take_in(parse(user("half")))
             self.inside.set()
             self._over.wait(600)
@@ -251,7 +251,7 @@ def test_what_another_request_is_changing_is_not_written_half(pairs: Pairs) -> N
     pair = pairs()
     begun(pair, "both do")
     session = pair.one.store.session("work")
-    session.record(Act.NOTE, policy="test", why="there is something to write")
+    session.ledger.record(Act.NOTE, policy="test", why="there is something to write")
     changes: list[Change] = []
 
     def begin() -> None:

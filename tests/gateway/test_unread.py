@@ -70,7 +70,7 @@ class House:
     def sessions(self) -> dict[str, list[str]]:
         with kilburn.open(str(self.db), readonly=True, embedder=None, tokenizer="chars/4", window=9000, policy="fifo") as store:
             return {
-                info.name: ["".join(part.text for part in each.parts) for each in store.session(info.name).originals()]
+                info.name: ["".join(part.text for part in each.parts) for each in store.session(info.name).contents.originals()]
                 for info in store.sessions()
                 if not info.name.startswith("@")
             }

@@ -416,7 +416,7 @@ def test_no_user_gets_anything_of_another(house: Callable[..., House], seed: int
     with it.store() as store:
         linked = [info.name for info in store.sessions() if store.session(info.name).branches.origin().get("continues")]
         assert bool(linked) is not untold
-        facts = [collection.user for collection in store.collections() if collection.info.pages]
+        facts = [collection.info.user for collection in store.collections() if collection.info.pages]
         assert untold or len(facts) > 1
 
 
@@ -458,7 +458,7 @@ def test_each_provider_key_is_a_user_without_gateway_keys(
 
     def learned() -> bool:
         with it.store() as store:
-            return any(collection.user == owner and collection.info.pages for collection in store.collections())
+            return any(collection.info.user == owner and collection.info.pages for collection in store.collections())
 
     until(learned)
     question = [{"role": "assistant", "content": CANNED}, open_("What is the number of my locker?")]

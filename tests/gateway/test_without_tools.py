@@ -145,10 +145,10 @@ def test_every_turn_of_a_long_talk_is_answered(
         assert len(store.sessions()) == 1
         session = store.session(store.sessions()[0].name)
         last = session.window.pages[session.window.last]
-        found = [page for page in last.sources if "Besos" in session.text(page)]
+        found = [page for page in last.sources if "Besos" in session.contents.text(page)]
         assert found, "the answer cites what it was answered from"
         assert "Noted." in [hit.text for hit in session.search("Noted", 500)], "and is found like any other"
-        counted = [event.data["counted"] for event in session.events() if event.act is Act.USAGE]
+        counted = [event.data["counted"] for event in session.ledger.events() if event.act is Act.USAGE]
         assert all(tokens <= 1200 for tokens in counted), "what is brought counts, and fits"
         assert session.stats().overflow == 0
 
@@ -283,7 +283,7 @@ def test_a_source_that_is_forgotten_while_the_model_speaks_takes_the_answer_alon
     with setup.store() as store:
         for info in store.sessions():
             session = store.session(info.name)
-            assert not [message for message in session.messages() if "It cost 12" in json.dumps(message)]
+            assert not [message for message in session.contents.messages() if "It cost 12" in json.dumps(message)]
 
 
 def test_what_an_earlier_session_said_is_brought_too(gateway: Callable[..., Any]) -> None:

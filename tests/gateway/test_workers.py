@@ -352,10 +352,10 @@ def test_who_has_not_the_turn_embeds_nothing_and_sees_what_the_other_has_embedde
         idle.start(0.0, busy=lambda: False, turn=lambda: bool(asked.release()))
         for _ in range(2):
             asked.acquire()
-        assert one.backend.unembedded("letters", 9), "it was asked whether it may, and did not"
+        assert one.backend.vectors.unembedded("letters", 9), "it was asked whether it may, and did not"
         turn.set()
         busy.start(0.0, busy=lambda: False, turn=turn.is_set)
-        until(lambda: not one.backend.unembedded("letters", 9))
+        until(lambda: not one.backend.vectors.unembedded("letters", 9))
         found = until(lambda: idle.nearest("The river", None, 1))
         assert found[0][0].page == 1
         idle.close()

@@ -27,7 +27,8 @@ from kilburn.kernel.claims import kept, try_again
 from kilburn.model import Request
 from kilburn.testing import Scripted
 
-VERBS = ("segment", "begin", "commit", "erase", "keep_vectors", "drop_vectors", "keep_setting", "replace_setting")
+VERBS = ("segment", "begin", "commit", "erase")
+PART_VERBS = (("vectors", "add"), ("vectors", "drop"), ("settings", "put"), ("settings", "replace"))
 
 LEASE = 0.2
 """Seconds of a claim: what a killed worker had is soon another's, and what a slow one has, too."""
@@ -67,19 +68,25 @@ class Fuse:
 def fused(kind: type[Any], fuse: Fuse) -> type[Any]:
     """A kind of backend whose verbs that write burn a fuse, before and after."""
 
-    def burning(name: str) -> Any:
-        def verb(self: Any, *given: Any, **more: Any) -> Any:
-            writes = not self.readonly and more.get("create", True)
-            if writes:
-                fuse.step()
-            made = getattr(kind, name)(self, *given, **more)
-            if writes:
-                fuse.step()
-            return made
+    class Fused(kind):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            for part, name in [(self, name) for name in VERBS] + [(getattr(self, part), name) for part, name in PART_VERBS]:
+                setattr(part, name, self.burning(getattr(part, name)))
 
-        return verb
+        def burning(self, verb: Any) -> Any:
+            def do(*args: Any, **options: Any) -> Any:
+                writes = not self.readonly and options.get("create", True)
+                if writes:
+                    fuse.step()
+                result = verb(*args, **options)
+                if writes:
+                    fuse.step()
+                return result
 
-    return type("Fused", (kind,), {name: burning(name) for name in VERBS})
+            return do
+
+    return Fused
 
 
 def opened(fuse: Fuse, place: str, **options: Any) -> Backend:

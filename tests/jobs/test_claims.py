@@ -125,8 +125,8 @@ def test_what_failed_may_be_tried_at_once(backend: Timed) -> None:
 
 
 def test_what_another_version_wrote_is_taken_over(backend: Timed) -> None:
-    backend.keep_setting(JOB.name, "{nothing that is known}")
-    backend.keep_setting("job of another kind", "x")
+    backend.settings.put(JOB.name, "{nothing that is known}")
+    backend.settings.put("job of another kind", "x")
     assert list(kept(backend)) == [JOB]
     assert take(backend, JOB) is not None
 

@@ -50,7 +50,9 @@ def said(place: Path, name: str, *texts: str, user: str = "ana", tenant: str = "
 def facts(place: Path, user: str = "ana", tenant: str = "default") -> list[str]:
     with kilburn.open(str(place), tenant=tenant, embedder=None, tokenizer="chars/4") as store:
         memory = store.memory(user)
-        return [memory.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None]
+        return [
+            memory.collection.contents.text(page.id) for page, state in memory.pages() if page.digest and page.claim is not None
+        ]
 
 
 def worked(place: Path, ways: Ways = PLAIN, tenants: Sequence[str] = ("default",)) -> list[Did]:
@@ -88,7 +90,7 @@ def test_without_a_policy_only_what_a_gateway_wants_is_learned_from(tmp_path: Pa
     said(place, "private", "I live in Lima.")
     with kilburn.open(str(place), embedder=None, tokenizer="chars/4") as store:
         session = store.session("wanted")
-        session.record(Act.NOTE, policy="gateway", learns=True)
+        session.ledger.record(Act.NOTE, policy="gateway", learns=True)
         session.append(*exchange("My name is Ana."))
     assert [one.session for one in worked(place, Ways(embedder=None))] == ["wanted"]
     assert any("Porto" in fact for fact in facts(place))
@@ -126,7 +128,7 @@ def test_a_lying_model_holds_up_nobody_and_leaves_none_of_its_words(tmp_path: Pa
     with Sqlite(place) as backend:
         (job,) = kept(backend)
         assert job.kind == JobKind.LEARN
-        assert CANARY not in repr(backend.settings())
+        assert CANARY not in repr(backend.settings.all())
         assert worked(place, ways) == [], "it rests"
         assert try_again(backend) == 1
         assert CANARY not in repr(worked(place, ways))
@@ -159,10 +161,10 @@ def test_a_passage_that_cannot_be_embedded_rests_and_the_others_go_on(tmp_path: 
     said(place, "more", "I like boats.")
     assert [one.count for one in worked(place, ways) if not one.error] == [2], "others are embedded while it rests"
     with Sqlite(place) as backend:
-        assert len(backend.unembedded(EMBEDDER, 10)) == 1
+        assert len(backend.vectors.unembedded(EMBEDDER, 10)) == 1
         assert try_again(backend) == 1
         worked(place, Ways(kinds=(JobKind.ERASE, JobKind.EMBED), embedder=EMBEDDER))
-        assert backend.unembedded(EMBEDDER, 10) == []
+        assert backend.vectors.unembedded(EMBEDDER, 10) == []
         assert kept(backend) == {}
 
 
@@ -271,7 +273,7 @@ def test_cold_texts_move(tmp_path: Path) -> None:
     assert main(["cold", "set", str(tmp_path / "cold"), "--db", str(place)]) == 0
     assert [one.count for one in worked(place, Ways(kinds=(JobKind.COOL,), embedder=None, cold_after=DAY))] == [1]
     with Sqlite(place) as backend:
-        assert len(backend.cold()) == 1
+        assert len(backend.contents.cold()) == 1
 
 
 def test_what_a_person_holds_is_not_forgotten_nor_tried_for_ever(tmp_path: Path) -> None:
@@ -307,8 +309,8 @@ def test_the_command_shows_what_failed_and_tries_it_again(tmp_path: Path, capsys
     assert "learn failed, 1 time so far" in capsys.readouterr().err
     with Sqlite(place) as backend:
         (job,) = kept(backend)
-        entry = json.loads(backend.settings()[job.name])
-        backend.keep_setting(job.name, json.dumps(entry | {"tries": FAILED}))
+        entry = json.loads(backend.settings.all()[job.name])
+        backend.settings.put(job.name, json.dumps(entry | {"tries": FAILED}))
     assert main(["worker", str(place), "--status"]) == 1
     assert "failed" in capsys.readouterr().out
     assert main(["worker", str(place), "--status", "--json"]) == 1
@@ -381,9 +383,9 @@ def test_a_damaged_text_is_named_and_holds_up_no_other(tmp_path: Path, capsys: p
         ("learn", "StoreCorrupt"),
     }
     with Sqlite(place) as backend:
-        assert backend.unembedded(EMBEDDER, 10) == [], "the others are embedded"
+        assert backend.vectors.unembedded(EMBEDDER, 10) == [], "the others are embedded"
         damaged: dict[int, StoreCorrupt] = {}
-        assert backend.unembedded(EMBEDDER, 10, damaged) == []
+        assert backend.vectors.unembedded(EMBEDDER, 10, damaged) == []
         assert {entry >> 32 for entry in damaged} == {bad}
         assert [info.name for info in backend.segments() if info.number == bad] == ["bad"]
     assert worked(place, ways) == [], "it rests"

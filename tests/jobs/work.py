@@ -36,10 +36,10 @@ def fill(place: str) -> None:
         for name in OLD:
             session = store.session(name, user="ana")
             session.append(*exchange(f"The secret of {name} is heliotrope."))
-            store.memory("ana").apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
+            store.memory("ana").collection.apply(Add(text=f"A fact of {name}", cites=((session.number, 1),)))
         branch = store.session(OLD[0]).fork("aside")
         branch.append(*exchange("In a branch."))
-        branch.exit("done")
+        branch.branches.exit("done")
         keep_rule(store.backend, TimeToLive(forget=DAY))
     with kilburn.open(place, window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         for at, line in enumerate(LINES):
@@ -54,9 +54,9 @@ def check_done(place: str, receipts: Path) -> None:
         lines = store.notes("ana").read("core/human").text.split("\n")
         assert sorted(lines) == sorted(LINES), "each line was learned once"
         assert not [page for page, _ in store.memory("ana").pages() if page.digest], "the facts went with the sessions"
-        assert backend.unembedded(EMBEDDER, 10) == []
+        assert backend.vectors.unembedded(EMBEDDER, 10) == []
         passages = [passage for info in backend.segments() for passage in _passages(store, info.number)]
-        vectors = Counter(vector.entry for vector in backend.vectors(EMBEDDER))
+        vectors = Counter(vector.entry for vector in backend.vectors.read(EMBEDDER))
         assert vectors == Counter(passages), "each passage has one vector"
         assert kept(backend) == {}
     said = Counter(receipts.read_text().splitlines()) if receipts.exists() else Counter[str]()
@@ -66,4 +66,4 @@ def check_done(place: str, receipts: Path) -> None:
 
 def _passages(store: Store, number: int) -> list[int]:
     keys = [(number, page.id) for page, _ in store.backend.pages(number) if page.digest]
-    return [one.entry for some in store.backend.entries(keys).values() for one in some]
+    return [one.entry for some in store.backend.words.entries(keys).values() for one in some]

@@ -16,6 +16,7 @@ import kilburn
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
+from kilburn.backends.upkeep import inspect_store
 from kilburn.event import Act
 from kilburn.kernel.store import Store
 from kilburn.message import Kind
@@ -52,8 +53,9 @@ for number in map(int, numbers):
     child = os.fork()
     if not child:
         ours, theirs = open_backend(source, readonly=True), open_backend(target, tenant=to, durable=False)
-        for name in ("segment", "commit", "erase", "keep_setting", "keep_vectors", "sync"):
-            setattr(theirs, name, counted(getattr(theirs, name), number))
+        verbs = [(theirs, name) for name in ("segment", "commit", "erase", "sync")]
+        for part, name in [*verbs, (theirs.settings, "put"), (theirs.vectors, "add")]:
+            setattr(part, name, counted(getattr(part, name), number))
         copy(ours, theirs, name_of(source) + "#default")
         theirs.close()
         print(done, flush=True)
@@ -125,7 +127,7 @@ def fill(path: Path, tenant: str = "default") -> None:
             branch.append(assistant(None, call_of(f"b{number}")), tool(f"b{number}", f"deep {number}\n" * 20))
         nested = branch.fork("deeper")
         nested.append(assistant("nothing there"))
-        branch.exit("the lexer is sound")
+        branch.branches.exit("the lexer is sound")
         work.append(user("and now?"), assistant("canarypage said once"), user("go on"))
         open_branch = work.fork("still open")
         open_branch.append(assistant("thinking"))
@@ -133,39 +135,41 @@ def fill(path: Path, tenant: str = "default") -> None:
         work.rate("p5", 0.7)
         memory, shared = store.memory("ana"), store.memory()
         claim = Claim(subject="Ana", relation="lives in", object="Porto")
-        memory.apply(
+        memory.collection.apply(
             Add(text="Ana", kind=Kind.ENTITY),
             Add(text="Ana lives in Porto", claim=claim, cites=((work.number, 2),), refers=(0,)),
             policy="learner",
         )
-        memory.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
-        memory.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
-        shared.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
+        memory.collection.apply(Add(text="Ana lives in Faro", sources=(-1,)), Retire(pages=(-1,), refers=0))
+        memory.collection.ledger.record(Act.NOTE, policy="learner", learned=gone.number, upto=1, outcome="done", waiting=[])
+        shared.collection.apply(Add(text="the parser is old", cites=((work.number, 3), (branch.number, branch.window.last))))
         store.notes("ana").write("plans/today", "fix it")
         store.notes("ana").write("plans/today", "fix it now")
         document = store.document("handbook")
         document.add("Chapter one. The brig Hesper.")
         forked = store.session("copy~2")
-        forked.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
+        forked.ledger.record(Act.NOTE, policy="gateway", forked=work.number, continues=[work.number, gone.number], known=2)
         forked.append(user("from a client"))
         store.forget(session="gone")
-        store.forget(session="work", address=next(page.address for page, _ in work.pages() if "canarypage" in page.label))
-        waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
-        store.backend.keep_vectors(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
-        store.backend.keep_setting("retention", '{"archive": 30}')
+        store.forget(
+            session="work", address=next(page.address for page, _ in work.contents.pages() if "canarypage" in page.label)
+        )
+        waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
+        store.backend.vectors.add(EMBEDDER, [(entry, entry.to_bytes(16, "big")) for entry in waiting[::2]])
+        store.backend.settings.put("retention", '{"archive": 30}')
 
 
 def seen(backend: Backend) -> dict[str, Any]:
     """All that a reader sees of a tenant, with names in place of numbers."""
     infos = list(backend.segments())
     names = {info.number: info.name if info.kind != "forgotten" else "forgotten" for info in infos}
-    found: dict[str, Any] = {"settings": {k: v for k, v in backend.settings().items() if not k.startswith("copi")}}
+    found: dict[str, Any] = {"settings": {k: v for k, v in backend.settings.all().items() if not k.startswith("copi")}}
     for info in infos:
         if info.kind == "forgotten":
             continue
         pages = []
         for page, state in backend.pages(info.number):
-            texts = [backend.texts([digest])[digest] if digest else "" for digest in (page.digest, page.extra)]
+            texts = [backend.contents.texts([digest])[digest] if digest else "" for digest in (page.digest, page.extra)]
             cites = [(names[number], cited) for number, cited in page.cites]
             pages.append((repr(page).replace(repr(page.cites), ""), cites, texts, state))
         events = [
@@ -178,8 +182,8 @@ def seen(backend: Backend) -> dict[str, Any]:
         ]
         found[info.name] = (info.kind, info.user, info.created, info.used, info.head, info.tokens, pages, events, data)
     found["forgotten"] = {name: backend.forgotten(number) for number, name in names.items() if name != "forgotten"}
-    vectors = list(itertools.chain.from_iterable(backend.vectors(each) for each in backend.embedders()))
-    passages = backend.passages(vector.entry for vector in vectors)
+    vectors = list(itertools.chain.from_iterable(backend.vectors.read(each) for each in backend.vectors.embedders()))
+    passages = backend.words.passages(vector.entry for vector in vectors)
     found["vectors"] = sorted(
         (names[passages[vector.entry].segment], passages[vector.entry].page, passages[vector.entry].span, vector.data)
         for vector in vectors
@@ -190,5 +194,5 @@ def seen(backend: Backend) -> dict[str, Any]:
 def look(place: Path | str, tenant: str = "default") -> dict[str, Any]:
     """`seen` of a file or a database, which is sound."""
     with closing(open_backend(str(place), tenant=tenant)) as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
         return seen(backend)

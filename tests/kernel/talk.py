@@ -167,7 +167,7 @@ def meddle(session: Session, rng: random.Random) -> None:
     with contextlib.suppress(KilburnError):  # too much is pinned, or a call is open
         match rng.randint(0, 3):
             case 0:
-                session.apply(Load((page,)))
+                session.edits.apply(Load((page,)))
             case 1:
                 session.pin(f"p{page}")
             case 2:

@@ -40,7 +40,7 @@ def abandoned(window: int = 2000) -> Session:
     )
     for number in range(PATIENCE):
         session.append(user(f"and {number}") if number % 2 else assistant(f"then {number}"))
-    session.apply(Evict((3,)))
+    session.edits.apply(Evict((3,)))
     return session
 
 
@@ -48,7 +48,7 @@ def valid(session: Session) -> str:
     prompt = session.render()
     validate_chat(prompt)
     validate_messages(list(session.render("messages")))
-    assert prompt.tokens <= session.capacity
+    assert prompt.tokens <= session.prompts.capacity
     return json.dumps(prompt)
 
 
@@ -107,9 +107,9 @@ def test_results_of_siblings_do_not_make_a_call_abandoned() -> None:
     session.append(user("go"), assistant(None, *(call_of(f"c{number}") for number in range(3 * PATIENCE))))
     for number in range(3 * PATIENCE - 1):
         session.append(tool(f"c{number}", "done"))
-    assert len(session.view().open) == 1
+    assert len(session.edits.view().open) == 1
     with pytest.raises(LawBroken, match="without a result yet"):
-        session.apply(Evict((3 * PATIENCE + 1,)))
+        session.edits.apply(Evict((3 * PATIENCE + 1,)))
 
 
 def test_a_late_result_brings_its_call_back() -> None:
@@ -124,8 +124,8 @@ def test_a_late_result_brings_its_call_back() -> None:
 
 def test_a_late_result_of_a_call_in_a_summary() -> None:
     session = abandoned()
-    session.apply(Load((3,)))
-    (fold,) = session.apply(Fold((2, 3, 4), text="looked"))
+    session.edits.apply(Load((3,)))
+    (fold,) = session.edits.apply(Fold((2, 3, 4), text="looked"))
     valid(session)
     session.append(tool("slow", "late words"))
     shown = valid(session)
@@ -143,12 +143,12 @@ def test_a_late_result_whose_call_cannot_come_back_goes_below() -> None:
     session.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "quick", "content": "no"}]})
     for number in range(PATIENCE):
         session.append(user(f"and {number}") if number % 2 else assistant(f"then {number}"))
-    session.apply(Evict((2, 3, 4, 5)))
-    session.apply(Retire((5,)))
+    session.edits.apply(Evict((2, 3, 4, 5)))
+    session.edits.apply(Retire((5,)))
     session.append(tool("slow", "late words"))
     shown = valid(session)
     assert "late words" not in shown
-    late = session.pages()[-1][0].address
+    late = session.contents.pages()[-1][0].address
     assert f"{late} out" in shown
     assert session.recall(late) == "late words"
     check_laws(session)
@@ -164,9 +164,9 @@ def test_a_late_result_of_a_forgotten_call_is_refused() -> None:
 
 def test_a_call_that_waits_cannot_be_retired() -> None:
     session = abandoned()
-    session.apply(Load((3,)))
+    session.edits.apply(Load((3,)))
     with pytest.raises(LawBroken):
-        session.apply(Retire((3,)))
+        session.edits.apply(Retire((3,)))
     check_laws(session)
 
 
@@ -174,8 +174,8 @@ def test_abandoned_calls_in_one_summary_cost_nothing_more() -> None:
     session = opened(8000)
     session.append(user("the task"))
     abandon(session, 30)
-    session.apply(Fold(tuple(range(2, 50)), text="all of it"))
+    session.edits.apply(Fold(tuple(range(2, 50)), text="all of it"))
     prompt = session.render()
     assert len(session.window.waiting()) == 30 - 24
-    assert prompt.tokens == session.use
+    assert prompt.tokens == session.prompts.use
     check_laws(session)

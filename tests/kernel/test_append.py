@@ -13,6 +13,7 @@ from typing import ClassVar
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreStale
 from kilburn.kernel.session import Session
@@ -20,7 +21,6 @@ from kilburn.kernel.store import Store
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
-from kilburn.testing import MemoryBackend
 
 MOST = 118
 """Functions that an append with room may enter; five of them look for what the user says that is to stay, and one notes how long
@@ -105,7 +105,7 @@ class Anew(Full):
 
 
 def opened(policy: Asked, window: int) -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/1").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/1").session("s")
 
 
 @pytest.mark.parametrize(("policy", "asked"), [(Always, 3), (Odd, 3), (Anew, 3), (Full, 0), (Folded, 0)])
@@ -149,8 +149,8 @@ def test_what_is_wrong_only_in_an_old_state_says_that_the_state_is_old(tmp_path:
         with pytest.raises(StoreStale):
             first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
         with pytest.raises(StoreStale):
-            first.idle()
-        first.refresh()
+            first.edits.idle()
+        first.ledger.refresh()
         first.append({"role": "tool", "tool_call_id": "c1", "content": "done"})
 
 
@@ -164,9 +164,9 @@ def test_what_must_follow_a_message_follows_it_or_is_not_appended(tmp_path: Path
             one.session("s").append({"role": "user", "content": "go"}, after=0)
         other.session("s").append({"role": "assistant", "content": "gone"}, after=1)
         # The store has another last message, whether this session knows it yet or not.
-        for known in (lambda: None, one.session("s").refresh):
+        for known in (lambda: None, one.session("s").ledger.refresh):
             known()
             with pytest.raises(StoreStale):
                 one.session("s").append({"role": "assistant", "content": "gone"}, after=1)
         one.session("s").append({"role": "user", "content": "back"}, after=2)
-        assert [message["content"] for message in other.session("s").messages()] == ["go", "gone", "back"]
+        assert [message["content"] for message in other.session("s").contents.messages()] == ["go", "gone", "back"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import kilburn
-from kilburn.cli.fsck import Inspectable
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import LawBroken
 from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
@@ -73,7 +73,7 @@ def test_no_excerpt_of_it_is_made() -> None:
     session = opened("lru", REPORT)
     for fold in (Fold((1,), keep=((0, 9),)), Fold((1, 2), parts=((1, ((0, 9),)),))):
         with pytest.raises(LawBroken, match="law 4"):
-            session.apply(fold)
+            session.edits.apply(fold)
 
 
 def test_a_tool_chooses_no_word_of_a_handle() -> None:
@@ -112,7 +112,7 @@ def test_recall_brings_it_back_as_content_where_the_form_allows_that(block: dict
     session.append(memory_tools.call(session, "recall", arguments).message("c1"))
     prompt = list(session.render(format=format))
     text = json.dumps(prompt)
-    assert session.text(1) == str(session.recall("p1"))
+    assert session.contents.text(1) == str(session.recall("p1"))
     if block is SOUND:
         # A chat's tool message has texts only: the user's message behind it shows the block.
         assert "audio, 3 s" in prompt[-2]["content"]
@@ -146,7 +146,7 @@ def test_recall_reads_a_document_that_a_tool_result_cannot_show(block: dict[str,
 
 def index_words(store: kilburn.Store) -> set[str]:
     """Every word by which a page of the store is found."""
-    rows = store.backend.unembedded("none", 1000)
+    rows = store.backend.vectors.unembedded("none", 1000)
     return {word for _, text in rows for word in text.split()}
 
 
@@ -166,14 +166,14 @@ def test_a_block_is_found_by_its_words(tmp_path: Path, block: dict[str, Any], qu
     [hit, *_] = store.search(query)
     assert (hit.address, passage in hit.text) == ("p1", True)
     assert not [word for word in index_words(store) if len(word) > 60]
-    assert cast(Inspectable, store.backend).findings() == []
+    assert inspect_store(store.backend) == []
     store.close()
     session.forget("p1")
     session.close()
     store = kilburn.open(str(tmp_path / "s.db"), window=16_000, tokenizer="claude-opus-4-5", embedder=None)
     assert [hit for hit in store.search(query) if hit.address == "p1"] == []
     assert passage not in " ".join(index_words(store))
-    assert cast(Inspectable, store.backend).findings() == []
+    assert inspect_store(store.backend) == []
     store.close()
 
 
@@ -235,7 +235,7 @@ def test_attachments_are_priced_for_the_model_that_a_prompt_is_for() -> None:
     texts = session.counter.count("The same words.")
     costs = {}
     for model in ("unknown", "gpt-4o", "gpt-4o-mini", "claude-sonnet-4-5"):
-        session.price_attachments_for(model)
+        session.prompts.price_attachments_for(model)
         session.append({"role": "user", "content": [image, low, REPORT]})
         costs[model] = [session.window.pages[page].tokens for page in range(session.window.last - 2, session.window.last + 1)]
         assert session.counter.count("The same words.") == texts

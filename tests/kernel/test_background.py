@@ -90,12 +90,12 @@ def test_exactly_the_snapshot_is_swapped_whatever_came_meanwhile() -> None:
         gate.go_on.set()
         settled(session)
         session.append(given[7])
-        fold = session.pages()[-1][0]
+        fold = session.contents.pages()[-1][0]
         assert fold.sources == (2, 3, 4)
         assert [page.id for page in session.window.resident()] == [1, -1, 5, 6, 7, 8]
         check_laws(session, given)
         assert policy.started == ["started"]
-        assert [receipt.outcome for receipt in session.receipts()] == ["started", "done"]
+        assert [receipt.outcome for receipt in session.ledger.receipts()] == ["started", "done"]
 
 
 def test_the_question_quotes_the_pages_exactly() -> None:
@@ -145,7 +145,7 @@ def test_an_answer_after_the_end_of_the_session_comes_too_late(tmp_path: Any) ->
     gate.go_on.set()
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
-        assert session.receipts()[-1].outcome == "late"
+        assert session.ledger.receipts()[-1].outcome == "late"
         check_laws(session, given)
 
 
@@ -161,7 +161,7 @@ def test_what_was_forgotten_meanwhile_is_not_brought_back_by_a_summary() -> None
         session.append(words(9))
         answered = [deferred for deferred in policy.seen if deferred.answer is not None]
         assert [deferred.answer.outcome for deferred in answered if deferred.answer] == ["failed"]
-        assert not any(page.depth for page, _ in session.pages())
+        assert not any(page.depth for page, _ in session.contents.pages())
 
 
 def test_a_question_of_a_batch_that_failed_was_never_asked() -> None:
@@ -203,7 +203,7 @@ def test_a_mistake_in_the_question_is_a_failed_answer() -> None:
         session.append(words(1))
         settled(session)
         session.append(words(2))
-        asks = [event for event in session.events() if event.act is Act.ASK]
+        asks = [event for event in session.ledger.events() if event.act is Act.ASK]
         assert [event.data["outcome"] for event in asks] == ["failed"]
         assert "UnknownAddress" in asks[0].data["detail"]
 
@@ -227,7 +227,7 @@ class Trio(Swap):
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
 
 
 def test_each_of_two_policies_knows_its_own_answer() -> None:
@@ -241,7 +241,7 @@ def test_each_of_two_policies_knows_its_own_answer() -> None:
         assert (len(first.own), len(second.own)) == (1, 0)
         assert first.started == ["started"]
         assert second.started == ["busy"]
-        assert session.pages()[-1][0].sources == (2, 3, 4)
+        assert session.contents.pages()[-1][0].sources == (2, 3, 4)
         for message in given[5:]:
             settled(session)
             session.append(message)
@@ -271,7 +271,7 @@ def test_whatever_ends_the_thread_the_next_question_is_asked(where: str) -> None
             settled(session)
         assert policy.started == ["started", "started"]
         assert outcomes(session) == ["failed"]
-        detail = [event.data["detail"] for event in session.events() if event.act is Act.ASK]
+        detail = [event.data["detail"] for event in session.ledger.events() if event.act is Act.ASK]
         assert detail == ["its thread ended without an answer"]
 
 
@@ -305,7 +305,7 @@ def test_a_question_without_a_purpose_comes_too_late_too() -> None:
         assert gate.asked.wait(600)
         session.close()
         gate.go_on.set()
-        assert session.receipts()[-1].outcome == "late"
+        assert session.ledger.receipts()[-1].outcome == "late"
 
 
 def test_sessions_of_one_store_do_not_mix_their_answers() -> None:
@@ -342,7 +342,7 @@ def test_two_that_write_one_session_lose_nothing(tmp_path: Any) -> None:
             behind.append(words(77))
         again = one.session("a")
         again.append(given[5])
-        assert again.messages() == given
+        assert again.contents.messages() == given
         check_laws(again, given)
 
 
@@ -373,7 +373,7 @@ def test_many_threads_and_a_forget_beside_the_questions(tmp_path: Any) -> None:
         settled(session)
         session.append(user("the end"))
         check_laws(session)
-        assert len(session.pages()) >= 50
+        assert len(session.contents.pages()) >= 50
 
 
 def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_thread() -> None:
@@ -408,7 +408,7 @@ def test_an_answer_handed_out_to_a_plan_that_then_asks_is_not_lost_to_another_th
         settled(session)
         session.append(words(7))
         assert [answer.text for answer in policy.own] == ["one", "one", "three"]
-        late = [event for event in session.events() if event.act is Act.COMPACT and event.data["outcome"] == "late"]
+        late = [event for event in session.ledger.events() if event.act is Act.COMPACT and event.data["outcome"] == "late"]
         assert len(late) == 1
 
 
@@ -422,5 +422,5 @@ def test_async_appends_drive_the_same_questions() -> None:
         session = store.session("a")
         given = [words(number) for number in range(7)]
         asyncio.run(drive(session, given))
-        assert session.pages()[-1][0].sources == (2, 3, 4)
+        assert session.contents.pages()[-1][0].sources == (2, 3, 4)
         check_laws(session, given)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.move import Evict, Fold
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, weight
 
@@ -24,7 +24,7 @@ SAID = {"type": "text", "text": "I read it."}
 
 
 def opened(window: int = 20_000, tokenizer: str = "chars/1") -> Session:
-    return Store(MemoryBackend(), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).session("s")
+    return Store(Sqlite(":memory:"), Budget(window), "fifo", tokenizer=tokenizer, clock=FakeClock()).session("s")
 
 
 def loop(session: Session, number: int, *thoughts: Dicts) -> list[Dicts]:
@@ -43,12 +43,12 @@ def test_parts_of_a_thinking_message_leave_together(thought: Dicts) -> None:
     made = loop(session, 1, thought)
     for alone in (2, 3, 4):
         with pytest.raises(LawBroken):
-            session.apply(Evict((alone,)))
+            session.edits.apply(Evict((alone,)))
     for keep in (Fold((2,), keep=((0, 2),)), Fold((2,), text="thought"), Fold((3,), text="said")):
         with pytest.raises(LawBroken):
-            session.apply(keep)
+            session.edits.apply(keep)
     check_messages(session.render("messages"), None, made)
-    session.apply(Evict((2, 3, 4, 5)))
+    session.edits.apply(Evict((2, 3, 4, 5)))
     assert len(session.render("messages")) == 1
 
 
@@ -58,8 +58,8 @@ def test_thinking_leaves_alone_once_the_turn_is_over_all_of_it() -> None:
     made = loop(session, 1, SIGNED, HIDDEN)
     session.append({"role": "assistant", "content": "Done."}, {"role": "user", "content": "And now?"})
     with pytest.raises(LawBroken):
-        session.apply(Evict((2,)))
-    session.apply(Evict((2, 3)))
+        session.edits.apply(Evict((2,)))
+    session.edits.apply(Evict((2, 3)))
     prompt = session.render("messages")
     check_messages(prompt, None, made)
     assert [block["type"] for block in prompt[1]["content"]] == ["text", "tool_use"]
@@ -85,7 +85,7 @@ def test_a_message_keeps_its_form_when_its_first_part_has_left() -> None:
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
     session.append(USER, {"role": "user", "content": [{"type": "text", "text": "see"}, document]})
     session.append({"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."})
-    session.apply(Evict((2,)))
+    session.edits.apply(Evict((2,)))
     assert document in session.render("messages")[0]["content"]
     assert weight(list(session.render("messages"))) <= session.render().tokens
 
@@ -127,5 +127,5 @@ def test_ids_and_errors_are_counted_as_they_are_sent(call: str) -> None:
     session.append({"role": "user", "content": [failed]})
     sent = max(weight(list(session.render(form))) for form in ("chat", "messages"))
     assert sent <= session.render().tokens <= sent + 12
-    session.apply(Evict((3,)))
+    session.edits.apply(Evict((3,)))
     assert weight(list(session.render("messages"))) <= session.render().tokens

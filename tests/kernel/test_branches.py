@@ -23,6 +23,7 @@ from effort import rounds
 from kernel.talk import assistant, call_of, tool, user
 from kilburn.backend import Batch, SegmentInfo
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.budget import Budget
 from kilburn.errors import (
     Forgotten,
@@ -44,7 +45,7 @@ from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Bring, Evict
 from kilburn.search.found import DamageWarning
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 Opener = Callable[..., Store]
@@ -53,7 +54,7 @@ Opener = Callable[..., Store]
 @pytest.fixture(params=["memory", "sqlite"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the same store, again and again."""
-    kept, made = MemoryBackend(), list[Store]()
+    kept, made = Sqlite(":memory:"), list[Store]()
 
     def open_it(window: int = 600, policy: str = "hybrid") -> Store:
         if request.param == "memory":
@@ -94,7 +95,7 @@ def test_a_branch_sees_what_its_parent_saw_and_the_parent_does_not_notice(opener
     assert len(parent.window.pages) == pages
     parent.append(user("and now?"))
     assert "and now?" not in json.dumps(branch.render())
-    assert branch.messages()[:26] == parent.messages()[:26]
+    assert branch.contents.messages()[:26] == parent.contents.messages()[:26]
 
 
 def test_nothing_is_copied(opener: Opener) -> None:
@@ -131,7 +132,7 @@ def test_the_return_stands_for_the_branch_and_can_be_opened(opener: Opener) -> N
     validate_messages(branch.render("messages"))
     reads(branch, 20, 24, "canary")
     assert branch.branches.returned() is None
-    address = branch.exit("the lexer drops a line")
+    address = branch.branches.exit("the lexer drops a line")
     assert branch.branches.returned() == address
     page = parent.window.pages[parent.window.last]
     assert page.trust is Trust.TOOL
@@ -145,7 +146,7 @@ def test_the_return_stands_for_the_branch_and_can_be_opened(opener: Opener) -> N
     assert (branch.number, int(hits[0].address[1:])) in told.cites
     check_laws(parent)
     with pytest.raises(KernelError, match="returned already"):
-        branch.exit("again")
+        branch.branches.exit("again")
 
 
 def test_a_branch_finds_its_own_words_and_its_parents_but_none_that_came_later(opener: Opener) -> None:
@@ -170,7 +171,7 @@ def test_less_can_be_inherited(opener: Opener, inherit: str) -> None:
     with pytest.raises(UnknownAddress):
         branch.recall("p9")
     branch.append(assistant("done"))
-    branch.exit("it is fine")
+    branch.branches.exit("it is fine")
     assert parent.render()[-1]["content"] == f"it is fine\n[b1: b1/p1-p{len(shown) + 1}]"
 
 
@@ -181,8 +182,8 @@ def test_parallel_branches_return_in_any_order(opener: Opener) -> None:
     for branch in (first, second):
         validate_chat(branch.render())
         branch.append(assistant("looked"))
-    second.exit("right is fine")
-    first.exit("left is fine")
+    second.branches.exit("right is fine")
+    first.branches.exit("left is fine")
     validate_chat(parent.render())
     assert [info.name for info, _ in parent.branches.children()] == ["work/b1", "work/b2"]
     check_laws(parent)
@@ -202,8 +203,8 @@ def test_forgetting_reaches_branches(opener: Opener) -> None:
         assert "line 0" not in json.dumps(each.render())
         check_laws(each)
     nested.append(assistant("looked"))
-    nested.exit("it is fine")
-    branch.exit("all is fine")
+    nested.branches.exit("it is fine")
+    branch.branches.exit("all is fine")
     assert "work/b1" in store.forget(session="work").whole
     assert not store.sessions()
     with pytest.raises(KilburnError):
@@ -219,10 +220,10 @@ def test_pages_of_a_branch_are_forgotten_by_the_address_that_recalls_them(opener
     reads(nested, 30, 31, "third")
     one, two, three = (f"b1/p{branch.branches.forked.known + at}" for at in (3, 5, 6))  # type: ignore[union-attr]
     deep = f"b1/b1/p{nested.window.last}"
-    nested.apply(Bring(((int(one[4:]), ((0, 9),)),)))
+    nested.edits.apply(Bring(((int(one[4:]), ((0, 9),)),)))
     assert "other 20" in parent.recall(one)
-    assert ("work/b1", one[3:]) in [(name, page.address) for name, page in parent.closure(one)]
-    assert {name for name, _ in parent.closure(one)} == {"work/b1", "work/b1/b1"}
+    assert ("work/b1", one[3:]) in [(name, page.address) for name, page in parent.contents.closure(one)]
+    assert {name for name, _ in parent.contents.closure(one)} == {"work/b1", "work/b1/b1"}
     assert {f"work/b1 {one[3:]}", f"work/b1/b1 {one[3:]}"} <= {*parent.forget(one)}
     assert f"{two[3:]}-{three[3:]}" in store.forget(session="work", address=f"{two}-{three[3:]}").pages["work/b1"]
     assert f"work/b1/b1 {deep[6:]}" in parent.forget(deep)
@@ -257,7 +258,7 @@ def test_what_was_returned_goes_with_what_it_was_made_from(opener: Opener) -> No
     parent = begun(opener())
     branch = parent.fork("look")
     reads(branch, 20, 22, "canary")
-    address = branch.exit("canary 20 is it")
+    address = branch.branches.exit("canary 20 is it")
     gone = branch.forget("p28")
     assert f"work {address}" in gone
     assert "canary 20 is it" not in json.dumps(parent.render())
@@ -271,11 +272,11 @@ def test_a_branch_outlives_its_parent_with_a_typed_error(opener: Opener) -> None
     branch.append(assistant("looked"))
     parent.append(tool("x", "never mind"))
     with pytest.raises(OrphanResult):
-        branch.exit("late")
+        branch.branches.exit("late")
     assert branch.branches.returned() is None
     store.forget(session="work")
     with pytest.raises(KilburnError):
-        branch.exit("later")
+        branch.branches.exit("later")
 
 
 def test_what_cannot_be_forked_leaves_nothing_behind(opener: Opener) -> None:
@@ -294,7 +295,7 @@ def test_what_cannot_be_forked_leaves_nothing_behind(opener: Opener) -> None:
             parent.branches.open(path)
     assert parent.fork("look").name == "work/b2"
     with pytest.raises(KernelError):
-        parent.exit("it is no branch")
+        parent.branches.exit("it is no branch")
     assert [info.name for info in store.sessions()] == ["work", "work/b1", "work/b2"]
 
 
@@ -333,7 +334,7 @@ STEPS = st.lists(
 @settings(max_examples=rounds(25, 60))
 @given(steps=STEPS, policy=st.sampled_from(["fifo", "hybrid", "summarize"]))
 def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], policy: str) -> None:
-    kept, clock = MemoryBackend(), FakeClock()
+    kept, clock = Sqlite(":memory:"), FakeClock()
 
     def opened() -> Store:
         return Store(kept, Budget(300), policy, tokenizer="chars/4", clock=clock)
@@ -350,7 +351,7 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
         elif what == "fork" and len(names) < 6:
             session.fork(f"part {said}", inherit=["history", "history", "task", "nothing"][number % 4])
         elif what == "exit" and session.branches.forked is not None and session.branches.returned() is None:
-            session.exit(f"result {said}")
+            session.branches.exit(f"result {said}")
         elif what == "pin":
             with suppress(Forgotten, LawBroken):
                 session.pin(f"p{1 + number % session.window.last}")
@@ -364,11 +365,11 @@ def test_any_family_of_branches_keeps_the_laws(steps: list[tuple[str, int]], pol
         check_laws(opened().session(info.name))
 
 
-class Meeting(MemoryBackend):
+class Meeting(Sqlite):
     """A store in which another program does something right before the next commit or session, or the next erasure."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(":memory:")
         self.before_commit: Callable[[], object] | None = None
         self.before_erase: Callable[[], object] | None = None
 
@@ -424,7 +425,7 @@ def test_what_a_crash_left_in_a_branch_is_forgotten_when_it_is_opened() -> None:
     kept, first, second = two_programs()
     kept.before_commit = lambda: second.session("work").fork("look")
     # The second half of the forgetting never comes.
-    first.session("work").drop([4])
+    first.session("work").contents.drop([4])
     branch = Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock()).session("work/b1")
     with pytest.raises(Forgotten):
         branch.recall("p4")
@@ -435,13 +436,13 @@ def test_what_a_branch_returned_goes_when_it_is_opened_if_it_was_made_from_what_
     kept, first, second = two_programs()
     branch = second.session("work").fork("look")
     branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="line 0 it is"),), sources=(4,)))
-    branch.exit("it is fine")
+    branch.branches.exit("it is fine")
     # Only a crash leaves it so: the parent has let go of the page, and the branch has not.
-    first.session("work").drop([4])
+    first.session("work").contents.drop([4])
     again = Store(kept, Budget(600), "hybrid", tokenizer="chars/4", clock=FakeClock())
     assert len(again.session("work/b1").render()) > 20
     for name in ("work", "work/b1"):
-        assert "line 0 it is" not in json.dumps(again.session(name).messages())
+        assert "line 0 it is" not in json.dumps(again.session(name).contents.messages())
         check_laws(again.session(name))
 
 
@@ -478,7 +479,7 @@ def test_no_cache_keeps_what_was_forgotten() -> None:
     parent.append(user("and now?"))
     parent.forget(f"p{parent.window.last - 2}")
     second.session("work").forget(f"p{parent.window.last - 1}")
-    parent.refresh()
+    parent.ledger.refresh()
     for session in (branch, parent):
         for digest in digests:
             with pytest.raises(StoreCorrupt):
@@ -498,9 +499,9 @@ def test_a_fork_that_is_interrupted_leaves_nothing() -> None:
 
 
 def test_what_was_begun_and_let_go_is_freed_at_once() -> None:
-    store = Store(MemoryBackend(), Budget(600), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(600), "fifo", tokenizer="chars/4")
     branch = begun(store).fork("look")
-    branch.exit("fine")
+    branch.branches.exit("fine")
     kernel = weakref.ref(branch._kernel)
     gc.disable()
     try:
@@ -550,10 +551,10 @@ def test_a_branch_returns_once_even_if_its_first_page_is_gone(opener: Opener) ->
     branch = parent.fork("look")
     branch.append(assistant("looked"))
     branch.forget(f"p{parent.window.last + 1}")
-    address = branch.exit("it is fine")
+    address = branch.branches.exit("it is fine")
     assert branch.branches.returned() == address
     with pytest.raises(KernelError, match="returned already"):
-        branch.exit("it is still fine")
+        branch.branches.exit("it is still fine")
 
 
 def test_a_branch_returns_without_what_another_program_forgot(opener: Opener) -> None:
@@ -562,7 +563,7 @@ def test_a_branch_returns_without_what_another_program_forgot(opener: Opener) ->
     reads(branch, 20, 22, "heron")
     gone = branch.window.last
     opener().session("work/b1").forget(f"p{gone}")
-    branch.exit("it is fine")
+    branch.branches.exit("it is fine")
     assert gone not in {page for _, page in parent.window.pages[parent.window.last].cites}
 
 
@@ -571,14 +572,14 @@ def test_no_ledger_quotes_what_a_branch_inherited_and_is_forgotten(tmp_path: Pat
     parent = begun(store)
     branch = parent.fork("look")
     nested = branch.fork("deeper")
-    branch.apply(Evict((4,), why="it says heronry"))
-    nested.record(Act.NOTE, [4], policy="user", why="it says heronry", quoted=parent.window.pages[4].digest)
+    branch.edits.apply(Evict((4,), why="it says heronry"))
+    nested.ledger.record(Act.NOTE, [4], policy="user", why="it says heronry", quoted=parent.window.pages[4].digest)
     store.close()
     store = kilburn.open(str(tmp_path / "a.db"), window=4000, policy="fifo", tokenizer="chars/4")
     digest = store.session("work").window.pages[4].digest
     store.session("work/b1").forget("p4")
     for each in ("work", "work/b1", "work/b1/b1"):
-        assert not any("heronry" in event.why or digest in str(event.data) for event in store.session(each).events())
+        assert not any("heronry" in event.why or digest in str(event.data) for event in store.session(each).ledger.events())
         check_laws(store.session(each))
     store.close()
     assert b"heronry" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
@@ -589,7 +590,7 @@ def test_the_receipt_names_the_places_and_the_exports_of_branches_too(opener: Op
     branch = begun(store).fork("look")
     erased: list[int] = []
     branch.erasers["spill"] = erased.extend
-    branch.record(Act.NOTE, policy="user", export="copy.jsonl", last=branch.window.last)
+    branch.ledger.record(Act.NOTE, policy="user", export="copy.jsonl", last=branch.window.last)
     branch._kernel.flush()
     receipt = store.forget(session="work", address="p4")
     assert (receipt.told, [export.to for export in receipt.exports]) == (("spill",), ["copy.jsonl"])
@@ -639,16 +640,16 @@ def test_a_damaged_branch_blocks_no_other_session(tmp_path: Path) -> None:
         assert store.forget(session="other").whole == ("other",)
     with Sqlite(path) as raw:
         # A note instead of it would make the branch a session without what it inherited.
-        assert [finding.derived for finding in raw.findings()] == [False]
-        assert [finding.derived for finding in raw.repair()] == [False]
+        assert [finding.derived for finding in inspect_store(raw)] == [False]
+        assert [finding.derived for finding in repair_store(raw)] == [False]
 
 
 def test_a_branch_without_the_ledger_that_it_forked_from_is_damaged() -> None:
-    kept = MemoryBackend()
+    kept = Sqlite(":memory:")
     store = Store(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock())
     parent = begun(store)
     parent.fork("look")
-    kept.commit(parent.number, Batch(head=parent.head, erase=[*parent.window.pages]))
+    kept.commit(parent.number, Batch(head=parent.ledger.head, erase=[*parent.window.pages]))
     kept.erase(parent.number)
     with pytest.raises(StoreCorrupt, match="what session 'work/b1' forked from is gone"):
         Store(kept, Budget(4000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("work/b1")
@@ -690,8 +691,8 @@ def talked(path: Path) -> None:
         branch.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=f"a {CANARY}, I see"),), sources=(page,)))
         nested = branch.fork("deeper")
         nested.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=f"the {CANARY} again"),), sources=(page,)))
-        nested.exit(f"a {CANARY} below")
-        branch.exit(f"it is a {CANARY}")
+        nested.branches.exit(f"a {CANARY} below")
+        branch.branches.exit(f"it is a {CANARY}")
         assert page == int(LOST.removeprefix("p"))
 
 
@@ -730,7 +731,7 @@ def test_what_was_forgotten_above_and_not_in_its_branches_is_finished(tmp_path: 
     path = tmp_path / "a.db"
     talked(path)
 
-    assert die_in(lambda store: store.session("work").drop([27]), path, 1)
+    assert die_in(lambda store: store.session("work").contents.drop([27]), path, 1)
     with in_file(path) as store:
         if again == "work":
             with suppress(Forgotten):

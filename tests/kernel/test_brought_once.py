@@ -67,7 +67,7 @@ def test_what_a_copy_shows_of_a_long_passage_is_left_out_and_the_rest_comes() ->
         fill(session)
         session.append({"role": "user", "content": "What of the Yukon boat?"})
         before = bring(session, WINDOW // 4)
-        session.apply(Bring(((said, ((0, len(first)),)),)))
+        session.edits.apply(Bring(((said, ((0, len(first)),)),)))
         after = bring(session, WINDOW // 4)
     assert before is not None
     assert first + rest in before.text
@@ -83,7 +83,7 @@ def test_what_the_window_shows_is_named_so_that_the_answer_cites_it() -> None:
         said = after_the_task(session, text)
         fill(session)
         session.append({"role": "user", "content": "What does the Yukon boat cost?"})
-        session.apply(Bring(((said, ((0, len(text)),)),)))
+        session.edits.apply(Bring(((said, ((0, len(text)),)),)))
         found = bring(session, WINDOW // 4)
         assert found is not None
         assert text not in found.text

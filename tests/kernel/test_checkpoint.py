@@ -98,7 +98,7 @@ def test_a_killed_writer_leaves_a_short_rest_to_replay(tmp_path: Path) -> None:
         p.append(message)
     # Nobody closes it: another program opens the file as it is.
     with opened(Counting(path)) as other:
-        assert other.session("s").messages() == talk(1500)
+        assert other.session("s").contents.messages() == talk(1500)
         counting = other.backend
         assert isinstance(counting, Counting)
         assert counting.events_read <= 2 * (LONG + 1500 // SHARE)

@@ -91,7 +91,7 @@ class Memories(RuleBasedStateMachine):
     @rule(writer=WRITERS, trusted=st.booleans())
     def say(self, writer: int, trusted: bool) -> None:
         text, session = self._text(), self.writers[writer].session("s")
-        session.refresh()
+        session.ledger.refresh()
         message: dict[str, Any] = {"role": "user" if trusted else "assistant", "content": text}
         address = session.append(message)
         trust = Trust.USER if trusted else Trust.AGENT
@@ -100,7 +100,7 @@ class Memories(RuleBasedStateMachine):
     @rule(writer=WRITERS)
     def read_the_web(self, writer: int) -> None:
         text, session = self._text(), self.writers[writer].session("s")
-        session.refresh()
+        session.ledger.refresh()
         call = {"id": text, "type": "function", "function": {"name": "web", "arguments": "{}"}}
         address = session.append(
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -120,7 +120,7 @@ class Memories(RuleBasedStateMachine):
         full=st.booleans(),
     )
     def learn(self, writer: int, user: str, picks: list[int], update: int | None, policy: str, tainted: bool, full: bool) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         made_from = {key for pick in picks if (key := self._some((Place.OUT, Place.IN), pick)) is not None}
         own = {key for key in made_from if key[0] == memory.name}
         cites = tuple((self._number(name), page) for name, page in sorted(made_from - own))
@@ -151,7 +151,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def retire(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT,), pick, memory.name)
         if key is not None:
             memory.apply(Retire((key[1],)), policy="facts")
@@ -160,7 +160,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def accept(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.PROPOSED,), pick, memory.name)
         if key is not None:
             memory.accept(address_of(key[1]))
@@ -169,7 +169,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def undo_twice(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT, Place.RETIRED), pick, memory.name)
         if key is None:
             return
@@ -204,7 +204,7 @@ class Memories(RuleBasedStateMachine):
             gone |= more
             grown = bool(more)
         store = self.writers[writer]
-        holder = store.session("s") if key[0] == "s" else store.memory(key[0].partition("/")[2])
+        holder = store.session("s") if key[0] == "s" else store.memory(key[0].partition("/")[2]).collection
         shown = holder.forget(address_of(key[1]))
         assert len(shown) == len(gone)
         for one in gone:
@@ -212,7 +212,7 @@ class Memories(RuleBasedStateMachine):
 
     @rule(writer=WRITERS, pick=PICK, user=st.sampled_from(USERS))
     def read(self, writer: int, pick: int, user: str) -> None:
-        memory = self.writers[writer].memory(user)
+        memory = self.writers[writer].memory(user).collection
         key = self._some((Place.OUT, Place.RETIRED, Place.PROPOSED), pick, memory.name)
         if key is not None:
             assert memory.recall(address_of(key[1])) == self.model[key].text
@@ -237,7 +237,7 @@ class Memories(RuleBasedStateMachine):
     def the_model_agrees(self) -> None:
         for writer in getattr(self, "writers", ())[1:]:
             for user in USERS:
-                memory = writer.memory(user)
+                memory = writer.memory(user).collection
                 mine = {page: fact for (name, page), fact in self.model.items() if name == memory.name}
                 kept = {page.id: state for page, state in memory.pages(history=True, proposed=True)}
                 assert {page: (state.at, state.until) for page, state in kept.items()} == {
@@ -258,7 +258,7 @@ class Memories(RuleBasedStateMachine):
     def nothing_forgotten_is_found(self) -> None:
         backend = self.writers[0].backend
         for (name, page), fact in self.model.items():
-            hits = {(hit.segment, hit.page) for hit in backend.search(fact.text)}
+            hits = {(hit.segment, hit.page) for hit in backend.words.search(fact.text)}
             if fact.place in (Place.DROPPED, Place.PROPOSED):
                 assert (self._number(name), page) not in hits
             elif name != "s":
@@ -268,7 +268,7 @@ class Memories(RuleBasedStateMachine):
     def the_session_keeps_its_laws(self) -> None:
         if getattr(self, "writers", None):
             session = self.writers[0].session("s")
-            session.refresh()
+            session.ledger.refresh()
             check_laws(session)
 
 

@@ -15,7 +15,7 @@ def store() -> kilburn.Store:
 
 def test_a_store_of_one_fact_answers_what_it_knows_and_nothing_else(store: kilburn.Store) -> None:
     with store:
-        store.memory("ana").apply(Add(text="Ana lives in Porto."))
+        store.memory("ana").collection.apply(Add(text="Ana lives in Porto."))
         assert [hit.text for hit in store.search("Where does Ana live?", abstain=True)] == ["Ana lives in Porto."]
         assert not store.search("Who is the dentist of Ana's brother?", abstain=True)
 
@@ -23,7 +23,7 @@ def test_a_store_of_one_fact_answers_what_it_knows_and_nothing_else(store: kilbu
 @pytest.mark.parametrize("other", [0, 50])
 def test_what_else_is_stored_changes_little(store: kilburn.Store, other: int) -> None:
     with store:
-        memory = store.memory("ana")
+        memory = store.memory("ana").collection
         memory.apply(Add(text="The meeting about the budget of the museum is on Friday."))
         for number in range(other):
             memory.apply(Add(text=f"Number {number} of the parcels was left with a neighbour."))
@@ -33,7 +33,7 @@ def test_what_else_is_stored_changes_little(store: kilburn.Store, other: int) ->
 
 def test_scripts_without_blanks_are_compared_by_signs(store: kilburn.Store) -> None:
     with store:
-        store.memory("ana").apply(Add(text="安娜住在波尔图"))
+        store.memory("ana").collection.apply(Add(text="安娜住在波尔图"))
         assert store.search("安娜住在波尔图", abstain=True).confidence > 0.5
 
 

@@ -22,6 +22,7 @@ from kernel.talk import user
 from kilburn.backend import Batch
 from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreError
 from kilburn.kernel.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
@@ -47,7 +48,7 @@ def test_everything_is_copied(tmp_path: Path) -> None:
             before, after = ours.session(name), theirs.session(name)
             assert after.render() == before.render()
             assert after.window.states == before.window.states
-            assert [each.why for each in after.receipts()] == [each.why for each in before.receipts()]
+            assert [each.why for each in after.ledger.receipts()] == [each.why for each in before.ledger.receipts()]
         branch = theirs.session("work").branches.open("b1")
         assert branch.recall("p4") == ours.session("work").recall("p4")
         assert theirs.memory("ana").recall("f2") == ours.memory("ana").recall("f2")
@@ -94,7 +95,7 @@ def test_numbers_that_are_taken_do_not_matter(tmp_path: Path) -> None:
         store.forget(session="work")
         assert [info.name for info in store.sessions()] == ["mine already", "copy~2"]
     with Sqlite(tmp_path / "b.db") as backend:
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_killed_anywhere_it_leaves_the_destination_as_it_was(tmp_path: Path, target: str) -> None:
@@ -144,7 +145,7 @@ def check_live(source: str, target: str, copies: int) -> None:
             with closing(open_backend(source, readonly=True)) as backend:
                 for number, event in enumerate(copied["work"][7]):
                     assert event[0] == number + 1
-                assert backend.settings()["copies"]
+                assert backend.settings.all()["copies"]
             waiting.until(lambda: _head(source) > heads[-1])
     assert heads == sorted(set(heads))
     kilburn.copy(source, target)
@@ -174,7 +175,7 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
             for _ in range(chance.randrange(1, 5)):
                 name = f"work {chance.randrange(4)}"
                 work = store.session(name, user="ana")
-                numbers = [page.id for page, state in work.pages() if page.id > 0 and state.at is not Place.DROPPED]
+                numbers = [page.id for page, state in work.contents.pages() if page.id > 0 and state.at is not Place.DROPPED]
                 act = chance.choice(("append", "append", "fork", "cite", "note", "pin", "page", "session", "branch"))
                 if act == "append" or not numbers:
                     work.append(*(user(f"{word()} " * chance.randrange(1, 40)) for _ in range(chance.randrange(1, 5))))
@@ -182,10 +183,10 @@ def check_random(source: str, target: str, seed: int, steps: int) -> set[str]:
                     branch = work.fork("look")
                     branch.append({"role": "assistant", "content": word()})
                     if chance.random() < 0.5:
-                        branch.exit(f"the branch says {word()}")
+                        branch.branches.exit(f"the branch says {word()}")
                 elif act == "cite":
                     fact = Add(text=f"Ana said {word()}", cites=((work.number, chance.choice(numbers)),))
-                    store.memory("ana").apply(fact, policy="learner")
+                    store.memory("ana").collection.apply(fact, policy="learner")
                 elif act == "note":
                     store.notes("ana").write(f"plans/{chance.randrange(3)}", word())
                 elif act == "pin":
@@ -247,9 +248,9 @@ def test_what_has_another_thing_of_a_name_is_refused_untouched(tmp_path: Path) -
         kilburn.copy(str(tmp_path / "a.db"), str(tmp_path / "b.db"))
     assert look(tmp_path / "b.db") == before
     with Sqlite(tmp_path / "b.db") as backend:
-        assert backend.settings() == {}
+        assert backend.settings.all() == {}
     with Sqlite(tmp_path / "a.db") as backend:
-        assert "copies" not in backend.settings()
+        assert "copies" not in backend.settings.all()
 
 
 def goes_on(store: Store) -> None:
@@ -282,7 +283,7 @@ def begins_anew(store: Store) -> None:
     work.append(user("begun anew"), {"role": "assistant", "content": "well"})
     branch = work.fork("look again")
     branch.append({"role": "assistant", "content": "deep"})
-    store.memory("ana").apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
+    store.memory("ana").collection.apply(Add(text="Ana begins anew", cites=((work.number, 1),)), policy="learner")
 
 
 def removes_its_rule(store: Store) -> None:
@@ -408,7 +409,7 @@ def test_a_damaged_session_is_left_behind_and_named(tmp_path: Path) -> None:
     assert "not copied: copy~2" in done.err
     with Sqlite(tmp_path / "b.db") as backend:
         assert "copy~2" not in [info.name for info in backend.segments()]
-        assert backend.findings() == []
+        assert inspect_store(backend) == []
 
 
 def test_a_damaged_session_is_copied_once_it_is_whole(tmp_path: Path, target: str) -> None:
@@ -446,7 +447,7 @@ def test_what_cites_a_copy_is_not_left_dangling(tmp_path: Path, target: str) -> 
         store.session("work").append(user("Ana lives in Porto"), user("in May"))
     kilburn.copy(str(place), target)
     with opened(target) as store:
-        store.memory("ana").apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
+        store.memory("ana").collection.apply(Add(text="Porto", cites=((store.session("work").number, 1),)), policy="learner")
     with opened(place) as store:
         store.forget(session="work", address="p1")
     before = look(target)

@@ -65,7 +65,7 @@ def run(session: Session, turns: int = 40) -> list[dict[str, Any]]:
         given.append(user(f"go on with step {number}"))
     for message in given:
         session.append(message)
-        assert session.render().tokens <= session.capacity
+        assert session.render().tokens <= session.prompts.capacity
     return given
 
 
@@ -76,7 +76,7 @@ def test_a_bad_summary_changes_nothing_and_loses_nothing(name: str) -> None:
         session = store.session("a")
         given = run(session)
         check_laws(session, given)
-        asks = [event for event in session.events() if event.act is Act.ASK]
+        asks = [event for event in session.ledger.events() if event.act is Act.ASK]
         assert asks, "the model was asked"
         assert session.stats().asks == len(asks) == len(model.requests)
         bad_outcomes = {
@@ -96,7 +96,7 @@ def test_a_bad_summary_changes_nothing_and_loses_nothing(name: str) -> None:
         assert FACTS[0] in shown
         for words in ("delete all files", "10.0.0.99", "no no no", "\\u0000", "can't help"):
             assert words not in shown
-        folds = [event.why for event in session.events() if event.act is Act.FOLD and event.policy != "kernel"]
+        folds = [event.why for event in session.ledger.events() if event.act is Act.FOLD and event.policy != "kernel"]
         assert folds
         assert all(why for why in folds), "the ledger says how each summary came about"
 
@@ -107,7 +107,7 @@ def test_a_good_summary_is_used() -> None:
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
         session = store.session("a")
         check_laws(session, run(session))
-        assert any(event.why.startswith("model") for event in session.events() if event.act is Act.FOLD)
+        assert any(event.why.startswith("model") for event in session.ledger.events() if event.act is Act.FOLD)
         assert "Looked at src/parser.py" in json.dumps(session.render())
         assert session.stats().asks_failed == 0
 
@@ -130,7 +130,7 @@ def test_a_model_with_a_bug_does_not_lose_the_message() -> None:
         session = store.session("a")
         given = run(session)
         check_laws(session, given)
-        asks = [event.data for event in session.events() if event.act is Act.ASK]
+        asks = [event.data for event in session.ledger.events() if event.act is Act.ASK]
         assert asks
         assert all(data["outcome"] == "failed" and data["detail"] == "Bug" for data in asks)
 
@@ -146,7 +146,7 @@ def test_what_a_provider_says_of_the_prompt_is_not_kept(error: type[ModelError])
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
         session = store.session("a")
         run(session)
-        asks = [event.data for event in session.events() if event.act is Act.ASK]
+        asks = [event.data for event in session.ledger.events() if event.act is Act.ASK]
         assert asks
         assert FACTS[0] in str(model.requests[0].messages)
         assert all(FACTS[0] not in repr(data) for data in asks)
@@ -171,7 +171,7 @@ def test_a_model_that_always_fails_is_not_asked_at_every_turn() -> None:
     with kilburn.open(":memory:", window=800, policy="summarize", tokenizer="chars/4", model=model) as store:
         session = store.session("a")
         run(session)
-        compactions = [event for event in session.events() if event.act is Act.COMPACT]
+        compactions = [event for event in session.ledger.events() if event.act is Act.COMPACT]
         assert 3 <= len(model.requests) < len(compactions)
         assert all(event.data["asked"] == ["failed"] for event in compactions)
 
@@ -197,7 +197,7 @@ def test_another_thread_may_append_while_the_model_thinks() -> None:
         go_on.set()
         worker.join(600)
         assert not worker.is_alive()
-        texts = [message["content"] for message in session.messages()]
+        texts = [message["content"] for message in session.contents.messages()]
         assert "from another thread" in texts
         assert len(texts) == 30
         check_laws(session)

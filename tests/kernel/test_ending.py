@@ -49,7 +49,7 @@ def long(words: str) -> str:
 def store(tmp_path: Path) -> Iterator[Store]:
     pytest.importorskip("obstore")
     backend = Clocked(tmp_path / "a.db")
-    backend.keep_setting("cold", msgspec.json.encode(new_place(str(tmp_path / "cold"))).decode())
+    backend.settings.put("cold", msgspec.json.encode(new_place(str(tmp_path / "cold"))).decode())
     with Store(backend, Budget(100_000), "hybrid", tokenizer="chars/4", clock=backend.clock) as made:
         yield made
 
@@ -86,15 +86,15 @@ def test_a_text_is_as_warm_as_the_warmest_page_with_it(texts: list[TextUse], aft
 def test_a_session_is_archived_and_then_forgotten_with_what_was_made_from_it(store: Store) -> None:
     old, shared = store.session("old"), long("said in both")
     old.append(user(long("only here")), user(shared))
-    fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
+    fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((old.number, 1),)))[0]
     later(store, 31)
     store.session("new").append(user(shared))
     rule = TimeToLive(archive=30 * DAY, forget=90 * DAY)
     assert expire(store, rule, dry=True).archived == ("old",)
-    assert store.backend.cold() == {}
+    assert store.backend.contents.cold() == {}
     done = expire(store, rule)
     assert (done.archived, done.forgotten, done.moved.texts) == (("old",), (), 1)
-    assert store.backend.cold().keys() == {digest_of(long("only here"))}
+    assert store.backend.contents.cold().keys() == {digest_of(long("only here"))}
     assert store.session("old").recall("p1") == long("only here")
     assert expire(store, rule).moved.texts == 0
     later(store, 60)
@@ -105,8 +105,8 @@ def test_a_session_is_archived_and_then_forgotten_with_what_was_made_from_it(sto
     assert done.receipts[0].whole == ("old",)
     assert done.receipts[0].places["facts"] == 1
     assert [info.name for info in store.sessions()] == ["new"]
-    assert store.backend.cold().keys() <= {digest_of(shared)}
-    assert store.backend.scrub() == []
+    assert store.backend.contents.cold().keys() <= {digest_of(shared)}
+    assert store.backend.contents.scrub() == []
 
 
 def test_use_begins_the_time_anew(store: Store) -> None:
@@ -134,7 +134,7 @@ def test_what_holds_a_session_is_said(store: Store) -> None:
     done = expire(store, rule)
     assert done.forgotten == ("plain",)
     assert dict(done.kept) == {"pinned": "a person pinned a page of it", "branched": "its branch 'branched/b1' is open"}
-    branch.exit("nothing")
+    branch.branches.exit("nothing")
     pinned.unpin("p2")
     assert expire(store, rule).kept == ()
     later(store, 100)
@@ -206,8 +206,8 @@ def test_who_comes_back_before_it_is_begun_keeps_a_session_at_every_step(tmp_pat
             session.append(user("said before"))
             branch = session.fork("a branch")
             branch.append(user("in the branch"))
-            branch.exit("done")
-            fact = store.memory("ana").apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
+            branch.branches.exit("done")
+            fact = store.memory("ana").collection.apply(Add(text="Ana lives in Porto", cites=((session.number, 1),)))[0]
             later(store, 100)
             begun: list[bool] = []
 
@@ -254,12 +254,12 @@ def test_the_receipts_of_a_rule_are_kept_without_a_name(store: Store) -> None:
     assert [(one.segment, one.whole, one.segments, one.places) for one in kept] == [
         (number, True, 1, receipt.places) for number, receipt in zip(numbers, first.receipts, strict=True)
     ]
-    assert not {"heliotrope", "anemone"} & set(re.findall("[a-z]+", store.backend.settings()["receipts"]))
+    assert not {"heliotrope", "anemone"} & set(re.findall("[a-z]+", store.backend.settings.all()["receipts"]))
     assert expire(store, rule, dry=True).receipts == ()
-    store.backend.keep_setting("receipts", "nonsense")
+    store.backend.settings.put("receipts", "nonsense")
     assert kept_receipts(store.backend) == []
     older = [KeptReceipt(segment=1000 + number, time=1.0) for number in range(MOST_RECEIPTS)]
-    store.backend.keep_setting("receipts", msgspec.json.encode(older).decode())
+    store.backend.settings.put("receipts", msgspec.json.encode(older).decode())
     number = store.session("more").number
     store.session("more").append(user("x"))
     later(store, 100)
@@ -291,7 +291,7 @@ def test_a_page_that_a_person_pinned_in_a_branch_keeps_its_session(store: Store,
     branch.append(user("in the branch"))
     page = "p1" if inherited else f"p{branch.window.last}"
     branch.pin(page)
-    branch.exit("done")
+    branch.branches.exit("done")
     later(store, 100)
     rule = TimeToLive(forget=30 * DAY)
     done = expire(store, rule)
@@ -308,7 +308,7 @@ def test_a_branch_in_use_keeps_its_session(store: Store) -> None:
     session.append(user("one"))
     branch = session.fork("a branch")
     branch.append(user("in the branch"))
-    branch.exit("done")
+    branch.branches.exit("done")
     later(store, 100)
     store.session("work/b1").append(user("goes on"))
     assert expire(store, TimeToLive(forget=30 * DAY)).forgotten == ()
@@ -328,7 +328,7 @@ def test_the_rule_of_a_tenant_is_kept(store: Store) -> None:
     assert rule_of(store.backend) is None
     keep_rule(store.backend, TimeToLive(archive=1.0, forget=2.0))
     assert rule_of(store.backend) == TimeToLive(archive=1.0, forget=2.0)
-    store.backend.keep_setting("retention", '{"archive": "soon"}')
+    store.backend.settings.put("retention", '{"archive": "soon"}')
     with pytest.raises(StoreCorrupt, match="sessions rule"):
         rule_of(store.backend)
     keep_rule(store.backend, None)
@@ -341,13 +341,13 @@ def test_texts_go_by_age_and_use(store: Store) -> None:
     later(store, 40)
     session.recall("p2")
     session.append(user(long("today")))
-    store.memory("ana").add(long("a fact"))
+    store.memory("ana").collection.add(long("a fact"))
     rule = Coolness(after=30 * DAY)
     # The window of a session in use stays as it is.
     assert cool(store, rule, dry=True).texts == 0
-    session.evict("p2-p4")
+    session.edits.evict("p2-p4")
     moved = cool(store, rule)
-    cold = store.backend.cold()
+    cold = store.backend.contents.cold()
     assert moved.texts == len(cold) > 0
     assert digest_of(long("page 1")) not in cold
     assert digest_of(long("today")) not in cold

@@ -16,6 +16,7 @@ import pytest
 
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
 from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
@@ -110,11 +111,11 @@ class Two:
         self.other = Store(Sqlite(path, busy_timeout=0.0), Budget(8000), tokenizer="chars/4")
         self.session = self.store.session("s")
         self.session.append(TOLD)
-        self.memory = self.store.memory()
+        self.memory = self.store.memory().collection
 
     def append(self) -> None:
         session = self.other.session("s")
-        session.refresh()
+        session.ledger.refresh()
         session.append({"role": "user", "content": "and more"})
 
     def close(self) -> None:
@@ -133,7 +134,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 def left(memory: Memory) -> list[str]:
-    return [memory.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+    return [memory.contents.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
 
 
 def once(do: Callable[[], Any]) -> Callable[[], None]:
@@ -150,7 +151,7 @@ def once(do: Callable[[], Any]) -> Callable[[], None]:
 def test_what_was_just_made_from_a_fact_goes_with_it(two: Two) -> None:
     two.memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
     of_it = Add(text="Ana may like fish.", sources=(-1,))
-    two.disk.do = once(lambda: two.other.memory().apply(of_it, Add(text="Ana likes cod.", sources=(-1,), refers=(0,))))
+    two.disk.do = once(lambda: two.other.memory().collection.apply(of_it, Add(text="Ana likes cod.", sources=(-1,), refers=(0,))))
     assert two.session.forget("p1") == ["p1", "@memory f1", "@memory f2", "@memory f3"]
     assert left(two.memory) == []
     check_collection(two.memory)
@@ -159,7 +160,7 @@ def test_what_was_just_made_from_a_fact_goes_with_it(two: Two) -> None:
 def test_a_name_stays_that_something_else_has_just_taken_up(two: Two) -> None:
     fact = Add(text="Ana likes Rome.", refers=(0,), cites=((two.session.number, 1),))
     two.memory.apply(Add(text="Rome", kind=Kind.ENTITY), fact, policy="facts")
-    two.disk.do = once(lambda: two.other.memory().apply(Add(text="Rome is old.", sources=(1,))))
+    two.disk.do = once(lambda: two.other.memory().collection.apply(Add(text="Rome is old.", sources=(1,))))
     assert two.session.forget("p1") == ["p1", "@memory f1"]
     assert left(two.memory) == ["Rome", "Rome is old."]
     check_collection(two.memory)
@@ -181,7 +182,7 @@ def test_a_session_goes_as_a_whole_while_somebody_always_goes_on_with_it(two: Tw
     two.disk.do = two.append
     receipt = two.store.forget(session="s")
     assert receipt.whole == ("s",)
-    assert (two.store.sessions(), two.disk.findings()) == ([], [])
+    assert (two.store.sessions(), inspect_store(two.disk)) == ([], [])
     with pytest.raises(KilburnError):
         two.append()
 
@@ -194,7 +195,7 @@ def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None
         two.append()
         page = two.other.session("s").window.last
         try:
-            two.other.memory().add("a fact", cites=((two.session.number, page),))
+            two.other.memory().collection.add("a fact", cites=((two.session.number, page),))
         except Forgotten as error:
             refused.append(error)
 
@@ -202,7 +203,7 @@ def test_of_a_session_that_goes_as_a_whole_nothing_new_is_made(two: Two) -> None
     assert two.store.forget(session="s").whole == ("s",)
     # It came in time once.
     assert (len(two.disk.alone), len(refused)) == (2, 1)
-    assert (left(two.memory), two.store.sessions(), two.disk.findings()) == ([], [], [])
+    assert (left(two.memory), two.store.sessions(), inspect_store(two.disk)) == ([], [], [])
 
 
 def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
@@ -212,7 +213,7 @@ def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
 
     def add() -> None:
         nonlocal tip
-        memory = two.other.memory("ana" if tip[0] == two.memory.number else "")
+        memory = two.other.memory("ana" if tip[0] == two.memory.number else "").collection
         try:
             address = memory.apply(Add(text="and so on", cites=(tip,)), policy="facts")[0]
             tip = memory.number, -int(address[1:])
@@ -225,8 +226,8 @@ def test_a_chain_of_facts_does_not_grow_while_it_is_forgotten(two: Two) -> None:
     assert len(two.session.forget("p1")) == 5
     # It was added to once: from then on it could not be.
     assert len(refused) == two.disk.done - 1
-    assert left(two.memory) == left(two.store.memory("ana")) == []
-    assert two.disk.findings() == []
+    assert left(two.memory) == left(two.store.memory("ana").collection) == []
+    assert inspect_store(two.disk) == []
 
 
 def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two) -> None:
@@ -235,16 +236,16 @@ def test_a_transaction_that_cannot_be_ended_leaves_everything_as_it_was(two: Two
     two.memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
 
     def drop(segment: Session | Memory, page: int) -> None:
-        with segment.alone():
-            assert segment.drop([page]) == [page]
+        with segment.contents.alone():
+            assert segment.contents.drop([page]) == [page]
 
     for segment, page in ((two.memory, -1), (two.session, 2)):
-        segment.record(Act.NOTE, why="waits")
+        segment.ledger.record(Act.NOTE, why="waits")
         two.disk.full = True
         with pytest.raises(StoreFull):
             drop(segment, page)
         two.disk.full = False
-        assert [event.why for event in segment.events(act=Act.NOTE)].count("waits") == 1
+        assert [event.why for event in segment.ledger.events(act=Act.NOTE)].count("waits") == 1
     assert (left(two.memory), two.session.recall("p1-p2")) == (["Ana lives in Porto."], f"{TOLD['content']}nobody cites this")
     two.session.append({"role": "user", "content": "it goes on"})
     assert two.session.forget("p1") == ["p1", "@memory f1"]
@@ -261,8 +262,8 @@ def test_what_a_change_cites_is_held_with_it(two: Two) -> None:
             super().commit(segment, batch)
 
     with Store(disk := Beaten(two.disk.path), Budget(8000), tokenizer="chars/4") as store:
-        memory = store.memory()
-        disk.do = lambda: two.other.memory().add("faster")
+        memory = store.memory().collection
+        disk.do = lambda: two.other.memory().collection.add("faster")
         memory.apply(Add(text="Ana lives in Porto.", cites=((two.session.number, 1),)))
         disk.do = None
         assert disk.done == FREE + 1
@@ -328,7 +329,7 @@ def test_what_goes_as_a_whole_meanwhile_does_not_come_back_and_nothing_goes_that
         write(two, 1, "Ana lives in Porto.")
         two.disk.after_name = overtake
         assert "p1" in two.session.forget("p1")
-        reached, findings = two.disk.done, two.disk.findings()
+        reached, findings = two.disk.done, inspect_store(two.disk)
         there = [two.disk.pages(info.number) for info in two.disk.segments() if info.name.endswith("Ana")]
         states = [[state.at for _, state in pages] for pages in there]
         two.close()
@@ -347,7 +348,7 @@ def test_a_session_that_goes_as_a_whole_while_it_is_read_is_not_called_damaged(t
     assert two.session.forget("p1") == ["p1"]
     assert [info.name for info in two.store.sessions()] == ["s"]
     two.disk.before_pages = None
-    assert two.disk.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two: Two) -> None:
@@ -360,7 +361,7 @@ def test_a_branch_that_begins_while_its_session_goes_as_a_whole_goes_with_it(two
     receipt = two.store.forget(session="s")
     assert receipt.whole
     assert [info.name for info in two.disk.segments() if "@" not in info.name] == []
-    assert two.disk.findings() == []
+    assert inspect_store(two.disk) == []
 
 
 def test_an_answer_is_kept_without_what_is_being_forgotten_and_then_forgotten(two: Two) -> None:
@@ -369,9 +370,9 @@ def test_an_answer_is_kept_without_what_is_being_forgotten_and_then_forgotten(tw
     answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
     with two.other.backend.leaving([fact]):
         keep(two.session, answer, [fact, (two.session.number, 1)])
-    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+    assert [message["content"] for message in two.session.contents.messages()] == [TOLD["content"]]
     keep(two.session, answer, [fact])
-    assert two.session.messages()[-1]["content"] == "A heron."
+    assert two.session.contents.messages()[-1]["content"] == "A heron."
     check_laws(two.session)
 
 
@@ -381,7 +382,7 @@ def test_an_answer_whose_fact_goes_while_it_is_kept_is_forgotten_too(two: Two) -
     two.disk.before_read = lambda keys: two.other.memory().forget("p1") if fact in keys and two.disk.reads(fact) == 2 else None
     keep(two.session, Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),)), [fact])
     assert two.disk.reads(fact) > 2
-    assert [message["content"] for message in two.session.messages()] == [TOLD["content"]]
+    assert [message["content"] for message in two.session.contents.messages()] == [TOLD["content"]]
 
 
 def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two: Two) -> None:
@@ -398,14 +399,14 @@ def test_a_fact_that_goes_while_what_cites_it_is_written_is_no_other_writer(two:
         session, memory = store.session("s"), store.memory()
         answer = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text="A heron."),))
         for _ in range(2):
-            memory.add("the heron of Ana")
+            memory.collection.add("the heron of Ana")
         disk.do = once(lambda: two.other.memory().forget("p1"))
         with pytest.raises(Forgotten):
-            session.append(msgspec.structs.replace(answer, cites=((memory.number, 1),)))
+            session.append(msgspec.structs.replace(answer, cites=((memory.collection.number, 1),)))
         disk.do = once(lambda: two.other.memory().forget("p2"))
-        keep(session, answer, [(memory.number, 2)])
+        keep(session, answer, [(memory.collection.number, 2)])
         assert store.session("s") is session
-        assert [message["content"] for message in session.messages()] == [TOLD["content"]]
+        assert [message["content"] for message in session.contents.messages()] == [TOLD["content"]]
         check_laws(session)
 
 
@@ -426,16 +427,16 @@ def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays
             with disk.leaving([(two.session.number, 1)]):
                 busy.execute("BEGIN IMMEDIATE")
             busy.execute("ROLLBACK")
-            assert len(disk.findings()) == 1
+            assert len(inspect_store(disk)) == 1
             with suppress(RuntimeError), disk.together():
-                disk.commit(two.session.number, Batch(head=two.session.head))
+                disk.commit(two.session.number, Batch(head=two.session.ledger.head))
                 raise RuntimeError
-            assert len(disk.findings()) == 1, "what is undone has taken nothing away"
+            assert len(inspect_store(disk)) == 1, "what is undone has taken nothing away"
             if write == "commit":
-                disk.commit(two.session.number, Batch(head=two.session.head))
+                disk.commit(two.session.number, Batch(head=two.session.ledger.head))
             else:
                 disk.begin("new", batch_of(0, {1: "hello"}), time=1.0)
-            assert disk.findings() == []
+            assert inspect_store(disk) == []
         busy.close()
 
 

@@ -50,7 +50,7 @@ def check_what_is_known(store: Store, acknowledged: list[dict[str, Any]]) -> Non
     """After an error the session in memory is what it was before."""
     session = store.session("s")
     assert session.window.turn == len(acknowledged)
-    assert session.use <= session.capacity
+    assert session.prompts.use <= session.prompts.capacity
 
 
 def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
         failures += acknowledged < len(messages)
         with opened(path, policy, None) as store:
             session = store.session("s")
-            kept = session.messages()
+            kept = session.contents.messages()
             assert kept == messages[: len(kept)], "what is there is what was appended, in order"
             assert acknowledged <= len(kept) <= tried, "all that was acknowledged, and nothing that was never tried"
             check_laws(session, kept)

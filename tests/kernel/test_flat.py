@@ -122,7 +122,7 @@ def test_a_turn_of_a_user_who_has_given_a_thousand_orders_costs_what_one_after_a
             session = store.session("s")
             session.append(*({"role": "user", "content": f"Never touch file {number}."} for number in range(orders)))
             entered = calls(lambda: session.append({"role": "user", "content": "Never touch the tests."}))
-            return entered, len(str(list(session.events())[-1].data))
+            return entered, len(str(list(session.ledger.events())[-1].data))
 
     few, many = taken(SHORT), taken(10 * SHORT)
     assert many[0] <= 1.1 * few[0], "functions that a turn enters"
@@ -157,12 +157,12 @@ def test_an_excerpt_of_many_pages_is_remade_in_few_steps(tmp_path: Path) -> None
             session = store.session("s")
             filled(session, pages)
             before, after = tuple(range(2, pages - 20)), tuple(range(4, pages - 18))
-            session.apply(Fold(before, text="what was read"))
-            (fold,) = [page.id for page, state in session.pages() if page.id < 0 and state.at == "in"]
-            found = calls(lambda: session.apply(Evict((fold,)), Fold(after, text="what was read since")))
+            session.edits.apply(Fold(before, text="what was read"))
+            (fold,) = [page.id for page, state in session.contents.pages() if page.id < 0 and state.at == "in"]
+            found = calls(lambda: session.edits.apply(Evict((fold,)), Fold(after, text="what was read since")))
             check_laws(session)
             with pytest.raises(kilburn.errors.KilburnError):
-                session.apply(Evict((fold - 1,)), Fold((), text="nothing"))
+                session.edits.apply(Evict((fold - 1,)), Fold((), text="nothing"))
             check_laws(session)
             return found
 
@@ -175,7 +175,7 @@ def test_a_branch_of_a_long_session_begins_like_one_of_a_short_session(tmp_path:
         with kilburn.open(tmp_path / f"{pages}.db", window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
             session = store.session("s")
             filled(session, pages)
-            session.fork("The first one writes a checkpoint.").exit("done")
+            session.fork("The first one writes a checkpoint.").branches.exit("done")
             tracemalloc.start()
             session.fork("Look into it.")
             taken = tracemalloc.get_traced_memory()[1]

@@ -12,6 +12,7 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, OrphanResult
 from kilburn.kernel import memory_tools
@@ -20,7 +21,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
 from kilburn.page import Place
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 CANARY = "zanzibar-canary-7731"
 
@@ -33,10 +34,10 @@ def everything_shown(session: Session) -> str:
     texts = [
         json.dumps(session.render()),
         json.dumps(session.render("messages")),
-        json.dumps(session.messages()),
-        repr(session.pages()),
+        json.dumps(session.contents.messages()),
+        repr(session.contents.pages()),
     ]
-    texts += [repr(list(session.events())), repr(session.search(CANARY, tokens=10_000)), repr(session.stats())]
+    texts += [repr(list(session.ledger.events())), repr(session.search(CANARY, tokens=10_000)), repr(session.stats())]
     return "".join(texts)
 
 
@@ -45,7 +46,7 @@ def test_every_derived_place_is_reached(tmp_path: Path) -> None:
     session = store.session("a")
     session.append(user("go"), assistant(f"the key is {CANARY}"), assistant(None, call_of("c")), tool("c", "harmless"))
     session.append(assistant("more words " * 40))
-    (fold,) = session.apply(Fold((2, 5), text=f"In short: {CANARY}"))
+    (fold,) = session.edits.apply(Fold((2, 5), text=f"In short: {CANARY}"))
     session.append(assistant(None, call_of("r", "recall", address="p2")))
     session.append(memory_tools.call(session, "recall", '{"address": "p2"}', "r").message("r"))
     assert CANARY in session.recall("p7")
@@ -104,7 +105,7 @@ def test_canaries_in_every_corner(place: str, tmp_path: Path) -> None:
         for message in messages[place]:
             session.append(message)
         session.append(user("more"))
-        session.apply(Evict((2, 3)))
+        session.edits.apply(Evict((2, 3)))
         session.render()
         last = session.window.last - 1
         session.forget(f"p2-p{last}")
@@ -168,7 +169,7 @@ def test_tenants_never_see_each_other(tmp_path: Path) -> None:
         for info in store.sessions():
             session = store.session(info.name)
             seen += "".join(session.recall(f"p1-p{session.window.last}").parts) if session.window.last else ""
-            seen += json.dumps(session.messages()) + repr(list(session.events()))
+            seen += json.dumps(session.contents.messages()) + repr(list(session.ledger.events()))
         assert not [canary for canary in others if canary in seen]
         assert canaries[tenant] in seen or not store.sessions()
     forgetful = opened["alice"].session("session")
@@ -227,7 +228,7 @@ def test_forgetting_only_the_call_leaves_none_of_its_words_at_its_result(tmp_pat
     with kilburn.open(str(tmp_path / "agent.db"), window=4000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user("go"), assistant(None, call_of("c", path=CANARY)), tool("c", "harmless"), user("more"))
-        session.apply(Evict((3,)))
+        session.edits.apply(Evict((3,)))
         if "p3" not in session.forget("p2"):
             assert session.recall("p3") == "harmless"
         assert CANARY not in everything_shown(session)
@@ -259,7 +260,7 @@ def test_a_retired_result_leaves_a_call_of_the_same_thought_that_still_waits() -
         calls = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in ("c1", "c2")]
         session.append(user("go"), {"role": "assistant", "content": [thought, *calls]})
         session.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c2", "content": "two"}]})
-        session.apply(Retire(pages=(5,), why="outdated"))
+        session.edits.apply(Retire(pages=(5,), why="outdated"))
         check_laws(session)
         session.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "one"}]})
         check_laws(session)
@@ -271,7 +272,7 @@ def test_a_retired_result_leaves_a_call_of_the_same_thought_that_still_waits() -
 
 def test_a_forgotten_blank_message_is_no_request() -> None:
     """Live, and when the ledger is replayed."""
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     session = Store(backend, Budget(200), "fifo", tokenizer="chars/4").session("a")
     session.append(user("what I want"), assistant("yes"), user(" "))
     assert session.window.request == [1]
@@ -282,7 +283,7 @@ def test_a_forgotten_blank_message_is_no_request() -> None:
 
 
 def test_a_pin_of_what_belongs_to_it_does_not_leave_a_forgetting_half_done() -> None:
-    store = Store(MemoryBackend(), Budget(4000), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(4000), "fifo", tokenizer="chars/4")
     session = store.session("a")
     session.append(user("go"), assistant(None, call_of("c", key=CANARY)), tool("c", "harmless"), assistant("Done."))
     branch = session.fork("look at it")

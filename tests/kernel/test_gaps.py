@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import kilburn
 from kernel.talk import assistant, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.move import Drop, Evict, Fold, Load, Retire
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 
 def opened(window: int = 1000, policy: str = "fifo") -> Session:
@@ -37,11 +38,11 @@ def lines_of(session: Session) -> list[str]:
 def test_every_second_of_four_hundred_pages_is_gone(gone: type[Drop | Retire]) -> None:
     session = filled(400, 900)
     for page in range(2, 360, 2):
-        session.apply(gone((page,)))
+        session.edits.apply(gone((page,)))
     (line,) = lines_of(session)
     first, last = line[1:].split(" ")[0].split("-")
-    shown = [page.id for page, state in session.pages() if state.at == "in"]
-    out = [page.id for page, state in session.pages() if state.at == "out"]
+    shown = [page.id for page, state in session.contents.pages() if state.at == "in"]
+    out = [page.id for page, state in session.contents.pages() if state.at == "out"]
     assert f"out: {len(out)} pages, " in line
     assert (first, last) == (f"p{out[0]}", f"p{out[-1]}")
     session.append(user("go on"))
@@ -61,21 +62,23 @@ def test_a_range_with_forgotten_pages_recalls_what_is_left() -> None:
 
 def test_a_summary_of_every_second_page_leaves_one_handle() -> None:
     session = filled(60, 900)
-    session.apply(Evict(tuple(page.id for page, state in session.pages() if state.at == "in" and page.id not in (1, 60))))
-    session.apply(Fold(tuple(range(3, 58, 2)), text="every second one"))
+    session.edits.apply(
+        Evict(tuple(page.id for page, state in session.contents.pages() if state.at == "in" and page.id not in (1, 60)))
+    )
+    session.edits.apply(Fold(tuple(range(3, 58, 2)), text="every second one"))
     assert len(lines_of(session)) == 1
-    session.apply(Load((30,)))
+    session.edits.apply(Load((30,)))
     assert len(lines_of(session)) == 2
     check_laws(session)
 
 
 def test_pages_of_a_summary_that_left_join_their_neighbours() -> None:
     session = filled(30, 2000)
-    (fold,) = session.apply(Fold(tuple(range(10, 20)), text="ten to nineteen"))
-    session.apply(Evict(tuple(range(2, 10))), Evict(tuple(range(20, 26))))
+    (fold,) = session.edits.apply(Fold(tuple(range(10, 20)), text="ten to nineteen"))
+    session.edits.apply(Evict(tuple(range(2, 10))), Evict(tuple(range(20, 26))))
     assert len(lines_of(session)) == 2
-    session.apply(Retire((12,)))
-    assert fold not in json.dumps([state.at for _, state in session.pages()])
+    session.edits.apply(Retire((12,)))
+    assert fold not in json.dumps([state.at for _, state in session.contents.pages()])
     (line,) = lines_of(session)
     assert line.startswith("[p2-p25 out: 23 pages,")
     check_laws(session)
@@ -86,13 +89,13 @@ def test_a_batch_that_fails_puts_the_gaps_back() -> None:
     session.forget("p10")
     before = list(session.window.gaps)
     with pytest.raises(kilburn.errors.KilburnError):
-        session.apply(Load((5,)), Retire((20,)), Load((31,)), Evict((31,)), Load((20,)))
+        session.edits.apply(Load((5,)), Retire((20,)), Load((31,)), Evict((31,)), Load((20,)))
     assert list(session.window.gaps) == before
     check_laws(session)
 
 
 def test_gaps_are_the_same_when_reopened() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
 
     def session() -> Session:
         return Store(backend, Budget(900), "fifo", tokenizer="chars/4").session("a")
@@ -101,7 +104,7 @@ def test_gaps_are_the_same_when_reopened() -> None:
     first.append(user("the task"), *(assistant(f"step {number} " + "w" * 40) for number in range(2, 200)))
     for page in range(2, 150, 3):
         first.forget(f"p{page}")
-    first.apply(Load((6,)), Load((60,)))
+    first.edits.apply(Load((6,)), Load((60,)))
     first.stats()
     again = session()
     assert list(again.window.gaps) == list(first.window.gaps)

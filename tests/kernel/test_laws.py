@@ -57,13 +57,13 @@ ILLEGAL: list[tuple[int, str, list[Move], Move]] = [
 def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, before: list[Move], move: Move) -> None:
     session = opened()
     for each in before:
-        session.apply(each)
-    events, prompt = list(session.events()), session.render()
+        session.edits.apply(each)
+    events, prompt = list(session.ledger.events()), session.render()
     with pytest.raises(LawBroken, match=says) as caught:
-        session.apply(move)
+        session.edits.apply(move)
     assert caught.value.law == law
-    assert list(session.events())[: len(events)] == events
-    assert [event.act for event in list(session.events())[len(events) :] if event.act is not Act.SHIP] == []
+    assert list(session.ledger.events())[: len(events)] == events
+    assert [event.act for event in list(session.ledger.events())[len(events) :] if event.act is not Act.SHIP] == []
     assert session.render() == prompt
     check_laws(session)
 
@@ -85,10 +85,10 @@ def test_a_move_that_breaks_a_law_is_refused_by_its_number(law: int, says: str, 
 )
 def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> None:
     session = opened()
-    session.apply(Fold((6,), text="a thought"))
-    session.apply(Evict((-1,)))
+    session.edits.apply(Fold((6,), text="a thought"))
+    session.edits.apply(Evict((-1,)))
     with pytest.raises(KernelError) as caught:
-        session.apply(move)
+        session.edits.apply(move)
     assert says in caught.value.advice
     check_laws(session)
 
@@ -103,7 +103,7 @@ def test_a_move_that_makes_no_sense_says_what_to_give(says: str, move: Move) -> 
 )
 def test_an_excerpt_is_its_spans_and_says_where_something_is_left_out(keep: tuple[Span, ...], shown: str) -> None:
     session = opened()
-    session.apply(Fold((2,), keep=keep))
+    session.edits.apply(Fold((2,), keep=keep))
     heading, _, kept = str(session.recall("f1")).partition("\n")
     assert heading == "[p2 in part:]"
     assert kept == shown
@@ -132,7 +132,7 @@ def test_a_plan_with_an_illegal_move_is_refused_whole(moves: list[Move], reason:
     session = kilburn.open(":memory:", window=1000, policy=Planned(*moves), tokenizer="chars/4").session("a")
     for message in (user("task"), assistant("the first thought " * 9), assistant("the second thought")):
         session.append(message)
-    (refusal,) = [event for event in session.events() if event.act is Act.REFUSE]
+    (refusal,) = [event for event in session.ledger.events() if event.act is Act.REFUSE]
     assert reason in refusal.why
     assert [page for page in session.window.pages if session.window.at(page) is not Place.IN] == []
     assert session.recall("p2") == "the first thought " * 9
@@ -152,7 +152,7 @@ def test_trust_never_rises() -> None:
     """What is derived or recalled has the lowest trust of its sources; no message claims more than its role has (law 7)."""
     session = opened()
     session.append(tool("w", "a tool's words"))
-    session.apply(Fold((4, 5, 6), text="a call, its result and a thought"))
+    session.edits.apply(Fold((4, 5, 6), text="a call, its result and a thought"))
     trust = {page: session.window.pages[page].trust for page in (4, 5, 6, -1)}
     assert trust[5] == Trust.TOOL < trust[6]
     assert trust[-1] == Trust.TOOL

@@ -13,9 +13,9 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
-from kilburn.errors import UnknownAddress
+from kilburn.errors import HitRateWarning, UnknownAddress
 from kilburn.event import Act, Data
-from kilburn.kernel.session import HitRateWarning, Session
+from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.model import Tokens
 from kilburn.move import Evict, Fold, Load, Retire
@@ -54,7 +54,7 @@ def test_an_append_only_run_re_prefills_nothing() -> None:
     assert stats.tokens_shipped == shipped
     assert stats.prompts == 21
     assert stats.turns == stats.pages == 22
-    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == session.use
+    assert stats.tokens_seen == stats.tokens_in_window == stats.peak == session.prompts.use
     assert stats.utilisation == pytest.approx(shipped / 21 / 10_000)
     assert (stats.evictions, stats.folds, stats.overflow) == (0, 0, 0)
 
@@ -64,7 +64,7 @@ def test_an_eviction_in_the_middle_re_prefills_what_stands_behind() -> None:
     texts = [f"message {number} " + "w" * 40 * number for number in range(6)]
     session.append(*map(user, texts))
     session.render()
-    session.apply(Evict((3,)))
+    session.edits.apply(Evict((3,)))
     session.render()
     assert session.stats().tokens_reprefilled == cost(session, *texts[3:])
     session.render()
@@ -72,7 +72,7 @@ def test_an_eviction_in_the_middle_re_prefills_what_stands_behind() -> None:
     session.append(user("new"))
     session.render()
     assert session.stats().tokens_reprefilled == cost(session, *texts[3:])
-    session.apply(Load((3,)))
+    session.edits.apply(Load((3,)))
     session.render()
     assert session.stats().tokens_reprefilled == cost(session, *texts[3:]) + cost(session, *texts[2:], "new")
 
@@ -80,13 +80,13 @@ def test_an_eviction_in_the_middle_re_prefills_what_stands_behind() -> None:
 def test_moves_faults_and_refaults_are_counted() -> None:
     session = opened(10_000)
     session.append(*(user(f"text {number} " + "z" * 100) for number in range(8)))
-    session.apply(Evict((2, 3)))
+    session.edits.apply(Evict((2, 3)))
     session.recall("p2")
     session.recall("p5")
     session.recall("p2-p4")
-    session.apply(Load((2,)))
-    session.apply(Fold((5, 6), text="in short"))
-    session.apply(Retire((7,)))
+    session.edits.apply(Load((2,)))
+    session.edits.apply(Fold((5, 6), text="in short"))
+    session.edits.apply(Retire((7,)))
     session.search("text")
     session.recall("f1")
     with pytest.raises(UnknownAddress):
@@ -110,7 +110,7 @@ def test_moves_faults_and_refaults_are_counted() -> None:
 def test_a_refault_is_a_fault_within_ten_turns(turns: int, refaults: int) -> None:
     session = opened(10_000)
     session.append(user("task"), assistant("needed again"))
-    session.apply(Evict((2,)))
+    session.edits.apply(Evict((2,)))
     for number in range(turns):
         session.append(user(f"later {number}"))
     session.recall("p2")
@@ -121,7 +121,7 @@ def test_a_prompt_that_fills_the_window_is_no_overflow() -> None:
     said = [f"{number} " + "w" * 94 for number in range(6)]
     session = opened(cost(opened(), *said))
     session.append(user(said[0]), *map(assistant, said[1:]))
-    assert session.render().tokens == session.capacity
+    assert session.render().tokens == session.prompts.capacity
     stats = session.stats()
     assert (stats.utilisation, stats.overflow, stats.warnings) == (1.0, 0, [])
 
@@ -135,7 +135,7 @@ def test_the_kernels_own_evictions_and_refused_moves_are_counted() -> None:
     for number in range(10):
         session.append(user(f"{number} " + "w" * 200))
     stats = session.stats()
-    events = list(session.events())
+    events = list(session.ledger.events())
     assert stats.refused_moves == sum(event.act is Act.REFUSE for event in events) > 0
     assert stats.fallbacks == sum(event.act is Act.EVICT and event.policy == "kernel" for event in events) > 0
     assert stats.evictions == sum(len(event.pages) for event in events if event.act is Act.EVICT)
@@ -176,10 +176,10 @@ def test_usage_shrinks_a_window_that_was_counted_too_low() -> None:
         for number in range(30):
             session.append(user(f"{number} " + "word " * 60))
         prompt = session.render()
-        before = session.capacity
-        session.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
-        assert session.capacity <= before // 2
-        assert session.render().tokens <= session.capacity
+        before = session.prompts.capacity
+        session.prompts.observe(Tokens(prompt=prompt.tokens * 2), prompt.tokens)
+        assert session.prompts.capacity <= before // 2
+        assert session.render().tokens <= session.prompts.capacity
         assert session.stats().tokens_reported == prompt.tokens * 2
 
 
@@ -191,7 +191,7 @@ def test_events_are_numbered_without_holes_and_hold_no_text() -> None:
         session.recall("p1")
         session.search(f"canary{number}")
     session.forget("p3", why="asked")
-    events = list(session.events())
+    events = list(session.ledger.events())
     assert [event.number for event in events] == list(range(1, len(events) + 1))
     assert "canary" not in repr(events)
     assert json.dumps([event.data for event in events])
@@ -203,8 +203,8 @@ def test_a_fold_that_lists_what_it_covers_is_replayed_as_one_that_does_not() -> 
     with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("s")
         session.append(*(user(f"message {number} " + "word " * 30) for number in range(6)))
-        session.apply(Fold(pages=(2, 3), text="the first two in short"))
-        session.apply(Fold(pages=(2, 3, 4), text="all three in short"))
+        session.edits.apply(Fold(pages=(2, 3), text="the first two in short"))
+        session.edits.apply(Fold(pages=(2, 3, 4), text="all three in short"))
         kernel = session._kernel
         events = list(kernel.backend.events(kernel.info.number))
         spelt = list(events)

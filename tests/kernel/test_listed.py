@@ -30,12 +30,12 @@ def db(tmp_path: Path) -> Path:
     with opened(path) as store:
         work = store.session("work of ana", user="ana")
         work.append(user("the secret heliotrope"), user("stays"))
-        store.memory("ana").add("Ana knows the heliotrope.")
+        store.memory("ana").collection.add("Ana knows the heliotrope.")
         trip = store.session("trip")
         trip.append(user("to the sea"))
         branch = trip.fork("look for trains")
         branch.append(user("at noon"))
-        branch.exit("one at noon")
+        branch.branches.exit("one at noon")
         store.session("kept").append(user("hello"))
     shutil.copy(path, tmp_path / "old.db")
     with opened(path) as store:

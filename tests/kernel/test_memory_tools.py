@@ -113,11 +113,11 @@ def test_nonsense_gets_a_sentence(name: str, arguments: str) -> None:
     session = opened()
     session.append(user("secret"))
     session.forget("p2")
-    before = session.pages()
+    before = session.contents.pages()
     said = memory_tools.call(session, name, arguments)
     assert said.text
     if said.text.startswith("error:"):
-        assert session.pages() == before
+        assert session.contents.pages() == before
     said.text.encode()
     assert "secret" not in said.text
     check_laws(session)
@@ -229,7 +229,7 @@ def test_schemas_are_in_both_forms() -> None:
 def test_retired_pages_are_history() -> None:
     session = opened()
     session.append(user("the port is 80"), user("the port is 81"))
-    session.apply(kilburn.move.Retire((2,), by=3))
+    session.edits.apply(kilburn.move.Retire((2,), by=3))
     assert "port is 80" not in json.dumps(session.render())
     assert [hit.address for hit in session.search("port")] == ["p3"]
     assert "superseded" in memory_tools.call(session, "recall", '{"address": "p2"}').text

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import SpecError
-from kilburn.testing import MemoryBackend
 
 WRONG: list[Any] = [True, 0, 1, 1.5, None, b"a", ["a"], "", " \t\n", "a\ud800", "\udfff", "a\0b", "n" * 501]
 
@@ -20,7 +20,7 @@ def test_what_is_no_name_is_a_typed_error_and_makes_nothing(tmp_path: Path, name
     with pytest.raises(SpecError, match="tenant"):
         kilburn.open(str(path), tenant=name)
     with pytest.raises(SpecError):
-        MemoryBackend(tenant=name)
+        Sqlite(":memory:", tenant=name)
     assert not path.exists()
     with kilburn.open(str(path), policy="fifo") as store:
         with pytest.raises(SpecError, match=r"session|name="):

@@ -144,7 +144,7 @@ def test_tiny_windows(window: int) -> None:
         session.append(message)
         assert weight(list(session.render())) <= window
         validate_chat(session.render())
-    assert session.messages() == given
+    assert session.contents.messages() == given
 
 
 def test_waiting_calls_of_several_messages_are_shortened() -> None:

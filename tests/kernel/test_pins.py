@@ -53,7 +53,7 @@ def test_what_was_pinned_by_hand_stays_where_it_is(policy: str) -> None:
     session.pin("p3-p4")
     pressed(session)
     shown = session.render()
-    assert shown[1:4] == session.messages()[1:4]
+    assert shown[1:4] == session.contents.messages()[1:4]
     session.unpin("p3-p4")
     pressed(SessionWithOtherIds(session))
     assert shown[2] not in session.render()
@@ -102,12 +102,12 @@ def test_too_many_pins_are_refused_and_change_nothing() -> None:
     for number in range(20):
         session.append(user(f"message {number} " + "w" * 150))
     session.pin("p6-p8")
-    before = (session.render(), session.pages(), session.use)
+    before = (session.render(), session.contents.pages(), session.prompts.use)
     with pytest.raises(PinsExceedWindow) as caught:
         session.pin("p1-p20")
     assert caught.value.law == 2
     assert "unpin" in str(caught.value)
-    assert (session.render(), session.pages(), session.use) == before
+    assert (session.render(), session.contents.pages(), session.prompts.use) == before
     check_laws(session)
 
 
@@ -132,8 +132,8 @@ def test_a_window_smaller_than_the_pins(tmp_path: Path) -> None:
     with kilburn.open(path, window=1000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         with pytest.raises(PinsExceedWindow):
-            session.resize(Budget(300))
-        assert session.budget == Budget(1000)
+            session.edits.resize(Budget(300))
+        assert session.prompts.budget == Budget(1000)
         assert session.render()[0]["content"] == "s" * 2000
         check_laws(session)
 
@@ -162,14 +162,14 @@ def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
         session = store.session("a")
         assert "session a" in caplog.text
         assert "p3" in caplog.text
-        assert session.excess > 0
-        before = (session.pages(), session.use, list(session.window.pins))
+        assert session.prompts.excess > 0
+        before = (session.contents.pages(), session.prompts.use, list(session.window.pins))
         # Reading works, and changes nothing.
         assert session.recall("p3").startswith("plan 0")
         assert [hit.address for hit in session.search("harbour", unseen=True)]
-        assert len(session.messages()) == 10
+        assert len(session.contents.messages()) == 10
         assert session.stats().pages == 10
-        assert session.receipts() is not None
+        assert session.ledger.receipts() is not None
         # A prompt does not, and says what to do; nor does anything that asks for room.
         for act in (session.render, lambda: session.append(user("more")), lambda: session.fork("try"), lambda: session.pin("p9")):
             with pytest.raises(PinsExceedWindow) as caught:
@@ -177,16 +177,16 @@ def test_a_session_whose_pins_exceed_the_window_is_read_and_mended(
             assert "p3 (" in caught.value.what
             assert "unpin p" in caught.value.advice
             assert "window of" in caught.value.advice
-        assert (session.pages(), session.use, list(session.window.pins)) == before
+        assert (session.contents.pages(), session.prompts.use, list(session.window.pins)) == before
         session.rate("p2", 0.5)
         assert tokenizer != "chars/4" or session.forget("p7") == ["p7"]
         # One pin after the other.
         session.unpin("p3")
-        assert session.excess > 0
+        assert session.prompts.excess > 0
         with pytest.raises(PinsExceedWindow):
             session.render()
         session.unpin("p5")
-        assert session.excess == 0
+        assert session.prompts.excess == 0
         assert session.render().tokens <= 300
         check_laws(session)
         session.append(user("more"))
@@ -203,13 +203,13 @@ def test_the_window_that_the_error_names_is_large_enough(tmp_path: Path) -> None
             store.session("a").render()
         needed = int(caught.value.advice.partition("window of ")[2].split()[0].replace(",", ""))
         session = store.session("a")
-        session.resize(Budget(needed - 1, 50))
+        session.edits.resize(Budget(needed - 1, 50))
         with pytest.raises(PinsExceedWindow):
             session.render()
-        session.resize(Budget(needed, 50))
+        session.edits.resize(Budget(needed, 50))
         assert session.render().tokens <= needed - 50
         with pytest.raises(PinsExceedWindow):
-            session.resize(Budget(needed - 1, 50))
+            session.edits.resize(Budget(needed - 1, 50))
         assert session.render().tokens <= needed - 50
         check_laws(session)
     with kilburn.open(str(path), window=needed, reserve=50, policy="fifo", tokenizer="chars/4") as store:
@@ -224,7 +224,7 @@ def test_forgetting_pins_mends_a_session(tmp_path: Path) -> None:
     with kilburn.open(str(path), window=300, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.forget("p1")
-        assert session.excess
+        assert session.prompts.excess
         session.forget("p3")
         session.append(user("go on"))
         assert session.window.pins == {2, 5}
@@ -257,7 +257,7 @@ def test_no_move_touches_a_pin() -> None:
         kilburn.move.Retire((2,)),
     ):
         with pytest.raises(kilburn.errors.LawBroken) as caught:
-            session.apply(move)
+            session.edits.apply(move)
         assert caught.value.law == 3
     check_laws(session, [user(TASK), assistant("a"), assistant("b")])
 

@@ -117,7 +117,7 @@ def test_both_forms_in_one_session() -> None:
         assert prompt.system == "rules"
         validate_messages(prompt)
         validate_chat(session.render("chat"))
-        assert session.messages() == given
+        assert session.contents.messages() == given
         assert "text of a" in json.dumps(prompt)
         assert "text of b" in json.dumps(session.render("chat"))
 
@@ -134,7 +134,7 @@ def test_parallel_calls_and_late_results() -> None:
         validate_chat(prompt)
         validate_messages(session.render("messages"))
         assert [message["content"] for message in prompt if message["role"] == "tool"] == ["second", "first"]
-        assert [message["role"] for message in session.messages()] == ["assistant", "tool", "user", "tool"]
+        assert [message["role"] for message in session.contents.messages()] == ["assistant", "tool", "user", "tool"]
 
 
 def test_unknown_blocks_and_empty_contents_are_carried() -> None:
@@ -184,19 +184,19 @@ def test_bad_messages_change_nothing(message: Any, error: type[Exception]) -> No
     with kilburn.open(":memory:", policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user("before"), assistant(None, call_of("used")), tool("used", "r"))
-        before = (session.render(), session.pages(), list(session.events()))
+        before = (session.render(), session.contents.pages(), list(session.ledger.events()))
         with pytest.raises(error) as caught:
             session.append(message)
         said = str(caught.value)
         assert said.startswith(("wire: ", "kernel: "))
         assert len(said) < 500
-        assert (session.render(), session.pages()) == before[:2]
+        assert (session.render(), session.contents.pages()) == before[:2]
         # A good message in front of a bad one is not admitted either.
         if message != []:
             with pytest.raises(error):
                 session.append(user("good"), message)
-        assert session.pages() == before[1]
-        assert list(session.events())[: len(before[2])] == before[2]
+        assert session.contents.pages() == before[1]
+        assert list(session.ledger.events())[: len(before[2])] == before[2]
         assert session.append(user("after")) == "p4"
 
 
@@ -207,7 +207,7 @@ def test_arguments_that_are_no_json_are_kept() -> None:
         session.append(assistant(None, call), tool("c", "error: not JSON"))
         assert session.recall("p1") == '{"path": '
         validate_messages(session.render("messages"))
-        assert session.messages()[0]["tool_calls"] == [call]
+        assert session.contents.messages()[0]["tool_calls"] == [call]
 
 
 def test_nul_and_odd_letters_survive() -> None:
@@ -227,12 +227,12 @@ def test_bad_addresses(address: Any) -> None:
     with kilburn.open(":memory:", policy="fifo") as store:
         session = store.session("a")
         session.append(user("a"), user("b"))
-        before = list(session.events())
+        before = list(session.ledger.events())
         for verb in (session.recall, session.pin, session.unpin, session.rate, session.forget):
             with pytest.raises(UnknownAddress) as caught:
                 verb(address)
             assert "(" in str(caught.value), "it says what to do"
-        assert list(session.events()) == before
+        assert list(session.ledger.events()) == before
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_what_is_no_move_is_refused_and_the_error_says_what_a_move_is() -> None:
         before = session.render()
         for value in ("p1", 17, None, ["p1"], {"pages": [1]}):
             with pytest.raises(KernelError, match=r"is no move.*give Load, Evict, Fold, Bring, Retire or Drop"):
-                session.apply(value)  # type: ignore[arg-type]
+                session.edits.apply(value)  # type: ignore[arg-type]
         assert session.render() == before
 
 
@@ -321,12 +321,12 @@ def test_what_is_taken_back_goes_with_what_comes_in_its_place(tmp_path: Path) ->
             session.append(tool("none", "text"), instead_of=[3])
         assert session.render() == before
         assert session.append(user("The new one."), instead_of=[3, 2, 99]) == "p4"
-        commits = [event for event in session.events(head) if event.act in ("admit", "retire", "unpin")]
+        commits = [event for event in session.ledger.events(head) if event.act in ("admit", "retire", "unpin")]
         assert {event.pages for event in commits} >= {(3, 2), (4,), (3,)}
         assert [message["content"] for message in session.render()] == ["Fix the parser.", "The new one."]
         assert session.recall("p3") == "The old one."
-        session.take_back([4, 4_000])
-        session.take_back([])
+        session.edits.take_back([4, 4_000])
+        session.edits.take_back([])
         check_laws(session)
     with kilburn.open(path, window=2000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         assert [message["content"] for message in store.session("s").render()] == ["Fix the parser."]
@@ -348,4 +348,4 @@ def test_messages_of_no_time_that_a_calendar_has_are_refused(time: float) -> Non
         session = store.session("s")
         with pytest.raises(KernelError, match="seconds since 1970"):
             session.append({"role": "user", "content": "one"}, time=time)
-        assert list(session.pages()) == []
+        assert list(session.contents.pages()) == []

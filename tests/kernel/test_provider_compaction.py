@@ -132,9 +132,9 @@ def test_no_policy_can_move_it_and_a_person_can() -> None:
     talk(session, 20)
     compaction = session.window.compaction
     assert compaction is not None
-    assert any("is the provider's newest compaction" in event.why for event in session.events())
+    assert any("is the provider's newest compaction" in event.why for event in session.ledger.events())
     assert shown(session, summary("responses"), "responses")
-    session.evict(f"p{compaction}")
+    session.edits.evict(f"p{compaction}")
     talk(session, 3, 20)
     assert not shown(session, summary("responses"), "responses")
     check_laws(session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from kilburn.kernel.pending import GATHERED
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 
 CANARY = "canaryword"
 
@@ -50,18 +51,20 @@ def test_what_another_forgot_is_in_no_answer(tmp_path: Path, readonly: bool) -> 
         assert session.recall("p3") == "on"
         assert session.search(CANARY) == []
         assert agent.search(CANARY) == []
-        assert CANARY not in json.dumps(session.messages())
-        assert {page.id: state.at for page, state in session.pages()}[2] == "dropped"
-        assert CANARY not in repr(list(session.events()))
+        assert CANARY not in json.dumps(session.contents.messages())
+        assert {page.id: state.at for page, state in session.contents.pages()}[2] == "dropped"
+        assert CANARY not in repr(list(session.ledger.events()))
         if not readonly:
             session.append(user("and goes on"))
             check_laws(session)
     with opened(path, readonly=True) as store:
-        assert [message["content"] for message in store.session("a").messages()][-1] == ("on" if readonly else "and goes on")
+        assert [message["content"] for message in store.session("a").contents.messages()][-1] == (
+            "on" if readonly else "and goes on"
+        )
 
 
 def test_the_same_in_memory() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     agent = Store(backend, Budget(2000), "fifo", tokenizer="chars/4").session("a")
     agent.append(user("go"), user(CANARY))
     assert CANARY in json.dumps(agent.render())
@@ -95,7 +98,7 @@ def test_changes_that_are_not_written_forbid_a_new_look(tmp_path: Path) -> None:
 
         with pytest.raises(KernelError, match="in the middle of a change"):
             look_in_the_middle()
-        assert len(session.messages()) == 4
+        assert len(session.contents.messages()) == 4
 
 
 def test_observations_survive_a_new_look(tmp_path: Path) -> None:
@@ -107,7 +110,7 @@ def test_observations_survive_a_new_look(tmp_path: Path) -> None:
         first.append(user("on"))
         assert second.recall("p2") == "on"
         assert second.stats().hits == 2
-        assert [event.pages for event in second.events() if event.act == "fault"] == [(1,), (2,)]
+        assert [event.pages for event in second.ledger.events() if event.act == "fault"] == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("why", ["locked", "full"])
@@ -129,16 +132,16 @@ def test_reading_goes_on_where_nothing_can_be_written(tmp_path: Path, why: str) 
         assert session.recall("p2") == "needle"
     assert session.render()
     assert session.search("needle")
-    assert session.messages()
+    assert session.contents.messages()
     assert len(session._kernel.pending.events) <= GATHERED
     session.stats()
-    assert any("lost" in event.data for event in session.events())
+    assert any("lost" in event.data for event in session.ledger.events())
     if why == "locked":
         other.execute("ROLLBACK")
     else:
         sqlite._db.pragma("max_page_count", 1 << 30)
     stats = session.stats()
-    lost = sum(event.data.get("lost", 0) for event in session.events())
+    lost = sum(event.data.get("lost", 0) for event in session.ledger.events())
     assert stats.lost == lost > 0
     assert stats.hits + stats.searches + lost == asked + 1 + 1, "each was written or is counted as lost"
     session.append(user("more"))
@@ -169,7 +172,7 @@ def test_another_thread_reads_while_one_waits_to_write(tmp_path: Path) -> None:
         writer = threading.Thread(target=lambda: store.session("a").append(user("waits")))
         writer.start()
         for _ in range(50):
-            assert store.backend.search("needle")
+            assert store.backend.words.search("needle")
         assert writer.is_alive()
         other.execute("ROLLBACK")
         writer.join()
@@ -202,7 +205,7 @@ def test_readers_wait_for_a_writer_that_comes_and_goes(tmp_path: Path) -> None:
             writer.kill()
 
 
-@pytest.mark.parametrize("verb", ["pages", "messages", "stats", "view", "events"])
+@pytest.mark.parametrize("verb", ["contents.pages", "contents.messages", "stats", "edits.view", "ledger.events"])
 def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, verb: str) -> None:
     seen: list[str] = []
     with opened(tmp_path / "a.db") as store:
@@ -220,12 +223,13 @@ def test_a_list_never_shows_what_another_thread_has_only_begun(tmp_path: Path, v
         writer = threading.Thread(target=change)
         writer.start()
         begun.wait()
-        found = getattr(session, verb)()
-        seen.append(repr([page.id for page, _ in found] if verb == "pages" else list(found) if verb == "events" else found))
+        found = operator.attrgetter(verb)(session)()
+        pages = [page.id for page, _ in found] if verb == "contents.pages" else None
+        seen.append(repr(pages or (list(found) if verb == "ledger.events" else found)))
         done.set()
         writer.join()
     assert CANARY not in seen[0]
-    assert verb != "pages" or seen == ["[1]"]
+    assert verb != "contents.pages" or seen == ["[1]"]
 
 
 def test_another_thread_may_look_at_any_moment() -> None:
@@ -242,7 +246,12 @@ def test_another_thread_may_look_at_any_moment() -> None:
                 except Exception as error:
                     failed.append(repr(error))
 
-        looks = [lambda: session.closure("p1"), lambda: session.use, lambda: session.resolve("p1-p9"), lambda: session.text(1)]
+        looks = [
+            lambda: session.contents.closure("p1"),
+            lambda: session.prompts.use,
+            lambda: session.contents.resolve("p1-p9"),
+            lambda: session.contents.text(1),
+        ]
         threads = [threading.Thread(target=look, args=(read,)) for read in looks]
         sys.setswitchinterval(1e-5)
         try:
@@ -262,7 +271,7 @@ def test_data_of_an_observation_cannot_pass_for_pages() -> None:
     with kilburn.open(":memory:", window=3000, tokenizer="chars/4") as store:
         session = store.session("s")
         with pytest.raises(KernelError, match="'new'"):
-            session.record(Act.CACHE, policy="me", cached=5, new=["p1"])
+            session.ledger.record(Act.CACHE, policy="me", cached=5, new=["p1"])
         assert session.append({"role": "user", "content": "well"}) == "p1"
 
 
@@ -279,17 +288,17 @@ def test_a_session_whose_last_events_were_lost_and_replaced_by_as_many_others_is
         with lost(path):
             session.append(user("two"))
         there.append(user("three"))
-        assert there.head == session.head
+        assert there.ledger.head == session.ledger.head
         with pytest.raises(StoreStale):
             session.append(user("four"))
-        session.refresh()
+        session.ledger.refresh()
         session.append(user("four"))
-        assert [message["content"] for message in there.messages()] == ["one", "three", "four"]
-        there.refresh()
+        assert [message["content"] for message in there.contents.messages()] == ["one", "three", "four"]
+        there.ledger.refresh()
         with lost(path):
             session.append(user("five"))
         there.append(user("six"))
-        assert [message["content"] for message in session.messages()] == ["one", "three", "four", "six"]
+        assert [message["content"] for message in session.contents.messages()] == ["one", "three", "four", "six"]
         check_laws(session)
 
 
@@ -302,10 +311,10 @@ def test_what_another_writer_only_observed_does_not_disturb_an_append(tmp_path: 
         reader.render()
         reader.recall("p2")
         reader.search("two")
-        assert reader.flush()
+        assert reader.ledger.flush()
         assert session.append(user("three")) == "p3"
         reader.recall("p1")
-        assert reader.flush()
+        assert reader.ledger.flush()
         session.recall("p2")
         session.pin("p2")
         stats = session.stats()
@@ -336,4 +345,4 @@ with kilburn.open(sys.argv[1], window=2000, policy="fifo", tokenizer="chars/4") 
 def test_a_child_that_renders_and_exits_leaves_its_parent_as_it_was(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "a.db")], check=True, timeout=60)
     with opened(tmp_path / "a.db", readonly=True) as store:
-        assert [event.act for event in store.session("a").events()].count(Act.SHIP) == 2
+        assert [event.act for event in store.session("a").ledger.events()].count(Act.SHIP) == 2

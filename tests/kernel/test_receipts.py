@@ -55,8 +55,8 @@ def test_every_page_that_left_is_on_a_receipt_and_can_be_recalled(tmp_path: Path
         session = store.session("a")
         for number in range(40):
             session.append(user(f"{number} " + "word " * 30))
-        found = session.receipts()
-        out = {page.id for page, state in session.pages() if state.at == "out"}
+        found = session.ledger.receipts()
+        out = {page.id for page, state in session.contents.pages() if state.at == "out"}
         assert out
         left: set[int] = set()
         for receipt in found:
@@ -66,16 +66,16 @@ def test_every_page_that_left_is_on_a_receipt_and_can_be_recalled(tmp_path: Path
                 left |= {page.id for page in session.recall(address).pages}
         assert left == out
     with kilburn.open(str(tmp_path / "a.db"), window=400, policy="lru", tokenizer="chars/4") as store:
-        assert store.session("a").receipts() == found
+        assert store.session("a").ledger.receipts() == found
 
 
 def test_moves_of_a_person_have_receipts_too() -> None:
     with kilburn.open(":memory:", window=4000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(*(user(f"{number} " + "word " * 30) for number in range(4)))
-        session.apply(Fold(pages=(2, 3), text="two and three"))
-        session.apply(Load(pages=(2,)))
-        fold, load = session.receipts()
+        session.edits.apply(Fold(pages=(2, 3), text="two and three"))
+        session.edits.apply(Load(pages=(2,)))
+        fold, load = session.ledger.receipts()
         assert (fold.policy, fold.left, fold.folds) == ("user", ("p2-p3",), ("f1",))
         assert fold.freed > 40
         assert load.back == ("p2",)
@@ -88,9 +88,9 @@ def test_what_changed_nothing_says_why() -> None:
             session = store.session("a")
             session.append(user("one"))
             session.append(assistant("two"))
-            last = session.receipts()[-1]
+            last = session.ledger.receipts()[-1]
             assert (last.outcome, last.left, last.freed) == (outcome, (), 0)
-            assert all(state.at == "in" for _, state in session.pages())
+            assert all(state.at == "in" for _, state in session.contents.pages())
             if outcome == "rejected":
                 assert last.figures == {"unmatched": 3, "ambiguous": 4}
                 assert last.why == "overlap"
@@ -102,7 +102,7 @@ def test_a_compaction_whose_model_failed_says_so() -> None:
         session = store.session("a")
         for number in range(30):
             session.append(user(f"{number} decided to keep src/m{number}.py " + "word " * 30))
-        first = session.receipts()[0]
+        first = session.ledger.receipts()[0]
         assert (first.outcome, first.asked) == ("done", ("failed",))
         assert "failed" in first.why
         assert len(first.folds) == 1
@@ -112,7 +112,7 @@ def test_a_turn_at_which_the_policy_did_nothing_leaves_no_event() -> None:
     with kilburn.open(":memory:", window=4000, policy="hybrid", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user("one"))
-        assert [event.act for event in session.events() if event.act is Act.COMPACT] == []
+        assert [event.act for event in session.ledger.events() if event.act is Act.COMPACT] == []
 
 
 def test_ranges_are_as_short_as_they_can_be() -> None:
@@ -124,7 +124,7 @@ def test_what_the_kernel_cut_before_it_asked_is_on_a_receipt_of_its_own() -> Non
     with kilburn.open(":memory:", window=400, policy=Illegal(), tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user("word " * 1000))
-        cut, *rest = session.receipts()
+        cut, *rest = session.ledger.receipts()
         assert (cut.policy, cut.outcome, cut.left, cut.folds) == ("kernel", "done", ("p1",), ("f1",))
         assert cut.freed >= 0
         assert all(receipt.policy != "kernel" and not receipt.left for receipt in rest)
@@ -150,7 +150,7 @@ POLICIES = [
 
 
 def prompt(session: Session) -> tuple[int, list[Item]]:
-    return session.use, session.shown()
+    return session.prompts.use, session.contents.shown()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -163,14 +163,14 @@ def test_each_compaction_is_taken_back_exactly_the_newest_first(policy: str, tmp
             session.append(tool(f"c{number}", f"line of {number}\n" * (number % 9)))
     with kilburn.open(str(tmp_path / "a.db"), window=100_000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
-        for receipt in reversed([one for one in session.receipts() if one.left or one.folds or one.brought]):
-            assert session.undo() == receipt
+        for receipt in reversed([one for one in session.ledger.receipts() if one.left or one.folds or one.brought]):
+            assert session.edits.undo() == receipt
             was = rebuild(store.backend, session.info, store.counter, until=receipt.events[0] - 1).window
-            assert [one for one in session.shown() if one[1] is None or was.last >= one[1].id] == items(was)
-        assert session.receipts()
+            assert [one for one in session.contents.shown() if one[1] is None or was.last >= one[1].id] == items(was)
+        assert session.ledger.receipts()
         with pytest.raises(KernelError, match="to take back"):
-            session.undo()
-        assert [page.id for _, page, _ in session.shown() if page] == list(range(1, session.window.last + 1))
+            session.edits.undo()
+        assert [page.id for _, page, _ in session.contents.shown() if page] == list(range(1, session.window.last + 1))
         now = prompt(session)
     with kilburn.open(str(tmp_path / "a.db"), window=100_000, policy="fifo", tokenizer="chars/4") as store:
         assert prompt(store.session("a")) == now
@@ -181,14 +181,14 @@ def test_what_does_not_fit_or_was_forgotten_does_not_come_back(tmp_path: Path) -
         session = store.session("a")
         for number in range(20):
             session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
-        before, newest, head = prompt(session), session.receipts()[-1], session.head
+        before, newest, head = prompt(session), session.ledger.receipts()[-1], session.ledger.head
         for dry in (True, False):
             with pytest.raises(LawBroken, match="more than the window has"):
-                session.undo(tokens=session.use, dry=dry)
-        assert session.undo(tokens=2_000, dry=True) == newest
-        assert (prompt(session), session.receipts()[-1], session.head) == (before, newest, head)
+                session.edits.undo(tokens=session.prompts.use, dry=dry)
+        assert session.edits.undo(tokens=2_000, dry=True) == newest
+        assert (prompt(session), session.ledger.receipts()[-1], session.ledger.head) == (before, newest, head)
         session.forget(newest.left[0].partition("-")[0])
-        session.undo()
+        session.edits.undo()
         assert before != prompt(session)
         assert "forgotten" not in str(session.render())
         gone = parse_address(newest.left[0])[0]
@@ -201,10 +201,10 @@ def test_a_pinned_summary_is_not_taken_back(tmp_path: Path) -> None:
         session = store.session("a")
         for number in range(20):
             session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
-        session.pin(session.receipts()[-1].folds[0])
+        session.pin(session.ledger.receipts()[-1].folds[0])
         before = prompt(session)
         with pytest.raises(LawBroken, match="pinned"):
-            session.undo()
+            session.edits.undo()
         assert prompt(session) == before
 
 
@@ -214,20 +214,25 @@ def test_a_preview_says_what_then_happens_and_changes_nothing(policy: str, tmp_p
         session = store.session("a")
         for number in range(11):
             session.append(assistant(f"{number}: kept src/m{number}.py. " + "More was said. " * 8))
-        before, head = prompt(session), session.head
-        assert session.preview().receipts == ()
-        found = session.preview(300)
-        assert (prompt(session), session.head, list(session.events())[-1].number) == (before, head, head)
-        assert found.use == session.use
+        before, head = prompt(session), session.ledger.head
+        assert session.edits.preview().receipts == ()
+        found = session.edits.preview(300)
+        assert (prompt(session), session.ledger.head, list(session.ledger.events())[-1].number) == (before, head, head)
+        assert found.use == session.prompts.use
         assert found.after <= 300
         assert found.use - found.after == sum(receipt.freed for receipt in found.receipts)
         assert 0 < found.again <= found.after
-        left = {page for receipt in found.receipts for address in receipt.left for page in session.resolve(address)}
-        session.resize(Budget(300))
-        real = {page for receipt in session.receipts() for address in receipt.left for page in session.resolve(address)}
+        left = {page for receipt in found.receipts for address in receipt.left for page in session.contents.resolve(address)}
+        session.edits.resize(Budget(300))
+        real = {
+            page
+            for receipt in session.ledger.receipts()
+            for address in receipt.left
+            for page in session.contents.resolve(address)
+        }
         assert left == real
         with pytest.raises(InvalidBudget):
-            session.preview(10_000)
+            session.edits.preview(10_000)
 
 
 def test_a_preview_asks_no_model(tmp_path: Path) -> None:
@@ -237,7 +242,7 @@ def test_a_preview_asks_no_model(tmp_path: Path) -> None:
         for _ in range(9):
             session.append(user("More was said. " * 8))
         asked = len(model.requests)
-        assert session.preview(300).asks == 1
+        assert session.edits.preview(300).asks == 1
         assert len(model.requests) == asked
 
 
@@ -248,10 +253,10 @@ def test_the_difference_of_two_prompts_names_what_left_and_what_came(tmp_path: P
         for number in range(1, 21):
             session.append(user(f"{number}: keep src/m{number}.py. " + "More was said. " * 8))
             prompts[number] = prompt(session)
-        same = session.difference(7, 8)
+        same = session.ledger.difference(7, 8)
         assert (same.left, same.came, same.kept) == ((), ("p8",), same.before)
         for earlier, later in ((1, 20), (12, 13), (5, 19)):
-            found = session.difference(earlier, None if later == 20 else later)
+            found = session.ledger.difference(earlier, None if later == 20 else later)
             old, new = ({page.id for _, page, _ in prompts[each][1] if page} for each in (earlier, later))
             assert (found.before, found.after) == (prompts[earlier][0], prompts[later][0])
             assert found.left == ranges(old - new)
@@ -259,11 +264,11 @@ def test_the_difference_of_two_prompts_names_what_left_and_what_came(tmp_path: P
         branch = session.fork("Look into it.")
         branch.append(assistant("It is there. " * 9))
         for earlier in (1, 12, 20):
-            found = branch.difference(earlier)
-            old, new = ({page.id for _, page, _ in some if page} for some in (prompts[earlier][1], branch.shown()))
+            found = branch.ledger.difference(earlier)
+            old, new = ({page.id for _, page, _ in some if page} for some in (prompts[earlier][1], branch.contents.shown()))
             assert (found.before, found.left, found.came) == (prompts[earlier][0], ranges(old - new), ranges(new - old))
         with pytest.raises(UnknownAddress):
-            session.difference(21)
+            session.ledger.difference(21)
 
 
 def test_a_result_that_was_cut_and_then_left_comes_back_whole(tmp_path: Path) -> None:
@@ -273,11 +278,11 @@ def test_a_result_that_was_cut_and_then_left_comes_back_whole(tmp_path: Path) ->
         session.append(assistant(None, call_of("c1", path="x" * 500)))
         session.append(tool("c1", "\n".join(f"line {number} of 11" for number in range(11))))
         before = prompt(session)
-        session.resize(Budget(60))
-        assert [page for _, page, _ in session.shown()] == [None]
+        session.edits.resize(Budget(60))
+        assert [page for _, page, _ in session.contents.shown()] == [None]
         with pytest.raises(LawBroken, match="more than the window has"):
-            session.undo()
-        session.undo(tokens=500)
+            session.edits.undo()
+        session.edits.undo(tokens=500)
         assert prompt(session) == before
 
 
@@ -288,14 +293,14 @@ def test_a_call_that_a_late_result_brought_back_is_not_taken_away_from_it(tmp_pa
         session.append(assistant(None, call_of("c1", path="x" * 500)), user("line of text " * 60))
         assert 1 not in session.window.shown
         session.append(tool("c1", "done"))
-        brought, cut = session.receipts()[-2:]
+        brought, cut = session.ledger.receipts()[-2:]
         assert (brought.back, brought.cause, cut.folds, cut.cause) == (("p1",), "admit", ("f2",), "pressure")
         with pytest.raises(LawBroken, match="more than the window has"):
-            session.undo()
-        session.undo(tokens=1_000)
-        assert [page.id for _, page, _ in session.shown() if page and page.kind is not Kind.EXCERPT] == [1, 3]
-        session.undo(tokens=1_000)
-        session.messages()
+            session.edits.undo()
+        session.edits.undo(tokens=1_000)
+        assert [page.id for _, page, _ in session.contents.shown() if page and page.kind is not Kind.EXCERPT] == [1, 3]
+        session.edits.undo(tokens=1_000)
+        session.contents.messages()
         assert {1, 3} <= session.window.shown
 
 
@@ -308,7 +313,7 @@ def test_a_result_that_came_since_comes_back_with_its_call(tmp_path: Path) -> No
         assert session.window.shown == {2, 3, 4}
         session.append(tool("c1", "x"))
         assert session.window.shown == {2, 3, 4}
-        session.undo(tokens=1_000)
+        session.edits.undo(tokens=1_000)
         assert session.window.shown == {1, 2, 3, 4, 5}
 
 
@@ -318,14 +323,14 @@ def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Pat
         session.append(user("Read it."), assistant(None, call_of("c1", path="a.py")), tool("c1", "text " * 50), user("Thanks."))
         before = prompt(session)
         with pytest.raises(LawBroken):
-            session.evict("p4")
+            session.edits.evict("p4")
         assert prompt(session) == before
-        assert session.evict("p3") == ["p2-p3"]
-        assert session.use < before[0]
+        assert session.edits.evict("p3") == ["p2-p3"]
+        assert session.prompts.use < before[0]
         assert session.recall("p3") == "text " * 50
         with pytest.raises(KernelError, match="not in the window"):
-            session.evict("p2-p3")
-        session.undo()
+            session.edits.evict("p2-p3")
+        session.edits.undo()
         assert prompt(session) == before
 
 
@@ -337,9 +342,9 @@ def test_a_range_is_compacted_and_the_rest_stays(tmp_path: Path) -> None:
         before = prompt(session)
         done = compact(session, None, pages="p3-p8", to=40)
         assert done.outcome == "done"
-        assert session.receipts()[-1].left == ("p3-p8",)
-        assert [page.id for _, page, _ in session.shown() if page] == [1, 2, -1, *range(9, 13)]
-        session.undo()
+        assert session.ledger.receipts()[-1].left == ("p3-p8",)
+        assert [page.id for _, page, _ in session.contents.shown() if page] == [1, 2, -1, *range(9, 13)]
+        session.edits.undo()
         assert prompt(session) == before
 
 
@@ -352,13 +357,13 @@ def test_every_earlier_prompt_is_found_in_a_long_ledger(tmp_path: Path) -> None:
             if number % 3 == 0:
                 session.recall("p1")
             if number % 5 == 4:
-                session.evict(session.window.resident()[2].address)
+                session.edits.evict(session.window.resident()[2].address)
             if number % 10 == 9:
-                session.undo()
-            uses[session.turn] = session.use
-        assert {turn: session.difference(turn).before for turn in uses} == uses
+                session.edits.undo()
+            uses[session.window.turn] = session.prompts.use
+        assert {turn: session.ledger.difference(turn).before for turn in uses} == uses
         branch = session.fork("Look into it.")
-        assert {turn: branch.difference(turn).before for turn in uses} == uses
+        assert {turn: branch.ledger.difference(turn).before for turn in uses} == uses
 
 
 @pytest.mark.parametrize(("seed", "policy"), [(3, "summarize"), (30, "hybrid"), (43, "hybrid"), (56, "agentfold")])
@@ -373,7 +378,7 @@ def test_what_folds_stand_for_is_right_after_taking_back_beside_changes_by_hand(
                 meddle(session, chance)
             if chance.random() < 0.4:
                 with suppress(KernelError, LawBroken):
-                    session.undo(5000)
+                    session.edits.undo(5000)
                     taken_back += 1
         assert taken_back
         check_laws(session)

@@ -60,7 +60,7 @@ def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path:
     filled(path)
     with kilburn.open(str(path), window=window, policy="lru", tokenizer=tokenizer) as store:
         session = store.session("a")
-        if session.excess:
+        if session.prompts.excess:
             assert window == 300
             with pytest.raises(PinsExceedWindow):
                 session.render()
@@ -74,7 +74,7 @@ def test_another_window_and_another_ruler(tokenizer: str, window: int, tmp_path:
     with kilburn.open(str(path), window=1500, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         assert session.render().tokens <= 1500
-        assert session.messages()[:5] == list(FORMS["chat"](7, 20))[:5]
+        assert session.contents.messages()[:5] == list(FORMS["chat"](7, 20))[:5]
         check_laws(session)
 
 
@@ -117,7 +117,7 @@ def test_threads_share_one_process(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert not failed
-        said = [message["content"].split()[0] for message in session.messages()[1:]]
+        said = [message["content"].split()[0] for message in session.contents.messages()[1:]]
         assert len(said) == len(set(said)) == 90
         for number in range(6):
             own = [text for text in said if text.startswith(f"thread{number}-")]
@@ -140,7 +140,7 @@ def test_two_handles_on_one_session_cannot_overwrite_each_other(tmp_path: Path) 
         two.session("b").append(user("another session is free"))
         first.append(user("again"))
     with kilburn.open(path, policy="fifo", tokenizer="chars/4") as store:
-        assert [message["content"] for message in store.session("a").messages()] == ["from one", "again"]
+        assert [message["content"] for message in store.session("a").contents.messages()] == ["from one", "again"]
 
 
 WRITER = """
@@ -163,7 +163,7 @@ def test_two_processes_of_the_system_on_one_file(tmp_path: Path) -> None:
         assert [process.returncode for process in running] == [0, 0], errors
         for name in ("left", "right"):
             session = store.session(name)
-            assert [message["content"].split()[:2] for message in session.messages()] == [
+            assert [message["content"].split()[:2] for message in session.contents.messages()] == [
                 [name, str(number)] for number in range(25)
             ]
             check_laws(session)
@@ -179,7 +179,7 @@ def test_a_killed_writer_loses_nothing_acknowledged(tmp_path: Path) -> None:
     acknowledged = len(done.stdout.split())
     with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("s")
-        assert len(session.messages()) == acknowledged == 12
+        assert len(session.contents.messages()) == acknowledged == 12
         check_laws(session)
         session.append(user("on"))
 
@@ -198,7 +198,7 @@ with kilburn.open(sys.argv[1], window=500, policy="fifo", tokenizer="chars/4") a
             session.append({"role": "user", "content": f"{done} " + "%x" % random.Random(done).getrandbits(40_000)})
             done += 1
     except StoreError as error:
-        before = session.pages()
+        before = session.contents.pages()
         print(done, type(error).__name__, error, flush=True)
         assert sum(page.id > 0 for page, _ in before) == done, (len(before), done)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -216,17 +216,17 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert said[0] == "store:"
     with kilburn.open(path, window=500, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("s")
-        assert len(session.messages()) == int(count) + 1
-        assert session.messages()[-1]["content"] == "room again"
+        assert len(session.contents.messages()) == int(count) + 1
+        assert session.contents.messages()[-1]["content"] == "room again"
         check_laws(session)
 
 
 def test_a_full_store_leaves_every_operation_undone() -> None:
+    from kilburn.backends.sqlite import Sqlite
     from kilburn.budget import Budget
     from kilburn.kernel.store import Store
-    from kilburn.testing import MemoryBackend
 
-    class Full(MemoryBackend):
+    class Full(Sqlite):
         full = False
 
         def commit(self, segment: int, batch: object) -> None:
@@ -234,26 +234,26 @@ def test_a_full_store_leaves_every_operation_undone() -> None:
                 raise StoreFull("no space left", advice="make room")
             super().commit(segment, batch)  # type: ignore[arg-type]
 
-    store = Full()
+    store = Full(":memory:")
     session = Store(store, Budget(400), "fifo", tokenizer="chars/4").session("a")
     for number in range(20):
         session.append(assistant(f"{number} " + "w" * 100))
     session.stats()
-    before = (session.render(), session.pages(), session.use)
+    before = (session.render(), session.contents.pages(), session.prompts.use)
     store.full = True
     for verb in (
         lambda: session.append(user("x" * 3000)),
         lambda: session.pin("p2"),
         lambda: session.rate("p2"),
         lambda: session.forget("p2"),
-        lambda: session.apply(kilburn.move.Evict((20,))),
-        lambda: session.apply(kilburn.move.Fold((19, 20), text="short")),
-        lambda: session.resize(Budget(100)),
+        lambda: session.edits.apply(kilburn.move.Evict((20,))),
+        lambda: session.edits.apply(kilburn.move.Fold((19, 20), text="short")),
+        lambda: session.edits.resize(Budget(100)),
     ):
         with pytest.raises(StoreFull):
             verb()
-        assert (session.render(), session.pages(), session.use) == before
-        assert session.budget == Budget(400)
+        assert (session.render(), session.contents.pages(), session.prompts.use) == before
+        assert session.prompts.budget == Budget(400)
     said = memory_tools.call(session, "pin", '{"address": "p2"}')
     assert said.text.startswith("error: store:")
     store.full = False
@@ -289,7 +289,7 @@ def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
     with kilburn.open(str(path), window=10**7, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(*((user if number % 2 else assistant)(f"{number} " + "w" * 100) for number in range(messages)))
-        window = session.use // 10
+        window = session.prompts.use // 10
     calls, readings = 0, 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -305,7 +305,7 @@ def _work_of_reopening(path: Path, messages: int) -> tuple[int, int]:
             session = store.session("a")
         finally:
             sys.setprofile(before)
-        assert 0 < session.use <= window
+        assert 0 < session.prompts.use <= window
         assert session.stats().evictions > messages * 8 // 10
         check_laws(session)
     return calls, readings
@@ -325,7 +325,7 @@ def test_another_ruler_counts_also_when_the_session_is_opened_again(tmp_path: Pa
     for _ in range(3):
         with kilburn.open(str(path), window=20_000, policy="lru", tokenizer="chars/2") as store:
             session = store.session("a")
-            uses.append(session.use)
+            uses.append(session.prompts.use)
             check_laws(session)
     assert len(set(uses)) == 1, "the pages' costs were by the first counter again"
 
@@ -368,11 +368,11 @@ def test_forgetting_what_another_tokenizer_counted(tmp_path: Path, tokenizer: st
             session.forget(f"p{page}")
             session.append({"role": "user", "content": "and then"})
             check_laws(session)
-        left = next(page.id for page, state in session.pages() if page.id < 13 and state.at is not Place.DROPPED)
-        with pytest.raises(PinsExceedWindow), session.batch() as kernel:
+        left = next(page.id for page, state in session.contents.pages() if page.id < 13 and state.at is not Place.DROPPED)
+        with pytest.raises(PinsExceedWindow), session.edits.batch() as kernel:
             _drop_and_fail(kernel, left)
         check_laws(session)
-        branch.refresh()
+        branch.ledger.refresh()
         check_laws(branch)
     for other in ("chars/4", tokenizer):
         with kilburn.open(path, window=700, policy="lru", tokenizer=other, embedder=None) as store:

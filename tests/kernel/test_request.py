@@ -41,7 +41,7 @@ def step(session: Session, number: int, size: int) -> str:
 
 def shown(session: Session) -> str:
     prompt = session.render()
-    assert prompt.tokens <= session.capacity
+    assert prompt.tokens <= session.prompts.capacity
     return "\n".join(str(part) for message in prompt for part in _texts(message.get("content")))
 
 
@@ -105,10 +105,10 @@ def test_no_move_takes_it(move: Move) -> None:
     session = opened()
     session.append(user(FIRST), assistant("ok, " * 40), user(SECOND), assistant("well"))
     with pytest.raises(LawBroken, match="p3 is the user's latest message") as caught:
-        session.apply(move)
+        session.edits.apply(move)
     assert caught.value.law == 3
     session.append(user("something else"))
-    session.apply(move) if isinstance(move, Evict) else None
+    session.edits.apply(move) if isinstance(move, Evict) else None
     check_laws(session)
 
 
@@ -167,7 +167,7 @@ def test_what_is_marked_as_a_tools_is_no_request() -> None:
         observed = Part(kind=Kind.TEXT, text=f"observed {number} " + "w" * 400)
         session.append(assistant(f"thought {number}"), Message(role=Role.USER, parts=(observed,), trust=Trust.TOOL))
         assert SECOND in shown(session)
-    assert session.view().task == SECOND
+    assert session.edits.view().task == SECOND
     check_laws(session)
 
 
@@ -187,7 +187,7 @@ def test_it_yields_before_a_pin_does_and_comes_back() -> None:
     session.append(assistant("b " * 900))
     session.pin("p4")
     session.pin("p1")
-    assert session.use <= 1000
+    assert session.prompts.use <= 1000
     session.append(assistant("more"))
     assert "p4" not in [line["content"] for line in session.render()]
     session.pin("p2") if session.window.cost(2) + 500 < 900 else None
@@ -201,9 +201,9 @@ def test_pins_may_take_all_but_a_handle() -> None:
     session = opened(400)
     session.append(user("t"), assistant("x" * 1240), user(SECOND * 3), assistant("well"))
     session.pin("p2")
-    assert session.use <= 400
+    assert session.prompts.use <= 400
     session.append(assistant("next"), user("u" * 300))
-    assert session.use <= 400
+    assert session.prompts.use <= 400
     session.unpin("p2")
     session.append(assistant("then"))
     assert session.render().tokens <= 400
@@ -218,7 +218,7 @@ def test_a_person_may_forget_or_retire_it() -> None:
         if verb == "forget":
             session.forget("p3")
         else:
-            session.apply(Retire((3,)))
+            session.edits.apply(Retire((3,)))
         assert SECOND not in shown(session)
         for number in range(10):
             step(session, number, 37)
@@ -250,14 +250,14 @@ def test_in_a_smaller_window_head_and_tail_are_left(tmp_path: Path) -> None:
         session = store.session("a")
         session.append(user(FIRST), assistant("ok"), user(order), assistant("well"))
         assert session.window.held() == [3]
-        session.resize(Budget(2000))
+        session.edits.resize(Budget(2000))
         assert "Head of it." in shown(session)
         assert "End of it." in shown(session)
         session.append(*(assistant("on and on " * 60) for _ in range(9)))
         assert "End of it." in shown(session)
         assert session.window.cost(session.window.held()[0]) <= 500
-        session.resize(Budget(8000))
-        session.apply(Load((3,)))
+        session.edits.resize(Budget(8000))
+        session.edits.apply(Load((3,)))
         check_laws(session)
     with kilburn.open(path, window=1200, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
@@ -285,6 +285,6 @@ def test_the_kernel_takes_tool_output_before_the_users_words() -> None:
     for number in range(12, 80):
         session.append(user(f"Standing order {number}: never touch module {number}. " + "w" * 80))
         step(session, number, 37)
-    words = [page for page in session.view().pages if page.role == "user"]
+    words = [page for page in session.edits.view().pages if page.role == "user"]
     assert sum(page.tokens for page in words) <= 1000, "and not more than their share"
     check_laws(session)

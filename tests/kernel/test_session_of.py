@@ -29,12 +29,12 @@ def test_it_is_there_with_its_first_message_and_not_before(tmp_path: Path) -> No
         assert session_of(store, "work", "ana") is store.session("work") is session
         (info,) = other.sessions()
         assert (info.number, info.user, info.pages) == (session.number, "ana", 1)
-        assert [event.act for event in session.events()][:2] == ["note", "admit"]
+        assert [event.act for event in session.ledger.events()][:2] == ["note", "admit"]
         other.session("work").append(assistant("two"))
-        assert [message["content"] for message in session.messages()] == ["one", "two"]
+        assert [message["content"] for message in session.contents.messages()] == ["one", "two"]
         check_laws(session)
     with opened(tmp_path / "a.db") as store:
-        assert session_of(store, "work").messages() == store.session("work").messages()
+        assert session_of(store, "work").contents.messages() == store.session("work").contents.messages()
         store.session("work").append(user("three"))
 
 
@@ -59,7 +59,7 @@ def test_of_two_programs_one_begins_it(tmp_path: Path) -> None:
             second.append(user("two"), after=0)
         again = session_of(two, "work")
         assert again is not second
-        assert [message["content"] for message in again.messages()] == ["one"]
+        assert [message["content"] for message in again.contents.messages()] == ["one"]
         again.append(assistant("three"), after=1)
         assert len(one.sessions()) == 1
 
@@ -67,14 +67,14 @@ def test_of_two_programs_one_begins_it(tmp_path: Path) -> None:
 def test_one_that_never_began_is_in_nobodys_way(tmp_path: Path) -> None:
     with opened(tmp_path / "a.db") as one, opened(tmp_path / "a.db") as two:
         for name in ("work", "more"):
-            session_of(one, name, "ana").record(Act.NOTE, policy="test", why="it is given up before its first message")
+            session_of(one, name, "ana").ledger.record(Act.NOTE, policy="test", why="it is given up before its first message")
         two.session("work", "bob").append(user("one"))
-        assert [message["content"] for message in one.session("work", "bob").messages()] == ["one"]
+        assert [message["content"] for message in one.session("work", "bob").contents.messages()] == ["one"]
         with pytest.raises(SpecError, match="ana"):
             session_of(one, "work", "ana")
         session_of(one, "more", "bob").append(user("two"))
         assert [info.user for info in two.sessions()] == ["bob", "bob"]
-        assert "given up" not in str([event.data for event in two.session("more").events()])
+        assert "given up" not in str([event.data for event in two.session("more").ledger.events()])
         session_of(one, "third")
         assert one.session("third").number
         assert len(two.sessions()) == 3

@@ -19,6 +19,7 @@ import pytest
 import kilburn
 from kernel.talk import user
 from kilburn.backend import Batch
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
@@ -28,7 +29,7 @@ from kilburn.kernel.store import Store
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Cause, Policy, View
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 
 WINDOW = 1000
 GUARD = 60.0
@@ -74,7 +75,7 @@ RENDER = """
 import sys, kilburn
 with kilburn.open(sys.argv[1], window=1000, policy="fifo", tokenizer="chars/4", readonly=True) as store:
     session = store.session("a")
-    print(session.render().tokens, len(session.messages()))
+    print(session.render().tokens, len(session.contents.messages()))
 """
 
 
@@ -92,13 +93,13 @@ def test_nobody_sees_a_window_over_its_budget_while_a_model_is_waited_for(tmp_pa
         assert gate.asked.wait(GUARD)
         assert session.render() == before
         assert session.render().tokens <= WINDOW
-        assert session.messages() == given[:-1]
+        assert session.contents.messages() == given[:-1]
         seen = subprocess.run([sys.executable, "-c", RENDER, path], capture_output=True, text=True, timeout=GUARD, check=True)
         tokens, messages = map(int, seen.stdout.split())
         assert (tokens <= WINDOW, messages) == (True, len(given) - 1)
         gate.go_on.set()
         worker.join(GUARD)
-        assert session.messages() == given
+        assert session.contents.messages() == given
         assert session.render().tokens <= WINDOW
         check_laws(session, given)
 
@@ -128,15 +129,15 @@ def test_a_cancelled_append_admitted_nothing_and_can_be_tried_again(tmp_path: Pa
     with opened(path, Asks(4), model) as store:
         session = store.session("a")
         given = fill(session)
-        before = (session.render(), session.pages(), session.window.use)
+        before = (session.render(), session.contents.pages(), session.window.use)
         asyncio.run(drive(session, model, gate))
-        assert (session.render(), session.pages(), session.window.use) == before
-        assert session.messages() == given
+        assert (session.render(), session.contents.pages(), session.window.use) == before
+        assert session.contents.messages() == given
         session.append(words(6))
-        assert session.messages() == [*given, words(6)]
+        assert session.contents.messages() == [*given, words(6)]
         check_laws(session, [*given, words(6)])
     with opened(path, "fifo") as store:
-        assert store.session("a").messages() == [*given, words(6)]
+        assert store.session("a").contents.messages() == [*given, words(6)]
 
 
 def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
@@ -154,13 +155,13 @@ def test_an_interrupt_while_a_model_is_waited_for_admits_nothing() -> None:
                 session.append(words(6))
         finally:
             signal.signal(signal.SIGINT, before)
-        assert session.messages() == given
+        assert session.contents.messages() == given
         assert session.render().tokens <= WINDOW
         session.append(words(6))
         check_laws(session, [*given, words(6)])
 
 
-class Interrupted(MemoryBackend):
+class Interrupted(Sqlite):
     """A store in which a Ctrl-C comes before or after the work of a commit."""
 
     when = ""
@@ -177,7 +178,7 @@ class Interrupted(MemoryBackend):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_commit_leaves_a_session_that_goes_on(when: str) -> None:
     """It admitted the message or not; either way the session and its store agree."""
-    store = Interrupted()
+    store = Interrupted(":memory:")
     with Store(store, Budget(WINDOW), "fifo", tokenizer="chars/4") as levels:
         session = levels.session("a")
         given = fill(session)
@@ -185,7 +186,7 @@ def test_an_interrupted_commit_leaves_a_session_that_goes_on(when: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             session.append(words(6))
         given += [words(6)] if when == "after" else []
-        assert session.messages() == given
+        assert session.contents.messages() == given
         session.append(words(7))
         check_laws(session, [*given, words(7)])
 
@@ -204,7 +205,7 @@ def test_a_plan_that_will_not_be_closed_does_not_hide_the_interrupt() -> None:
     with opened(":memory:", Plain(stubborn), Scripted([gate, "words"])) as store:
         session = store.session("a")
         asyncio.run(drive(session))
-        assert session.messages() == []
+        assert session.contents.messages() == []
         session.append(words(1))
         check_laws(session, [words(1)])
 
@@ -221,10 +222,10 @@ def test_what_others_did_meanwhile_stays_and_the_words_come_too_late() -> None:
         session.forget("p2")
         gate.go_on.set()
         worker.join(GUARD)
-        texts = [message["content"] for message in session.messages()]
+        texts = [message["content"] for message in session.contents.messages()]
         assert texts == [given[0]["content"], *(message["content"] for message in given[2:]), texts[-2], texts[-1]]
         assert texts[-2:] == ["from another thread", words(6)["content"]]
-        assert "late" in [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+        assert "late" in [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
         check_laws(session)
 
 
@@ -253,7 +254,7 @@ def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once(
             thread.join(GUARD)
         assert errors == []
         assert max(over) <= WINDOW
-        texts = [message["content"] for message in session.messages()]
+        texts = [message["content"] for message in session.contents.messages()]
         assert sorted(texts) == sorted(words(100 * which + number, 30)["content"] for which in range(4) for number in range(12))
         check_laws(session)
 
@@ -263,14 +264,14 @@ def test_a_resize_shows_its_budget_only_when_it_is_done() -> None:
     with opened(":memory:", Asks(), Scripted([gate])) as store:
         session = store.session("a")
         fill(session)
-        worker = threading.Thread(target=session.resize, args=(Budget(400),))
+        worker = threading.Thread(target=session.edits.resize, args=(Budget(400),))
         worker.start()
         assert gate.asked.wait(GUARD)
-        assert session.capacity == WINDOW
-        assert session.render().tokens <= session.capacity
+        assert session.prompts.capacity == WINDOW
+        assert session.render().tokens <= session.prompts.capacity
         gate.go_on.set()
         worker.join(GUARD)
-        assert session.capacity == 400
+        assert session.prompts.capacity == 400
         assert session.render().tokens <= 400
 
 
@@ -337,7 +338,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
             hit, error = interrupted(session, message, line)
             reached += hit
             assert error is None or isinstance(error, KeyboardInterrupt), (line, error)
-            texts = [each["content"] for each in session.messages()]
+            texts = [each["content"] for each in session.contents.messages()]
             assert texts in (kept, [*kept, message["content"]]), line
             assert error is not None or texts[-1] == message["content"]
             assert session.render().tokens <= 400, line
@@ -347,7 +348,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
         check_laws(session)
     assert reached > 20
     with opened(path, "fifo", window=400) as store:
-        assert [each["content"] for each in store.session("a").messages()] == kept
+        assert [each["content"] for each in store.session("a").contents.messages()] == kept
 
 
 @pytest.mark.parametrize(
@@ -358,10 +359,10 @@ def test_an_interrupt_at_any_line_leaves_a_whole_session(tmp_path: Path, policy:
         lambda session: session.pin("p1"),
         lambda session: session.append(user("from within")),
         lambda session: session.rate("p1"),
-        lambda session: session.apply(Evict((2,))),
+        lambda session: session.edits.apply(Evict((2,))),
         lambda session: session.recall("p1"),
-        lambda session: session.resize(Budget(500)),
-        lambda session: session.idle(),
+        lambda session: session.edits.resize(Budget(500)),
+        lambda session: session.edits.idle(),
     ],
 )
 def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: Path, call: Callable[[Session], Any]) -> None:
@@ -378,11 +379,11 @@ def test_a_policy_that_calls_its_own_process_fails_and_loses_nothing(tmp_path: P
         for message in given:
             box[0].append(message)
             assert box[0].render().tokens <= 300
-        outcomes = {event.data["outcome"] for event in box[0].events() if event.act is Act.COMPACT}
+        outcomes = {event.data["outcome"] for event in box[0].ledger.events() if event.act is Act.COMPACT}
         assert outcomes == {"failed"}
         check_laws(box[0], given)
     with opened(path, "fifo", window=300) as store:
-        assert store.session("a").messages() == given
+        assert store.session("a").contents.messages() == given
 
 
 # Policies that misbehave
@@ -493,11 +494,11 @@ def test_whatever_a_policy_does_is_an_outcome_and_a_fallback(tmp_path: Path, way
             session.append(message)
             assert session.render().tokens <= WINDOW
         check_laws(session, given)
-        told = [event for event in session.events() if event.act is Act.COMPACT]
+        told = [event for event in session.ledger.events() if event.act is Act.COMPACT]
         assert {event.data["outcome"] for event in told} == {outcome}
-        assert not any("word0" in json.dumps(event.data) + event.why for event in session.events())
+        assert not any("word0" in json.dumps(event.data) + event.why for event in session.ledger.events())
     with opened(path, "fifo") as store:
-        assert store.session("a").messages() == given
+        assert store.session("a").contents.messages() == given
 
 
 def test_words_that_no_store_can_hold_are_written_plainly(tmp_path: Path) -> None:
@@ -510,10 +511,10 @@ def test_words_that_no_store_can_hold_are_written_plainly(tmp_path: Path) -> Non
         given = [words(number) for number in range(3)]
         for message in given:
             session.append(message)
-        assert any("odd \ufffd" in event.why for event in session.events())
+        assert any("odd \ufffd" in event.why for event in session.ledger.events())
         check_laws(session, given)
     with opened(path, "fifo") as store:
-        assert store.session("a").messages() == given
+        assert store.session("a").contents.messages() == given
 
 
 @pytest.mark.parametrize("moves", [("p1",), (None,), (5,), (Evict(("p1",)),), (Fold((1,), text="\udc00"),)])  # type: ignore[arg-type]
@@ -522,7 +523,7 @@ def test_what_is_no_move_is_a_typed_error(moves: tuple[Any, ...]) -> None:
         session = store.session("a")
         given = fill(session, 3)
         with pytest.raises(KernelError, match=r"no move|odd"):
-            session.apply(*moves)
+            session.edits.apply(*moves)
         check_laws(session, given)
 
 
@@ -539,15 +540,15 @@ def test_a_wrong_report_changes_nothing(tmp_path: Path, prompt: Any) -> None:
         given = fill(session, 9)
         counted = session.render().tokens
         assert counted >= 256
-        capacity = session.capacity
-        session.observe(Tokens(prompt=prompt), counted)
-        session.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
-        assert session.capacity == capacity or prompt in (10_000_000, 3_000_000)
+        capacity = session.prompts.capacity
+        session.prompts.observe(Tokens(prompt=prompt), counted)
+        session.prompts.observe(Tokens(prompt=2 * counted, cached=prompt), counted)
+        assert session.prompts.capacity == capacity or prompt in (10_000_000, 3_000_000)
         session.append(words(99))
     with kilburn.open(path, window=3000, policy="fifo", tokenizer="auto") as store:
         session = store.session("a")
         session.append(words(100))
-        assert session.messages() == [*given, words(99), words(100)]
+        assert session.contents.messages() == [*given, words(99), words(100)]
         assert session.stats().overflow == 0
         check_laws(session, [*given, words(99), words(100)])
 
@@ -559,15 +560,15 @@ def test_the_largest_report_that_is_believed_leaves_the_pins_and_some_room(tmp_p
         session.append({"role": "system", "content": "rule " * 1200})
         given = fill(session, 9)
         prompt = session.render()
-        session.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
+        session.prompts.observe(Tokens(prompt=8 * prompt.tokens), prompt.tokens)
         assert prompt.tokens < 3000
-        assert session.render().tokens <= session.capacity < 3000
+        assert session.render().tokens <= session.prompts.capacity < 3000
         session.append(words(10))
         session.pin("p3")
     with kilburn.open(path, window=3000, policy="hybrid", tokenizer="auto") as store:
         session = store.session("a")
         session.append(words(11))
-        assert session.messages()[1:] == [*given, words(10), words(11)]
+        assert session.contents.messages()[1:] == [*given, words(10), words(11)]
         check_laws(session)
 
 
@@ -577,10 +578,10 @@ def test_a_report_over_the_budget_is_settled_at_once_and_no_model_is_waited_for(
         session = store.session("a")
         fill(session, 10)
         prompt = session.render()
-        session.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
-        assert session.use <= session.capacity < 3000
+        session.prompts.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        assert session.prompts.use <= session.prompts.capacity < 3000
         assert model.requests == []
-        causes = [event.cause for event in session.events() if event.act is Act.EVICT]
+        causes = [event.cause for event in session.ledger.events() if event.act is Act.EVICT]
         assert set(causes) == {"pressure"}
 
 
@@ -596,7 +597,7 @@ def test_a_store_opened_for_reading_renders_within_its_own_window(tmp_path: Path
             session = store.session("a")
             assert session.render().tokens <= window
             assert session.render("messages").tokens <= window
-            assert session.messages() == given
+            assert session.contents.messages() == given
             assert session.recall("p3") == given[2]["content"]
 
 
@@ -613,7 +614,7 @@ def test_a_reply_is_taken_as_plain_text() -> None:
         session = store.session("a")
         for number in (1, 2, 3):
             session.append(words(number))
-        outcomes = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+        outcomes = [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
     # What freed nothing is not asked again at once.
     assert heard[:2] == ["words with a lone \ufffd and a pair \U0001f600", ""]
     assert len(heard[2]) < 100_000
@@ -628,7 +629,7 @@ def test_a_model_whose_reply_is_none_has_failed() -> None:
     with opened(":memory:", Asks(), Odd()) as store:
         session = store.session("a")
         given = fill(session, 10)
-        assert {event.data["outcome"] for event in session.events() if event.act is Act.ASK} == {"failed"}
+        assert {event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK} == {"failed"}
         check_laws(session, given)
 
 
@@ -653,12 +654,12 @@ def test_a_policy_is_told_why_it_is_asked() -> None:
         session.pin("p2-p3")
         session.unpin("p2")
         session.rate("p4", 0.5)
-        session.idle()
+        session.edits.idle()
         session.recall("p1-p3")
         session.search("message")
         assert policy.heard == [(Cause.ADVICE, (2, 3)), (Cause.ADVICE, (2,)), (Cause.ADVICE, (4,)), (Cause.IDLE, ())]
         policy.heard.clear()
-        session.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
+        session.prompts.observe(Tokens(prompt=3 * prompt.tokens), prompt.tokens)
         assert {cause for cause, _ in policy.heard} == {Cause.PRESSURE}
-        asked = {event.cause for event in session.events() if event.act in (Act.FAULT, Act.SEARCH)}
+        asked = {event.cause for event in session.ledger.events() if event.act in (Act.FAULT, Act.SEARCH)}
         assert asked == {Cause.FAULT}

@@ -119,11 +119,11 @@ class Laws(RuleBasedStateMachine):
         ).session("s")
 
     def _append(self, message: dict[str, Any]) -> bool:
-        before = (dict(self.session.window.states), self.session.use)
+        before = (dict(self.session.window.states), self.session.prompts.use)
         try:
             self.session.append(message)
         except PinsExceedWindow:
-            assert (dict(self.session.window.states), self.session.use) == before
+            assert (dict(self.session.window.states), self.session.prompts.use) == before
             return False
         if self.appended is not None:
             self.appended.append(message)
@@ -167,11 +167,11 @@ class Laws(RuleBasedStateMachine):
             return
         first = index % tier.last + 1
         move = _move(kind, tuple(range(first, min(tier.last, first + size - 1) + 1)))
-        before = (dict(tier.states), self.session.use, list(tier.gaps))
+        before = (dict(tier.states), self.session.prompts.use, list(tier.gaps))
         try:
-            self.session.apply(move)
+            self.session.edits.apply(move)
         except KilburnError:
-            assert (dict(tier.states), self.session.use, list(tier.gaps)) == before
+            assert (dict(tier.states), self.session.prompts.use, list(tier.gaps)) == before
 
     @rule(moves=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(1, 5)), max_size=3))
     def scheme(self, moves: list[tuple[int, int, int]]) -> None:
@@ -207,12 +207,12 @@ class Laws(RuleBasedStateMachine):
 
     @rule(window=st.sampled_from([60, 150, 500, 2000]))
     def resize(self, window: int) -> None:
-        before = (dict(self.session.window.states), self.session.use)
+        before = (dict(self.session.window.states), self.session.prompts.use)
         try:
-            self.session.resize(Budget(window))
+            self.session.edits.resize(Budget(window))
             self.window = window
         except PinsExceedWindow:
-            assert (dict(self.session.window.states), self.session.use) == before
+            assert (dict(self.session.window.states), self.session.prompts.use) == before
 
     @rule(first=st.integers(0, 50), step=st.integers(2, 3), retire=st.booleans())
     def thin_out(self, first: int, step: int, retire: bool) -> None:
@@ -226,42 +226,50 @@ class Laws(RuleBasedStateMachine):
         ]
         for page in chosen:
             try:
-                self.session.apply((Retire if retire else Drop)((page,)))
+                self.session.edits.apply((Retire if retire else Drop)((page,)))
             except KernelError:
                 continue
             self.appended = self.appended if retire else None
 
     @rule()
     def reopen(self) -> None:
-        before = (dict(self.session.window.states), self.session.use)
+        before = (dict(self.session.window.states), self.session.prompts.use)
         self.session.stats()
         self._open()
-        assert (dict(self.session.window.states), self.session.use) == before
+        assert (dict(self.session.window.states), self.session.prompts.use) == before
 
     @rule(tokens=st.integers(0, 700))
     def preview(self, tokens: int) -> None:
         tier = self.session.window
-        before = (dict(tier.states), self.session.use, list(tier.gaps), tier.last_derived, self.session.budget, self._ledger())
+        before = (
+            dict(tier.states),
+            self.session.prompts.use,
+            list(tier.gaps),
+            tier.last_derived,
+            self.session.prompts.budget,
+            self._ledger(),
+        )
         with contextlib.suppress(PinsExceedWindow, InvalidBudget):
-            found = self.session.preview(tokens)
-            assert found.use == self.session.use
+            found = self.session.edits.preview(tokens)
+            assert found.use == self.session.prompts.use
             assert found.after + tokens <= found.capacity
             assert found.again <= found.after
         assert before == (
-            dict(tier.states), self.session.use, list(tier.gaps), tier.last_derived, self.session.budget, self._ledger()
+            dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last_derived,
+            self.session.prompts.budget, self._ledger(),
         )  # fmt: skip
 
     def _ledger(self) -> list[tuple[int, str]]:
-        return [(event.number, event.act) for event in self.session.events()]
+        return [(event.number, event.act) for event in self.session.ledger.events()]
 
     @rule()
     def undo(self) -> None:
         session = self.session
-        before = (dict(session.window.states), session.use, list(session.window.gaps))
+        before = (dict(session.window.states), session.prompts.use, list(session.window.gaps))
         try:
-            receipt = session.undo()
+            receipt = session.edits.undo()
         except KernelError:
-            assert (dict(session.window.states), session.use, list(session.window.gaps)) == before
+            assert (dict(session.window.states), session.prompts.use, list(session.window.gaps)) == before
             return
         was = rebuild(session.backend, session.info, session.counter, until=receipt.events[0] - 1).window
         if not session.window.gone - was.gone:
@@ -283,11 +291,11 @@ class Laws(RuleBasedStateMachine):
         tier = self.session.window
         if tier.last:
             first = index % tier.last + 1
-            before = (dict(tier.states), self.session.use, list(tier.gaps))
+            before = (dict(tier.states), self.session.prompts.use, list(tier.gaps))
             try:
-                left = self.session.evict(f"p{first}-p{min(tier.last, first + size)}")
+                left = self.session.edits.evict(f"p{first}-p{min(tier.last, first + size)}")
             except KernelError:
-                assert (dict(tier.states), self.session.use, list(tier.gaps)) == before
+                assert (dict(tier.states), self.session.prompts.use, list(tier.gaps)) == before
                 return
             assert left
             assert all(tier.at(parse_address(address)[0]) != "in" for address in left)
@@ -295,14 +303,14 @@ class Laws(RuleBasedStateMachine):
     @rule(text=LONG)
     def full_disk(self, text: str) -> None:
         tier = self.session.window
-        before = (dict(tier.states), self.session.use, list(tier.gaps), tier.last)
+        before = (dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last)
         self.store.full = True
         try:
             with pytest.raises((StoreFull, PinsExceedWindow)):
                 self.session.append({"role": "user", "content": text})
         finally:
             self.store.full = False
-        assert (dict(tier.states), self.session.use, list(tier.gaps), tier.last) == before
+        assert (dict(tier.states), self.session.prompts.use, list(tier.gaps), tier.last) == before
 
     @invariant()
     def laws(self) -> None:

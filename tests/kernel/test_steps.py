@@ -25,9 +25,9 @@ def checked(session: Session, begin: tuple[int, bytes] | None = None, after: int
     """Compare each step with a replay up to it; returns how many there were."""
     counter, backend = session.counter, session.backend
     seen = 0
-    for event, window in steps(backend, session.info, counter, after, session.head, begin):
+    for event, window in steps(backend, session.info, counter, after, session.ledger.head, begin):
         seen += 1
-        if event.number % 5 and event.number < session.head:
+        if event.number % 5 and event.number < session.ledger.head:
             continue
         whole = rebuild(backend, session.info, counter, until=event.number, whole=True).window
         assert window.use == whole.use
@@ -44,24 +44,24 @@ def test_steps_are_what_a_replay_gives(tmp_path: Path) -> None:
         child = session.fork("Look into it.")
         grown(child, 6)
         for one in (session, child):
-            one.flush()
-        assert checked(session) == session.head
-        assert checked(session, after=30) == session.head - 30
+            one.ledger.flush()
+        assert checked(session) == session.ledger.head
+        assert checked(session, after=30) == session.ledger.head - 30
         # Of a branch, the first event says where it begins.
-        assert checked(child) == child.head - 1
+        assert checked(child) == child.ledger.head - 1
 
 
 def test_steps_may_begin_at_a_checkpoint_of_the_callers(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=300, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
         grown(session, 25)
-        session.flush()
+        session.ledger.flush()
         kept = {
             event.number: checkpoint_of(window, Ledger(), Usage(session.counter))
-            for event, window in steps(session.backend, session.info, session.counter, 0, session.head)
+            for event, window in steps(session.backend, session.info, session.counter, 0, session.ledger.head)
             if event.number == 21
         }
-        assert checked(session, begin=(21, kept[21]), after=30) == session.head - 30
+        assert checked(session, begin=(21, kept[21]), after=30) == session.ledger.head - 30
 
 
 def test_the_figures_of_a_checkpoint_are_read_alone(tmp_path: Path) -> None:
@@ -70,5 +70,5 @@ def test_the_figures_of_a_checkpoint_are_read_alone(tmp_path: Path) -> None:
     with kilburn.open(str(tmp_path / "a.db"), window=300, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
         assert figures_of(session.backend, session.info) == (session.stats(), 0)
-        session.backend.commit(session.number, Batch(head=session.head, checkpoint=b"nothing"))
-        assert figures_of(session.backend, session.info) == (session.stats(), session.head)
+        session.backend.commit(session.number, Batch(head=session.ledger.head, checkpoint=b"nothing"))
+        assert figures_of(session.backend, session.info) == (session.stats(), session.ledger.head)

@@ -28,12 +28,12 @@ def test_it_is_what_was_rendered_then_and_leaves_no_trace(tmp_path: Path, policy
         session, then, moved = store.session("a"), dict[int, tuple[str, int]](), 0
         for message in chat(3, 25):
             session.append(message)
-            then[session.turn] = json.dumps(session.render()), session.head
+            then[session.window.turn] = json.dumps(session.render()), session.ledger.head
             now = json.dumps(session.render()), dict(session.window.states)
             for turn in [*then][-4::3]:
                 prompt, head = then[turn]
-                moved += any(event.act in (Act.FOLD, Act.EVICT) for event in session.events(head))
-                assert json.dumps(session.render_from(turn)) == prompt
+                moved += any(event.act in (Act.FOLD, Act.EVICT) for event in session.ledger.events(head))
+                assert json.dumps(session.prompts.render_from(turn)) == prompt
             assert (json.dumps(session.render()), session.window.states) == now
         assert moved
         check_laws(session)
@@ -45,11 +45,11 @@ def test_what_is_forgotten_or_retired_since_is_not_in_it(tmp_path: Path) -> None
         for number in range(6):
             session.append(user(f"the word {number} is said"))
         session.forget("p2")
-        session.take_back([3])
+        session.edits.take_back([3])
         session.append(user("and now?"))
-        said = json.dumps(session.render_from(4))
+        said = json.dumps(session.prompts.render_from(4))
         assert [f"the word {number}" in said for number in range(6)] == [True, False, False, True, False, False]
-        assert json.dumps(session.render_from(4, [])) == said
+        assert json.dumps(session.prompts.render_from(4, [])) == said
         check_laws(session)
 
 
@@ -61,7 +61,7 @@ def test_whatever_was_done_by_hand_since_it_can_be_made(tmp_path: Path) -> None:
             session.append(message)
             meddle(session, chance)
             before = json.dumps(session.render()), dict(session.window.states), set(session.window.pins)
-            session.render_from(max(1, session.turn - chance.randrange(4)))
+            session.prompts.render_from(max(1, session.window.turn - chance.randrange(4)))
             assert (json.dumps(session.render()), session.window.states, session.window.pins) == before
         check_laws(session)
 
@@ -73,9 +73,9 @@ def test_what_was_shipped_is_told_as_of_then(tmp_path: Path) -> None:
         session.append(user("it is a long one. " * 12))
         session.render(request={"id": "first"})
         session.append(user("say it"))
-        session.evict("p2")
-        session.render_from(2, request={"id": "again"})
-        session.flush()
+        session.edits.evict("p2")
+        session.prompts.render_from(2, request={"id": "again"})
+        session.ledger.flush()
 
         def told(request: str) -> Any:
             [found] = shipments(store.backend, store.counter, request)
@@ -89,13 +89,13 @@ def test_what_a_message_was_made_from_may_have_come_since(tmp_path: Path) -> Non
     with opened(tmp_path, "fifo", 20_000) as store:
         session = store.session("a")
         session.append(user("the first word"))
-        turn = session.turn
+        turn = session.window.turn
         session.append(user("the second word"), {"role": "assistant", "content": "a third"})
         brought = Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="p2 says: the second word"),), sources=(2,))
-        said = json.dumps(session.render_from(turn, [brought]))
+        said = json.dumps(session.prompts.render_from(turn, [brought]))
         assert "p2 says" in said
         assert "a third" not in said
         session.forget("p2")
         with pytest.raises(Forgotten):
-            session.render_from(turn, [brought])
+            session.prompts.render_from(turn, [brought])
         check_laws(session)

@@ -9,13 +9,14 @@ import pytest
 import kilburn
 from effort import FULL, each_value
 from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.resolve import names
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 
 POLICIES = [
@@ -27,11 +28,11 @@ EDITS = {Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP}
 
 
 def session_at(window: int, policy: str = "fifo") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("s")
 
 
 def edits(session: Session) -> int:
-    return sum(event.act in EDITS for event in session.events())
+    return sum(event.act in EDITS for event in session.ledger.events())
 
 
 @pytest.mark.parametrize(("policy", "form"), each_value(POLICIES, list(FORMS)))
@@ -98,7 +99,7 @@ def test_a_policy_decides_while_parallel_calls_are_open() -> None:
     session.append(user("note " + "n" * 200))
     session.append(assistant(None, call_of("a", path="x" * 100), call_of("b", path="y" * 100)))
     session.append(tool("a", "a" * 900))
-    assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+    assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
     session.append(tool("b", "b" * 900))
     validate_chat(session.render())
 
@@ -134,7 +135,7 @@ def test_images_of_parallel_calls_do_not_block_the_session() -> None:
         validate_messages(prompt)
         assert prompt.tokens <= 4000
         assert PIXEL in json.dumps(prompt), "the newest picture is there"
-    assert len(session.messages()) == 6
+    assert len(session.contents.messages()) == 6
 
 
 def test_system_only_prompts_weigh_what_they_say() -> None:
@@ -148,7 +149,7 @@ def test_the_empty_process_renders_nothing() -> None:
     session = session_at(100)
     assert session.render() == []
     assert session.render("messages") == []
-    assert session.messages() == []
+    assert session.contents.messages() == []
     with pytest.raises(kilburn.KilburnError):
         session.render("html")
 

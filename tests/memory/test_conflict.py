@@ -133,7 +133,7 @@ def test_the_place_in_the_plan_counts_only_what_is_written() -> None:
     new = [(put(claim("Porto")), Trust.USER), (put(claim("Ana", subject="Bea", relation="knows")), Trust.USER)]
     new.append((put(claim("Lyon", subject="Bea")), Trust.USER))
     standing = [page(-1, claim("Porto"), 0.0), page(-2, claim("Nice", subject="Bea"), 0.0)]
-    settled = settle(new, standing, now=DAY, before=3)
+    settled = settle(new, standing, now=DAY, offset=3)
     assert settled.standings == (Standing.SAME, Standing.NEW, Standing.SUPERSEDES)
     assert settled.moves[-1] == Retire((-2,), refers=4, until=DAY, why="superseded")
 
@@ -156,7 +156,7 @@ def test_what_is_learned_late_is_closed_at_birth() -> None:
 
 def test_what_has_been_so_for_long_and_is_said_now_is_no_old_news() -> None:
     braga = (put(claim("Braga"), since=0.0), Trust.USER)
-    settled = settle([braga], [page(-1, claim("Porto"), DAY)], now=9 * DAY, said=[8 * DAY])
+    settled = settle([braga], [page(-1, claim("Porto"), DAY)], now=9 * DAY, said_times=[8 * DAY])
     assert settled.standings == (Standing.SUPERSEDES,)
     assert settled.moves[-1] == Retire((-1,), refers=0, until=0.0, why="superseded")
 

@@ -19,7 +19,7 @@ def store() -> Iterator[Store]:
 
 def put(store: Store, subject: str, relation: str, thing: str, user: str = "ana", **fields: object) -> str:
     claim = Claim(subject=subject, relation=relation, object=thing, many=relation == "likes")
-    return store.memory(user).add(f"{subject} {relation} {thing}", claim=claim, **fields)
+    return store.memory(user).collection.add(f"{subject} {relation} {thing}", claim=claim, **fields)
 
 
 def test_both_sides_are_found_and_marked(store: Store) -> None:

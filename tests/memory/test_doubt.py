@@ -6,19 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.kernel.store import Store
-from kilburn.memory.doubt import KEPT
+from kilburn.memory.doubt import MAX_DOUBTS_PER_FACT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
 from kilburn.page import Place
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=FakeClock()) as opened:
+    with Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4", clock=FakeClock()) as opened:
         yield opened
 
 
@@ -57,7 +58,7 @@ def test_a_message_doubts_the_fact_that_it_speaks_of(store: Store, fact: str, ch
     found = marks(store, question)
     at = next(place for place, (_, doubted) in enumerate(found) if doubted)
     assert found[at - 1][0].startswith("The user said: "), "what was said stands before it"
-    assert memory.read(-1)[1].at is Place.OUT, "nothing is retired"
+    assert memory.collection.read(-1)[1].at is Place.OUT, "nothing is retired"
     check_laws(store.session("s1"))
 
 
@@ -88,7 +89,7 @@ def test_forgetting_the_message_removes_the_doubt(store: Store) -> None:
     assert ("The user drives a Volvo.", True) in marks(store, "drives a Volvo")
     store.forget(session="s1")
     assert marks(store, "drives a Volvo") == [("The user drives a Volvo.", False)]
-    assert [memory.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
+    assert [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True)] == ["The user drives a Volvo."]
 
 
 def test_forgetting_the_fact_removes_the_doubt(store: Store) -> None:
@@ -122,7 +123,7 @@ def test_an_older_doubt_returns_when_the_newest_message_is_forgotten(store: Stor
 def test_so_many_doubts_stay_about_one_fact_and_no_more(store: Store) -> None:
     memory = told(store, "I drive a Volvo.", *(f"I sold the Volvo, buyer {number}" for number in range(6)))
     doubts = [page for page, _ in memory.pages() if page.claim is not None and page.claim.relation == DOUBTS]
-    assert len(doubts) == KEPT
+    assert len(doubts) == MAX_DOUBTS_PER_FACT
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_a_fact_that_was_retired_doubts_no_other_and_is_not_shown(store: Store) 
     memory.remember("I live in Porto.")
     later = memory.remember("I live in Leeds.")
     assert marks(store, "Where do I live?") == [("I live in Leeds.", False), ("I live in Porto.", True)]
-    memory.apply(Retire((int(later[1:]),)))
+    memory.collection.apply(Retire((int(later[1:]),)))
     assert marks(store, "Where do I live?") == [("I live in Porto.", False)]
 
 
@@ -214,7 +215,7 @@ def test_a_fact_that_is_updated_goes_on_to_doubt_what_it_doubted(store: Store) -
 
 def test_a_clock_that_lags_behind_hides_no_doubt() -> None:
     clock = FakeClock()
-    with Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4", clock=clock) as store:
+    with Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4", clock=clock) as store:
         told(store, "I drive a Volvo.", "I sold the Volvo.")
         clock.now -= 100_000
         assert [doubted for _, doubted in marks(store, "What do I drive?")] == [False, True]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.event import Act
@@ -17,13 +18,13 @@ from kilburn.memory.learning import Learned
 from kilburn.memory.words import agreement
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Finish, Reply
-from kilburn.testing import FakeClock, MemoryBackend, Scripted
+from kilburn.testing import FakeClock, Scripted
 
 NOVEMBER_22 = 1795346400.0  # a Sunday, 2026
 
 
 def opened() -> Store:
-    return Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
+    return Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(NOVEMBER_22))
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def run(store: Store, *replies: Any, policy: str = "facts(summary=False)") -> tu
 
 def texts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 def asked(model: Scripted, place: int) -> str:
@@ -199,7 +200,7 @@ def test_days_are_those_of_the_message(store: Store) -> None:
 def test_the_parts_of_a_fact_are_those_of_its_text(store: Store, text: str, claim: str, kept: bool) -> None:
     said(store, "I live in Porto, the city of bridges")
     run(store, facts(fact(text, claim=claim.replace("| |", "|  |"), correction=True)))
-    page, _ = store.memory().read(-1)
+    page, _ = store.memory().collection.read(-1)
     assert (page.claim is not None) == kept
     assert page.claim is None or not page.claim.correction, "nothing in the message corrects anything"
 
@@ -228,7 +229,7 @@ def test_a_fact_cites_every_message_that_its_words_are_from(store: Store) -> Non
     said(store, "My sister is called Filomena", "A nice name!")
     said(store, "She works as a carpenter")
     learned, _ = run(store, facts(), facts(fact("Filomena works as a carpenter")))
-    page, _ = store.memory().read(-1)
+    page, _ = store.memory().collection.read(-1)
     assert page.cites == ((1, 3), (1, 1))
     assert page.trust is Trust.USER
     store.session("a").forget("p1")
@@ -268,7 +269,7 @@ def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any, pol
     assert learned.failed == ("p1-p2",)
     assert learned.stored == ()
     assert texts(store) == []
-    (note,) = [event for event in store.memory().events() if event.act is Act.NOTE]
+    (note,) = [event for event in store.memory().collection.ledger.events() if event.act is Act.NOTE]
     assert note.data["outcome"] != "done"
     assert store.memory().learn("a", policy, Scripted([GOOD])).stored == ("f1",)
 
@@ -336,7 +337,7 @@ def test_a_running_summary_is_kept_and_superseded(store: Store) -> None:
     assert (learned.failed, model.left) == ((), 0)
     assert texts(store) == ["Summary of session a: They spoke of boats, 9."]
     assert "They spoke of boats, 4." in asked(model, 6)
-    page, _ = store.memory().read(-2)
+    page, _ = store.memory().collection.read(-2)
     assert page.sources == (-1,)
     store.session("a").forget("p1")
     assert texts(store, history=True) == []

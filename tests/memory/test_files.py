@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kilburn.errors import SpecError
-from kilburn.memory.files import File, texts_of
+from kilburn.memory.files import File, read_texts
 
 
 def found(path: Path, **limits: int) -> dict[str, File]:
-    return {file.path: file for file in texts_of(path, **limits)}
+    return {file.path: file for file in read_texts(path, **limits)}
 
 
 def test_texts_are_told_by_their_content(tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ def test_a_link_that_was_asked_for_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gone", "a\0b", "x" * 5000])
 def test_what_is_not_there_is_said(tmp_path: Path, name: str) -> None:
     with pytest.raises(SpecError, match="give the path"):
-        list(texts_of(tmp_path / name))
+        list(read_texts(tmp_path / name))
 
 
 def test_a_device_is_no_document(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SpecError, match="neither"):
-        list(texts_of(tmp_path / "pipe"))
+        list(read_texts(tmp_path / "pipe"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -94,4 +94,4 @@ def test_what_may_not_be_read_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     (tmp_path / "a").chmod(0)
     (tmp_path / "b").mkdir(mode=0)
-    assert {file.skipped for file in texts_of(tmp_path)} == {"Permission denied"}
+    assert {file.skipped for file in read_texts(tmp_path)} == {"Permission denied"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import Forgotten, KernelError, SpecError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.store import Store
@@ -35,33 +36,35 @@ def fill(store: Store) -> None:
     ana.append({"role": "tool", "tool_call_id": "canarycall", "content": "canaryresult"})
     ana.append({"role": "user", "content": "canarylast"})
     ana.unpin("p1")
-    ana.apply(Fold(pages=(1,), text="canarysummary", why="canarywhy"))
+    ana.edits.apply(Fold(pages=(1,), text="canarysummary", why="canarywhy"))
     ana.search("canaryquery")
-    ana.record(Act.NOTE, policy="learner", why="canarynote", canarykey="canarydata")
+    ana.ledger.record(Act.NOTE, policy="learner", why="canarynote", canarykey="canarydata")
     number = ana.number
     memory, shared = store.memory("canaryuser"), store.memory()
     claim = Claim(subject="canarysubject", relation="canaryrelation", object="canaryobject")
-    memory.apply(
+    memory.collection.apply(
         Add(text="canaryentity", kind=Kind.ENTITY, why="canarywhy"),
         Add(text="canaryfact", claim=claim, cites=((number, 1),), refers=(0,), why="canarywhy"),
         policy="learner",
     )
-    memory.add("canarytold", claim=claim, importance=0.5, why="canarywhy")
-    memory.apply(Add(text="canarynewer", sources=(-1,), why="canarywhy"), Retire(pages=(-1,), refers=0, why="canarywhy"))
-    memory.record(Act.NOTE, outcome="canaryoutcome", why="canarywhy", figure="canaryfigure")
-    shared.apply(Add(text="canaryshared", cites=((number, 1), (number, -1)), why="canarywhy"))
-    shared.apply(Add(text="canaryfromtool", cites=((number, 4),), why="canarywhy"), policy="learner")
+    memory.collection.add("canarytold", claim=claim, importance=0.5, why="canarywhy")
+    memory.collection.apply(
+        Add(text="canarynewer", sources=(-1,), why="canarywhy"), Retire(pages=(-1,), refers=0, why="canarywhy")
+    )
+    memory.collection.ledger.record(Act.NOTE, outcome="canaryoutcome", why="canarywhy", figure="canaryfigure")
+    shared.collection.apply(Add(text="canaryshared", cites=((number, 1), (number, -1)), why="canarywhy"))
+    shared.collection.apply(Add(text="canaryfromtool", cites=((number, 4),), why="canarywhy"), policy="learner")
     ingest_text(store, "canarychunk one. " * 80, "canaryfolder/canaryfile.md", "canaryuser")
     document = store.document("canaryfolder/canaryfile.md").number
-    shared.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
-    waiting = [entry for entry, _ in store.backend.unembedded(EMBEDDER, 1000)]
-    store.backend.keep_vectors(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
+    shared.collection.apply(Add(text="canaryfromdocument", cites=((document, 1),), why="canarywhy"))
+    waiting = [entry for entry, _ in store.backend.vectors.unembedded(EMBEDDER, 1000)]
+    store.backend.vectors.add(EMBEDDER, [(entry, VECTOR) for entry in waiting[: len(waiting) // 2]])
 
 
 def keep(store: Store) -> None:
     """What somebody else has, and must keep."""
     store.session("light").append({"role": "user", "content": "the lamp burns colza oil"})
-    store.memory("bob").add("Bob keeps the lamp")
+    store.memory("bob").collection.add("Bob keeps the lamp")
     ingest_text(store, "A manual of lamps.", "manual")
 
 
@@ -101,25 +104,25 @@ def told(store: Store) -> str:
         found += [info, *store.backend.events(info.number), *store.backend.pages(info.number)]
     for collection in store.collections():
         for page, state in collection.pages(history=True, proposed=True):
-            found += [page, state, collection.text(page.id), collection.history(page.address)]
-    found += store.backend.vectors(EMBEDDER)
-    found += store.backend.unembedded(EMBEDDER, 1000)
+            found += [page, state, collection.contents.text(page.id), collection.history(page.address)]
+    found += store.backend.vectors.read(EMBEDDER)
+    found += store.backend.vectors.unembedded(EMBEDDER, 1000)
     words = ("canarytext", "canaryfact", "canaryshared", "canarychunk", "canarytold", "canaryfromtool", "Porto")
     for word in words:
         recalled = store.search(word, 10_000, abstain=True)
         hits = [*recalled, *recalled.withheld, *store.search(word, 10_000), *store.search(word, 10_000, at=store.clock() - 0.01)]
         found += [(hit.session, hit.address, hit.text, hit.claim, hit.speaker) for hit in hits]
-        found += store.backend.search(word)
+        found += store.backend.words.search(word)
     for info in store.sessions():
-        found += [store.session(info.name).messages(), list(store.session(info.name).events())]
+        found += [store.session(info.name).contents.messages(), list(store.session(info.name).ledger.events())]
     return repr(found)
 
 
 def check_kept(store: Store) -> None:
     assert store.session("light").recall("p1") == "the lamp burns colza oil"
-    assert store.memory("bob").text(1) == "Bob keeps the lamp"
-    assert store.document("manual").text(1) == "A manual of lamps."
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert store.memory("bob").collection.contents.text(1) == "Bob keeps the lamp"
+    assert store.document("manual").contents.text(1) == "A manual of lamps."
+    assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def test_of_a_user_no_byte_is_left_and_no_route_finds_one(path: Path, store: Store) -> None:
@@ -263,7 +266,7 @@ def test_a_place_outside_that_fails_keeps_nothing_from_going(
 
 def test_exports_are_named_and_stay(store: Store) -> None:
     session = store.session("canarysession")
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         kernel.record(Act.NOTE, policy="user", cause="user", export="/tmp/copy.jsonl", last=4)
     receipt = store.forget(user="canaryuser")
     assert [(export.session, export.to) for export in receipt.exports] == [("canarysession", "/tmp/copy.jsonl")]
@@ -392,10 +395,10 @@ def test_a_reason_that_quotes_what_superseded_a_fact_goes_with_it(tmp_path: Path
         session, memory = store.session("s"), store.memory("ana")
         session.append({"role": "user", "content": "hello"})
         cites = ((session.number, 1),)
-        memory.add("old")
+        memory.collection.add("old")
         moved = Add(text="canarynew", cites=cites)
-        memory.apply(moved, Retire((1,), refers=0, why="canaryreason"), policy="learner")
-        memory.apply(Retire((-1,), by=1, why="canaryheld"), policy="learner", tainted=True)
+        memory.collection.apply(moved, Retire((1,), refers=0, why="canaryreason"), policy="learner")
+        memory.collection.apply(Retire((-1,), by=1, why="canaryheld"), policy="learner", tainted=True)
         memory.forget("f1")
-        assert "canary" not in repr(list(memory.events()))
+        assert "canary" not in repr(list(memory.collection.ledger.events()))
     assert where == ":memory:" or not canaries(tmp_path / where)

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies
 import kilburn
 from kilburn.errors import KernelError
 from kilburn.kernel.store import Store
-from kilburn.memory.edges import duplicates, entities, merge, neighbourhood, unmerge
+from kilburn.memory.edges import entities, merge, neighbourhood, unmerge
 from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind
@@ -61,7 +61,7 @@ def edges(store: Store, name: str, **options: Any) -> list[tuple[str, str, str]]
 
 def facts(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options) if page.kind is Kind.FACT]
 
 
 PORTO = (named(("Ana", "person"), ("Porto", "place")), related(("Ana", "lives in", "Porto")))
@@ -71,7 +71,7 @@ BRAGA = (named(("Ana", "person"), ("Braga", "place")), related(("Ana", "lives in
 def test_two_stages_give_entities_and_edges_made_from_them(store: Store) -> None:
     learned = told(store, "Ana lives in Porto.", *PORTO)
     memory = store.memory()
-    rows = {memory.text(page.id): page for page, _ in memory.pages()}
+    rows = {memory.collection.contents.text(page.id): page for page, _ in memory.pages()}
     edge = rows["Ana lives in Porto"]
     assert [rows[name].kind for name in ("Ana", "Porto")] == [Kind.ENTITY, Kind.ENTITY]
     assert set(edge.sources) == {rows["Ana"].id, rows["Porto"].id}
@@ -84,7 +84,7 @@ def test_two_stages_give_entities_and_edges_made_from_them(store: Store) -> None
 def test_an_entity_has_one_page_however_it_is_written(store: Store) -> None:
     told(store, "Ana lives in Porto.", *PORTO)
     told(store, "The ANA knows Bea.", named(("ANA", "person"), ("Bea", "person")), related(("ANA", "knows", "Bea"), many=True))
-    assert len(entities(store.memory(), "ana")) == 1
+    assert len(entities(store.memory().collection, "ana")) == 1
     assert len(edges(store, "Ana")) == 2
 
 
@@ -131,7 +131,6 @@ def test_no_entities_are_nothing_to_learn(store: Store) -> None:
 def test_odd_names_do_no_harm(store: Store, name: str) -> None:
     told(store, f"Ana likes {name}.", named(("Ana", "person"), (name, "thing")), *([related(("Ana", "likes", name))]))
     assert all(edge[0] == "Ana" for edge in edges(store, name))
-    assert duplicates(store.memory(), [name, "Ana"]) == []
 
 
 def test_an_update_closes_an_edge_and_keeps_it(store: Store) -> None:
@@ -275,35 +274,18 @@ def test_a_merge_by_hand_and_its_undoing(store: Store) -> None:
     told(store, "Bob lives in Porto.", named(("Bob", "person"), ("Porto", "place")), related(("Bob", "lives in", "Porto")))
     told(store, "Robert knows Bea.", named(("Robert", "person"), ("Bea", "person")), related(("Robert", "knows", "Bea")))
     memory = store.memory()
-    address = merge(memory, "Bob", "Robert")
+    address = merge(memory.collection, "Bob", "Robert")
     assert ("Bob", "lives in", "Porto") in edges(store, "Robert")
-    assert [state.at for _, state in entities(memory, "Bob")] == [Place.RETIRED]
+    assert [state.at for _, state in entities(memory.collection, "Bob")] == [Place.RETIRED]
     told(store, "Bob drives a bus.", named(("Bob", "person"), ("bus", "thing")), related(("Bob", "drives", "bus")))
     assert ("Bob", "drives", "bus") in edges(store, "Robert"), "a name that was merged stays merged"
-    unmerge(memory, address)
+    unmerge(memory.collection, address)
     assert ("Bob", "lives in", "Porto") not in edges(store, "Robert")
     assert edges(store, "Bob")[-1] == ("Bob", "lives in", "Porto")
     with pytest.raises(KernelError):
-        unmerge(memory, memory.pages(history=True).__next__()[0].address)
+        unmerge(memory.collection, memory.pages(history=True).__next__()[0].address)
     with pytest.raises(KernelError):
-        merge(memory, "Bob", "Nobody")
-
-
-def test_duplicates_are_only_proposed(store: Store) -> None:
-    class Letters:
-        name, dimensions = "letters", 2
-
-        def embed(self, texts: Any) -> Any:
-            np = pytest.importorskip("numpy")
-            return np.array([[1.0, 0.0] if text.startswith("R") else [0.0, 1.0] for text in texts], dtype="float32")
-
-    told(store, "Ana lives in Porto.", *PORTO)
-    assert duplicates(store.memory()) == []
-    found = duplicates(store.memory(), ["Coca-Cola", "Coca Cola", "CocaCola", "Pepsi"])
-    assert {frozenset(pair[:2]) for pair in found} == {
-        frozenset(pair) for pair in (("Coca-Cola", "Coca Cola"), ("Coca-Cola", "CocaCola"), ("Coca Cola", "CocaCola"))
-    }
-    assert [pair[:2] for pair in duplicates(store.memory(), ["Rob", "Robert", "Bea"], Letters())] == [("Rob", "Robert")]
+        merge(memory.collection, "Bob", "Nobody")
 
 
 def test_without_a_model_the_plain_extractor_gives_the_edges(store: Store) -> None:
@@ -326,7 +308,9 @@ def test_an_edge_goes_with_each_message_that_its_names_are_from(store: Store) ->
     store.memory().learn("s", policy=Graph(), model=Scripted(replies))
     assert facts(store)
     session.forget("p3")
-    assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -> None:
@@ -336,7 +320,9 @@ def test_a_first_name_is_no_longer_whom_a_forgotten_message_said(store: Store) -
          related(("Ana", "works at", "Acme")), session="two")  # fmt: skip
     assert any("Zanzibar" in fact and "Porto" not in fact for fact in facts(store))
     store.session("one").forget("p1")
-    assert not any("Zanzibar" in store.memory().text(page.id) for page, _ in store.memory().pages(history=True))
+    assert not any(
+        "Zanzibar" in store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages(history=True)
+    )
 
 
 def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(store: Store) -> None:
@@ -344,8 +330,8 @@ def test_forgetting_a_message_takes_the_edges_and_the_names_that_only_they_had(s
     told(store, "Ana knows Bea.", named(("Ana", "person"), ("Bea", "person")), related(("Ana", "knows", "Bea")))
     store.session("s").forget("p1")
     assert edges(store, "Ana") == [("Ana", "knows", "Bea")]
-    assert entities(store.memory(), "Porto") == []
-    assert len(entities(store.memory(), "Ana")) == 1
+    assert entities(store.memory().collection, "Porto") == []
+    assert len(entities(store.memory().collection, "Ana")) == 1
 
 
 @pytest.mark.parametrize("options", [{"extract": "both"}, {"tokens": 0}, {"tries": 0}, {"timeout": 0.0}])
@@ -384,11 +370,11 @@ def test_whatever_a_model_replies_each_fact_has_its_origin_and_its_entities(repl
             assert page.claim is not None
             assert page.claim.subject
             if page.kind is Kind.FACT:
-                rows = memory.backend.read((memory.number, source) for source in page.sources)
+                rows = memory.collection.backend.read((memory.collection.number, source) for source in page.sources)
                 assert {source.kind for source, _ in rows.values()} == {Kind.ENTITY}
                 assert page.cites
             else:
-                assert memory.backend.citing(memory.number, [page.id])
+                assert memory.collection.backend.citing(memory.collection.number, [page.id])
 
 
 def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
@@ -399,12 +385,12 @@ def test_what_was_only_proposed_is_no_edge_as_of_then() -> None:
         cites = ((session.number, 1),)
         for town in ("Porto", "Braga"):
             named = Claim(subject="Ana", relation="likes", object=town, many=True)
-            memory.apply(Add(text=f"Ana likes {town}.", claim=named, cites=cites), policy="graph", tainted=True)
+            memory.collection.apply(Add(text=f"Ana likes {town}.", claim=named, cites=cites), policy="graph", tainted=True)
         clock.advance(DAY)
         proposed = clock.now
         clock.advance(DAY)
         memory.accept("f1")
-        memory.apply(Retire((-2,)))
+        memory.collection.apply(Retire((-2,)))
         clock.advance(DAY)
         for known in (None, clock.now):
             assert [edge.object for edge in neighbourhood(store, "Ana", user="ana", known=known)] == ["Porto"]

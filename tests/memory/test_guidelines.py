@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 import kilburn
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -41,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         if not opened._closed:
             for collection in opened.collections():
                 check_collection(collection)
-            assert opened.backend.findings() == []  # type: ignore[attr-defined]
+            assert inspect_store(opened.backend) == []  # type: ignore[attr-defined]
 
 
 def hear(session: Session, *tickets: tuple[str, str, str]) -> Session:
@@ -90,9 +91,9 @@ def test_the_same_feedback_changes_nothing(store: Store) -> None:
     guidelines = Guidelines(store, "ana")
     session = hear(store.session("a", user="ana"), *TICKETS)
     guidelines.learn(session)
-    before, head = made(guidelines), guidelines.notes.collection.head
+    before, head = made(guidelines), guidelines.notes.collection.ledger.head
     assert guidelines.learn(session).feedback == 0
-    assert guidelines.notes.collection.head == head
+    assert guidelines.notes.collection.ledger.head == head
     guidelines.learn(session, anew=True)
     assert made(guidelines) == before
 

@@ -24,14 +24,14 @@ from kilburn.memory.account import progress
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 POLICIES = ("facts(summary=False)", "additive")
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
+    with Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock()) as made:
         yield made
 
 
@@ -42,7 +42,7 @@ def said(store: Store, *texts: str, session: str = "a") -> None:
 
 def known(store: Store) -> list[str]:
     memory = store.memory()
-    return [memory.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(history=True, proposed=True)]
 
 
 def fact(text: str, subject: str = "user", relation: str = "", thing: str = "", message: Any = 1) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def test_what_is_no_list_of_facts_is_a_failure_with_a_reason_and_tried_again(sto
     assert (learned.stored, learned.failed) == ((), ("p1-p2",))
     assert learned.why
     assert known(store) == []
-    (row,) = progress(store, store.memory())
+    (row,) = progress(store, store.memory().collection)
     assert (row["waiting"], row["why"] in learned.why) == (["p1-p2"], True)
     assert store.memory().learn("a", policy, Scripted([PORTO])).stored == ("f1",)
     assert known(store) == ["The user lives in Porto."]
-    assert progress(store, store.memory())[0]["waiting"] == []
+    assert progress(store, store.memory().collection)[0]["waiting"] == []
     check_laws(store.session("a"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backend import Passage, WordIndex
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
@@ -27,7 +28,7 @@ from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
 from kilburn.search.choice import vectors_for
-from kilburn.testing import MemoryBackend, Scripted
+from kilburn.testing import Scripted
 from kilburn.testing.faults import FaultVFS
 
 
@@ -53,7 +54,7 @@ def tool(number: str, text: str) -> dict[str, Any]:
 
 def texts(store: Store, owner: str = "", **options: Any) -> list[str]:
     memory = store.memory(owner)
-    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 @dataclass
@@ -78,7 +79,7 @@ def test_what_it_stored_can_be_read_back_at_once() -> None:
             "The user lives in Porto.",
         ]
         assert learned.memory == memory.name
-        page, _ = memory.read(memory.resolve(learned.stored[1])[0])
+        page, _ = memory.collection.read(memory.collection.contents.resolve(learned.stored[1])[0])
         assert page.cites == ((1, 1),)
         assert page.trust is Trust.USER
 
@@ -194,7 +195,7 @@ class Asking:
 
 
 def events(store: Store, act: Act) -> list[Any]:
-    return [event for event in store.memory().events() if event.act is act]
+    return [event for event in store.memory().collection.ledger.events() if event.act is act]
 
 
 def test_a_failure_is_an_outcome_and_is_tried_again_at_the_next_call() -> None:
@@ -277,15 +278,23 @@ def test_a_policy_that_misbehaves_writes_nothing_and_is_asked_again(plan: Any) -
         assert store.memory().learn("a").stored == ("f1",)
 
 
-class Damaged(MemoryBackend):
-    """A store whose index cannot be read for a while."""
+class DamagedWords:
+    """An index that cannot be searched for a while."""
 
-    damaged = False
+    def __init__(self, words: WordIndex) -> None:
+        self.whole, self.damaged = words, False
+        self.newest, self.entries, self.passages = words.newest, words.entries, words.passages
 
-    def search(self, *args: Any, **options: Any) -> Any:
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
         if self.damaged:
             raise StoreCorrupt("the text index is damaged")
-        return super().search(*args, **options)
+        return self.whole.search(query, segments=segments, limit=limit)
+
+
+class Damaged(Sqlite):
+    def __init__(self) -> None:
+        super().__init__(":memory:")
+        self.words = DamagedWords(self.words)
 
 
 def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None:
@@ -294,7 +303,7 @@ def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None
     @dataclass
     class Looking:
         def plan(self, view: MemoryView) -> Any:
-            store.damaged = True
+            store.words.damaged = True
             yield Find(query="Porto")
             return ()
 
@@ -303,7 +312,7 @@ def test_a_store_that_fails_under_a_policy_is_no_failure_of_the_policy() -> None
         with pytest.raises(StoreCorrupt):
             levels.memory().learn("a", Looking())
         assert events(levels, Act.NOTE) == []
-        store.damaged = False
+        store.words.damaged = False
         assert levels.memory().learn("a").stored == ("f1",)
 
 
@@ -347,7 +356,7 @@ def test_two_learners_at_the_same_time_learn_each_message_once(tmp_path: Path) -
 def test_a_full_disk_writes_neither_facts_nor_cursor(tmp_path: Path) -> None:
     with opened(tmp_path / "s.db") as store:
         store.session("a").append(user("I live in Porto."), assistant("ok"))
-        memory = store.memory()
+        memory = store.memory().collection
         commit = memory._write
 
         def full(batch: Any) -> None:
@@ -454,7 +463,7 @@ def test_learning_in_the_background_blocks_nobody() -> None:
             assert not learning.done
             session.append(user("two"))
             assert len(session.render()) == 2
-            store.memory().add("a person's fact")
+            store.memory().collection.add("a person's fact")
             with pytest.raises(TimeoutError):
                 learning.result(0.01)
             model.go_on.set()
@@ -560,14 +569,14 @@ def test_about_finds_what_is_in_force_among_many() -> None:
             return ()
 
     with opened() as store:
-        memory = store.memory()
+        memory = store.memory().collection
         last = 0
         for n in range(150):
             claim = Claim(subject="user", relation="lives in", object=f"town{n}")
             (address,) = memory.apply(
                 Add(text=f"The user lives in town{n}.", claim=claim), *([Retire((last,), refers=0)] if last else [])
             )
-            last = memory.resolve(address)[0]
+            last = memory.contents.resolve(address)[0]
             memory.add(f"The user visited the town{n} that another user lives in.")
         store.session("a").append(user("hm"))
         store.memory().learn("a", Looking())
@@ -610,7 +619,7 @@ class _Looking:
 
 
 def test_what_a_policy_looks_for_is_found_by_meaning_too() -> None:
-    backend = MemoryBackend()
+    backend = Sqlite(":memory:")
     with Store(backend, Budget(4000), "fifo", tokenizer="chars/4", vectors=vectors_for(backend, _Bicycles())) as store:
         memory = store.memory()
         for text in ("Ana rides a red bicycle.", "Ana likes to go to work early.", "Ana is at work."):

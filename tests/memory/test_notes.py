@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kilburn
-from kilburn.adapters.memory_tool import run
+from kilburn.adapters.memory_tool import MemoryFiles
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.records import Quotations
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import Forgotten, KernelError, LawBroken, NoteConflict, StoreReadOnly, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.notes import Notes
@@ -38,7 +39,7 @@ def notes(store: Store) -> Iterator[Notes]:
     made = store.notes("ana")
     yield made
     check_collection(made.collection)
-    assert store.backend.findings() == []
+    assert inspect_store(store.backend) == []
 
 
 def says(notes: Notes) -> dict[str, str]:
@@ -59,9 +60,9 @@ def test_an_edit_is_in_force_and_what_it_replaced_stays_readable(notes: Notes) -
 
 def test_the_same_text_again_is_no_new_version(notes: Notes) -> None:
     first = notes.write("a", "one")
-    head = notes.collection.head
+    head = notes.collection.ledger.head
     assert notes.write("a", "one").address == first.address
-    assert notes.collection.head == head
+    assert notes.collection.ledger.head == head
 
 
 def test_a_writer_that_has_seen_an_older_version_gets_the_newer_one_and_writes_nothing(notes: Notes) -> None:
@@ -194,7 +195,7 @@ def test_an_empty_or_a_huge_text_is_refused(notes: Notes) -> None:
 
 def test_the_kernel_refuses_a_second_page_of_a_name(notes: Notes) -> None:
     notes.write("a", "one")
-    before = notes.collection.head
+    before = notes.collection.ledger.head
     for changes in (
         [Add(text="two", kind=Kind.TEXT, name="a")],
         [Add(text="two", kind=Kind.TEXT, name="b"), Add(text="three", kind=Kind.TEXT, name="b")],
@@ -208,21 +209,21 @@ def test_the_kernel_refuses_a_second_page_of_a_name(notes: Notes) -> None:
     notes.collection.apply(Add(text="two", kind=Kind.TEXT, name="a"), Retire((1,), refers=0))
     with pytest.raises(LawBroken, match="would both be the note 'a'"):
         notes.collection.apply(Restore((1,)))
-    assert notes.collection.head == before + 2
+    assert notes.collection.ledger.head == before + 2
 
 
 def test_facts_have_no_names(store: Store) -> None:
     with pytest.raises(KernelError, match="texts with names"):
-        store.memory("ana").apply(Add(text="Ana drinks tea.", name="a"))
+        store.memory("ana").collection.apply(Add(text="Ana drinks tea.", name="a"))
 
 
 def test_fsck_finds_two_pages_of_one_name(store: Store) -> None:
     notes = store.notes("ana")
     notes.write("a", "one")
     notes.write("a", "two")
-    number, head = notes.collection.number, notes.collection.head
+    number, head = notes.collection.number, notes.collection.ledger.head
     store.backend.commit(number, Batch(head=head, states={1: State(Place.OUT)}, index=[1]))
-    (found,) = [one for one in store.backend.findings() if "note" in one.what]
+    (found,) = [one for one in inspect_store(store.backend) if "note" in one.what]
     assert found.segment == number
     assert "f1 and p1 are both in force as the note 'a'" in found.what
 
@@ -262,7 +263,7 @@ def test_a_forgotten_note_is_gone_with_all_its_versions(store: Store, notes: Not
     with pytest.raises(Forgotten):
         notes.collection.recall(first.address)
     assert not store.search("swordfish", where="all")
-    assert not [event for event in notes.collection.events() if "secret" in repr(event)]
+    assert not [event for event in notes.collection.ledger.events() if "secret" in repr(event)]
     assert all(b"swordfish" not in file.read_bytes() for file in tmp_path.glob("agent.db*"))
 
 
@@ -286,7 +287,7 @@ def test_each_owner_has_notes_of_their_own_and_is_forgotten_with_them(store: Sto
     store.forget(user="bob")
     assert says(store.notes("bob")) == {}
     assert says(notes) == {"a": "hers"}
-    assert [one.kind for one in store.collections()].count(SegmentKind.NOTES) == 2, "reading begins none"
+    assert [one.info.kind for one in store.collections()].count(SegmentKind.NOTES) == 2, "reading begins none"
 
 
 def test_a_reader_writes_nothing(store: Store, notes: Notes, tmp_path: Path) -> None:
@@ -339,7 +340,7 @@ def test_the_work_of_a_history_grows_with_its_versions_and_not_with_their_square
 def test_a_listing_reads_the_texts_at_once(notes: Notes) -> None:
     for number in range(30):
         notes.write(f"folder/{number}", "text")
-    assert entered(lambda: run(notes, {"command": "view", "path": "/memories"}))["text"] == 0
+    assert entered(lambda: MemoryFiles(notes).run({"command": "view", "path": "/memories"}))["text"] == 0
 
 
 @given(st.sets(st.text("abc", min_size=6, max_size=8), max_size=5), st.text("abc", max_size=40))

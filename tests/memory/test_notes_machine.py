@@ -151,7 +151,7 @@ class NotesMachine(RuleBasedStateMachine):
 
 def _is_kept(notes: Notes, address: str) -> bool:
     try:
-        notes.collection.resolve(address)
+        notes.collection.contents.resolve(address)
     except Forgotten:
         return False
     return True

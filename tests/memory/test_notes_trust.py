@@ -73,7 +73,9 @@ def test_trust_is_the_lowest_of_all_that_a_note_was_made_from_and_is_shown(steps
                         assert notes.restore(name, old[pick].address).trust is old[pick].trust
                 case _:
                     facts += 1
-                    lowest[memory.number, memory.resolve(memory.remember(f"Fact number {at}."))[0]] = Trust.USER
+                    lowest[
+                        memory.collection.number, memory.collection.contents.resolve(memory.remember(f"Fact number {at}."))[0]
+                    ] = Trust.USER
         for note in versions:
             assert note.trust is lowest[notes.collection.number, note.page]
         for shown in CoreMemory(notes, "a", "b", "c").shown():

@@ -18,9 +18,9 @@ def test_what_is_stored_is_embedded_in_the_background_and_found_by_meaning(tmp_p
         session = store.session("one")
         session.append({"role": "user", "content": "The gardener planted tulips."})
         assert [found.text for found in store.search("tulips and gardeners")] == ["The gardener planted tulips."]
-        assert store.backend.embedders() == ["hashing(64)"]
+        assert store.backend.vectors.embedders() == ["hashing(64)"]
         session.append({"role": "user", "content": "Nobody searches for this."})
-        until(lambda: not store.backend.unembedded("hashing(64)", 1))
+        until(lambda: not store.backend.vectors.unembedded("hashing(64)", 1))
     assert "kilburn-vectors" not in {thread.name for thread in threading.enumerate()}
     with kilburn.open(path) as store:
         assert store.vectors is not None, "what made the store's vectors goes on"

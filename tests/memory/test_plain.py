@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.store import Store
 from kilburn.memory.learning import Learned
 from kilburn.memory.statements import statements
 from kilburn.search.dates import dates, grounded
-from kilburn.testing import FakeClock, MemoryBackend
+from kilburn.testing import FakeClock
 
 SUNDAY = dt.datetime(2026, 11, 22, 10, tzinfo=dt.UTC).timestamp()
 
@@ -239,7 +240,7 @@ def test_a_megabyte_is_read() -> None:
 
 
 def conversation(*texts: str) -> tuple[Store, list[Learned]]:
-    store = Store(MemoryBackend(), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(SUNDAY))
+    store = Store(Sqlite(":memory:"), Budget(8000), "fifo", tokenizer="chars/4", clock=FakeClock(SUNDAY))
     learned = []
     for text in texts:
         store.session("a").append({"role": "user", "content": text}, {"role": "assistant", "content": "ok, I live in Rome"})
@@ -249,7 +250,7 @@ def conversation(*texts: str) -> tuple[Store, list[Learned]]:
 
 def held(store: Store, **options: Any) -> list[str]:
     memory = store.memory()
-    return [memory.text(page.id) for page, _ in memory.pages(**options)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(**options)]
 
 
 @pytest.mark.parametrize(

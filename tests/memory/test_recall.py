@@ -55,9 +55,9 @@ def test_neighbours_are_recalled_and_not_searched() -> None:
 def test_facts_documents_and_users_are_apart() -> None:
     with opened() as store:
         store.session("s").append(said("Ana", "zebra in a session"))
-        store.memory("ana").add("zebra of Ana")
-        store.memory("bo").add("zebra of Bo")
-        store.memory().add("zebra of all")
+        store.memory("ana").collection.add("zebra of Ana")
+        store.memory("bo").collection.add("zebra of Bo")
+        store.memory().collection.add("zebra of all")
         store.document("handbook").apply(Add(text="zebra in a document"))
         assert len(store.search("zebra")) == 5
         assert set(texts(store.search("zebra", where="facts", user="ana"))) == {"zebra of Ana", "zebra of all"}
@@ -71,7 +71,7 @@ def test_facts_documents_and_users_are_apart() -> None:
 def test_only_what_was_valid_then_is_found() -> None:
     now = dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp()
     with opened() as store:
-        memory = store.memory("ana")
+        memory = store.memory("ana").collection
         [old] = memory.apply(Add(text="Ana lives in Porto", since=now))
         memory.apply(Add(text="Ana lives in Lisbon", since=now + 100), Retire((int(old[1:]),), why="moved", until=now + 100))
         assert texts(store.search("Ana lives")) == ["Ana lives in Lisbon"]
@@ -82,9 +82,9 @@ def test_only_what_was_valid_then_is_found() -> None:
 def test_what_is_proposed_or_forgotten_is_not_found() -> None:
     with opened() as store:
         memory = store.memory()
-        told = int(memory.add("something else")[1:])
-        memory.apply(Add(text="a proposed walrus", sources=(told,)), policy="plain", tainted=True)
-        gone = memory.add("a forgotten walrus")
+        told = int(memory.collection.add("something else")[1:])
+        memory.collection.apply(Add(text="a proposed walrus", sources=(told,)), policy="plain", tainted=True)
+        gone = memory.collection.add("a forgotten walrus")
         memory.forget(gone, "")
         assert not store.search("walrus")
         assert not store.search("walrus", abstain=True).withheld
@@ -200,7 +200,7 @@ def test_meaning_is_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "a walrus"), said("Ana", "a car"))
-        store.vectors = Near(store.backend.entries([(session.number, 2)])[session.number, 2][0])
+        store.vectors = Near(store.backend.words.entries([(session.number, 2)])[session.number, 2][0])
         [hit] = store.search("automobile")
         assert (hit.text, set(hit.why)) == ("a car", {"meaning", "session"})
         assert not store.search("automobile", abstain=True).abstained
@@ -210,7 +210,7 @@ def test_retired_pages_of_sessions_are_not_found() -> None:
     with opened() as store:
         session = store.session("s")
         session.append(said("Ana", "hello"), {"role": "assistant", "content": "walrus"}, said("Ana", "go on"))
-        session.apply(Retire((2,), why="wrong"))
+        session.edits.apply(Retire((2,), why="wrong"))
         assert session.window.at(2) is Place.RETIRED
         assert not store.search("walrus")
         assert not session.search("walrus")

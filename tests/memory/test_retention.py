@@ -14,7 +14,7 @@ from clocked import Clocked
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.store import Store
-from kilburn.memory.retention import Quota, sweep, within, worth
+from kilburn.memory.retention import Quota, make_room, sweep, worth
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 from kilburn.search.dates import DAY
@@ -42,7 +42,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 def facts(store: Store, user: str = "ana", at: float | None = None) -> list[str]:
     memory = store.memory(user)
-    return [memory.text(page.id) for page, _ in memory.pages(at)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)]
 
 
 def test_what_is_told_is_there_at_once_and_ends_when_it_was_said(store: Store, clock: Clock) -> None:
@@ -75,8 +75,8 @@ def test_a_quota_refuses_and_names_the_counts(store: Store) -> None:
 def test_what_is_retired_makes_room_and_so_does_what_the_same_change_retires(store: Store) -> None:
     quota = Quota(facts=1)
     store.memory("ana").remember("Ana lives in Porto", quota=quota)
-    memory = store.memory("ana")
-    change = within(quota, memory, [Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0)], START)
+    memory = store.memory("ana").collection
+    change = make_room(quota, memory, [Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0)], START)
     assert memory.apply(*change) == ["p2"]
     with pytest.raises(QuotaExceeded):
         store.memory("ana").remember("a third", quota=quota)
@@ -94,8 +94,8 @@ def test_an_evicting_quota_retires_the_least_valuable_and_says_so(store: Store, 
     store.memory("ana").remember("newest", quota=quota)
     assert facts(store) == ["important", "pinned", "new", "newest"]
     memory = store.memory("ana")
-    assert memory.text(3) == "old"
-    event = next(event for event in memory.events() if 3 in event.pages and event.act == "retire")
+    assert memory.collection.contents.text(3) == "old"
+    event = next(event for event in memory.collection.ledger.events() if 3 in event.pages and event.act == "retire")
     assert event.why == "over the quota: the least valuable"
     memory.undo("p3")
     assert "old" in facts(store)
@@ -108,7 +108,7 @@ def test_what_is_proposed_counts_and_is_not_evicted(store: Store) -> None:
     session = store.session("s")
     session.append({"role": "user", "content": "hello"})
     cites = ((session.number, 1),)
-    store.memory("ana").apply(Add(text="planted", cites=cites), policy="learner", tainted=True)
+    store.memory("ana").collection.apply(Add(text="planted", cites=cites), policy="learner", tainted=True)
     assert facts(store) == []
     with pytest.raises(QuotaExceeded):
         store.memory("ana").remember("mine", quota=Quota(facts=1, evict=True))
@@ -129,7 +129,7 @@ def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store:
     store.memory("bob").remember("over later", until=START + 20 * DAY)
     store.memory("ana").remember("for ever")
     store.memory("ana").remember("over and pinned", until=START + DAY, pin=True)
-    memory = store.memory("ana")
+    memory = store.memory("ana").collection
     memory.apply(Add(text="made from it", sources=(1,)))
     memory.apply(Add(text="made from the pinned one", sources=(3,)))
     clock.now += 31 * DAY - 1
@@ -137,22 +137,22 @@ def test_a_sweep_forgets_what_has_been_over_for_longer_than_its_retention(store:
     clock.now += 1
     dry = sweep(store, dry=True)
     assert dry.receipt.pages == {"@memory/ana": ("f1", "p1")}
-    assert memory.text(1) == "over soon"
+    assert memory.contents.text(1) == "over soon"
     swept = sweep(store)
     assert swept.receipt.pages == dry.receipt.pages
     assert swept.receipt.places == {"facts": 2, "index entries": 2}
     assert swept.kept == {"@memory/ana": ("p3",)}
     with pytest.raises(Forgotten):
-        memory.text(1)
-    assert memory.text(3) == "over and pinned"
-    assert any(event.act == "drop" and event.why == "over for longer than its retention" for event in memory.events())
+        memory.contents.text(1)
+    assert memory.contents.text(3) == "over and pinned"
+    assert any(event.act == "drop" and event.why == "over for longer than its retention" for event in memory.ledger.events())
     assert sweep(store).receipt.pages == {}
     assert sweep(store, "bob", retention=11 * DAY).receipt.pages == {"@memory/bob": ("p1",)}
 
 
 def test_history_is_kept_unless_it_is_asked_for(store: Store, clock: Clock) -> None:
     store.memory("ana").remember("Ana lives in Porto")
-    memory = store.memory("ana")
+    memory = store.memory("ana").collection
     memory.apply(Add(text="Ana lives in Rome"), Retire(pages=(1,), refers=0))
     clock.now += 9999 * DAY
     assert sweep(store).receipt.pages == {}
@@ -204,7 +204,7 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Store, text: str) ->
     store.memory(text).remember(text)
     assert facts(store, text) == [text]
     assert facts(store, "bob") == ["Bob's secret"]
-    assert store.memory(text).user == text
+    assert store.memory(text).info.user == text
     assert sweep(store, text, retention=0, history=0).receipt.pages == {}
 
 
@@ -245,7 +245,7 @@ def test_a_quota_holds_and_what_is_pinned_stays(steps: list[tuple[str, int, floa
                     memory.pin(f"p{number}")
                     pinned.add(number)
                 elif what == "retire":
-                    memory.apply(Retire(pages=(number,)))
+                    memory.collection.apply(Retire(pages=(number,)))
                 else:
                     memory.forget(f"p{number}")
                     pinned.discard(number)
@@ -253,4 +253,4 @@ def test_a_quota_holds_and_what_is_pinned_stays(steps: list[tuple[str, int, floa
                 pass
             here = {page.id: state for page, state in memory.pages()}
             assert len(here) <= most
-            assert all(number in here or memory.read(number)[1].at is Place.RETIRED for number in pinned)
+            assert all(number in here or memory.collection.read(number)[1].at is Place.RETIRED for number in pinned)

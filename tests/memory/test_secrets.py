@@ -130,7 +130,7 @@ def test_places_are_found_in_one_pass_however_many_there_are(same: bool) -> None
         values = [f"ghp_{0 if same else number:032d}" for number in range(many)]
         text = Counting(" ".join(values))
         Counting.looked = 0
-        assert len(list(secrets.places_of(values, text))) == many
+        assert len(list(secrets.find_values(values, text))) == many
         looked.append(Counting.looked)
     assert looked[2] < 2.5 * looked[1] < 6.25 * looked[0]
 
@@ -146,14 +146,21 @@ def test_many_secrets_in_one_line_are_cut_out() -> None:
 @given(st.lists(st.text(alphabet="ab \n", max_size=20_000), max_size=5))
 def test_pieces_cover_a_text_and_overlap(parts: list[str]) -> None:
     text = "".join(parts) * 3
-    pieces = secrets.pieces_of(text)
+    pieces = secrets.overlapping_pieces(text)
     assert (pieces[0][0], pieces[-1][1]) == (0, len(text))
-    assert all(stop - start <= secrets.PIECE + 100 for start, stop in pieces)
-    assert all(before[1] - after[0] >= min(secrets.SHARED, len(text)) for before, after in pairwise(pieces))
-    assert len(pieces) <= 2 + len(text) // (secrets.PIECE - secrets.SHARED - 100)
+    assert all(stop - start <= secrets.PIECE_CHARS + 100 for start, stop in pieces)
+    assert all(before[1] - after[0] >= min(secrets.OVERLAP_CHARS, len(text)) for before, after in pairwise(pieces))
+    assert len(pieces) <= 2 + len(text) // (secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 100)
 
 
-@pytest.mark.parametrize("at", [secrets.PIECE - 20, secrets.PIECE - secrets.SHARED - 20, 2 * secrets.PIECE - secrets.SHARED - 10])
+@pytest.mark.parametrize(
+    "at",
+    [
+        secrets.PIECE_CHARS - 20,
+        secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 20,
+        2 * secrets.PIECE_CHARS - secrets.OVERLAP_CHARS - 10,
+    ],
+)
 @pytest.mark.parametrize("filler", ["x", "word "])
 def test_a_cut_between_pieces_hides_none(at: int, filler: str) -> None:
     text = (filler * at)[:at] + f" {TOKEN} " + filler * 20_000
@@ -193,7 +200,7 @@ def test_no_policy_sees_a_secret(how: str) -> None:
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": f"noted: {text}"})
         learned = store.memory().learn("s", witness, secrets=how)  # type: ignore[arg-type]
         assert TOKEN not in repr(witness.shown)
-        facts = [store.memory().text(page.id) for page, _ in store.memory().pages()]
+        facts = [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()]
         assert TOKEN not in repr(facts)
         if how == "redact":
             assert facts == ["I live in Porto", "my token is [secret: github-pat]", "I like tea"]
@@ -220,7 +227,7 @@ def test_a_quota_holds_for_what_is_learned() -> None:
 def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     with kilburn.open(":memory:", tokenizer="chars/4") as store:
-        store.memory().add("Ana's own fact")
+        store.memory().collection.add("Ana's own fact")
         session = store.session("s")
         session.append(
             {"role": "user", "content": "read it"},
@@ -230,7 +237,10 @@ def test_what_follows_an_untrusted_text_evicts_nothing() -> None:
         )
         with pytest.raises(QuotaExceeded):
             store.memory().learn("s", Repeater(), quota=Quota(facts=2, evict=True))
-        assert [store.memory().text(page.id) for page, _ in store.memory().pages()] == ["Ana's own fact", "read it"]
+        assert [store.memory().collection.contents.text(page.id) for page, _ in store.memory().pages()] == [
+            "Ana's own fact",
+            "read it",
+        ]
 
 
 class Repeater:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import Contents, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collecting import is_true
@@ -30,16 +30,24 @@ NOW = 1_600_000_000.0
 WORDS = [f"{one}{two}{three}k" for one in "bdfgk" for two in "aeiou" for three in "mprst"]
 
 
+class CountedContents:
+    """Counts how often texts are read."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.whole, self.reads = contents, 0
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        self.reads += 1
+        return self.whole.texts(digests)
+
+
 class Counting(Sqlite):
-    """Counts the pages that are read and verified, and how often texts are read."""
+    """Counts the pages that are read and verified."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.pages = self.text_reads = 0
-
-    def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        self.text_reads += 1
-        return super().texts(digests)
+        self.pages = 0
+        self.contents = CountedContents(self.contents)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         wanted = list(keys)
@@ -56,7 +64,7 @@ def by_reading_all(store: Store, query: str, tokens: int, at: float | None) -> l
     """The texts and scores of all facts that a search may find, best first, each of them read and verified."""
     depth = max(FEWEST, min(MOST, tokens // 10))
     seen: dict[tuple[int, int], Any] = {}
-    for hit in store.backend.search(query, limit=depth):
+    for hit in store.backend.words.search(query, limit=depth):
         seen.setdefault((hit.segment, hit.page), hit)
     candidates = []
     for key, hit in seen.items():
@@ -66,7 +74,7 @@ def by_reading_all(store: Store, query: str, tokens: int, at: float | None) -> l
             candidates.append(Candidate(segment=key[0], kind=kind, page=page, state=state, span=hit.span, words=hit.score))
     ranked = resolve("search.rankings", "blend").rank(Query(text=query, now=NOW if at is None else at), candidates)
     pages = [(candidates[one.index].page, one.score) for one in ranked]
-    return [(store.backend.texts([page.digest])[page.digest], score) for page, score in pages]
+    return [(store.backend.contents.texts([page.digest])[page.digest], score) for page, score in pages]
 
 
 @settings(max_examples=15, deadline=None)
@@ -84,8 +92,8 @@ def test_it_finds_what_reading_all_candidates_finds(seed: int) -> None:
                     since = chance.choice([None, None, NOW - 100, NOW + 100])
                     until = chance.choice([None, None, NOW + 150, NOW + 300])
                     adds.append(Add(text=text, since=since, until=until, importance=chance.choice([0.0, 0.0, 0.5, 1.0])))
-                memory.apply(*adds)
-                memory.apply(Retire(tuple(made + page for page in chance.sample(range(1, 41), 5)), until=NOW - 50))
+                memory.collection.apply(*adds)
+                memory.collection.apply(Retire(tuple(made + page for page in chance.sample(range(1, 41), 5)), until=NOW - 50))
                 made += 40
         for _ in range(6):
             query = " ".join(chance.choices(WORDS[:40], k=chance.randint(1, 6)))
@@ -113,9 +121,9 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "a.db"
     _, store = opened(path)
     with store:
-        store.memory("ana").apply(Add(text="the walrus is grey"), Add(text="the walrus eats clams all day"))
-        store.memory("bo").apply(Add(text="a walrus of another sea is brown"))
-        store.memory("ana").apply(Retire((1,), why="wrong"))
+        store.memory("ana").collection.apply(Add(text="the walrus is grey"), Add(text="the walrus eats clams all day"))
+        store.memory("bo").collection.apply(Add(text="a walrus of another sea is brown"))
+        store.memory("ana").collection.apply(Retire((1,), why="wrong"))
     return path
 
 
@@ -181,10 +189,10 @@ def test_a_doubter_whose_text_is_damaged_does_not_stop_the_search(doubting: Path
 
 def test_the_last_tokens_of_a_budget_take_few_reads_of_texts() -> None:
     backend, store = opened()
-    store.memory("ana").apply(*(Add(text=f"lamp {number} " + "x y z " * 20) for number in range(400)))
+    store.memory("ana").collection.apply(*(Add(text=f"lamp {number} " + "x y z " * 20) for number in range(400)))
     backend.text_reads = 0
     hits = store.search("lamp", 3990, None)
     # 40 texts, then 160, then the rest.
     assert 3900 < sum(hit.tokens for hit in hits) < 3990
-    assert backend.text_reads <= 4
+    assert backend.contents.reads <= 4
     store.close()

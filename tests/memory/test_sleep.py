@@ -116,7 +116,7 @@ def test_notes_and_facts_get_on_by_themselves(store: Store) -> None:
         sleep.work()
         assert sleep.due(idle=True) == ""
     assert lines(store, "a") == lines(store, "b") == ["I live in Porto.", "I drink tea."]
-    assert [store.memory("ana").text(page.id) for page, _ in store.memory("ana").pages()]
+    assert [store.memory("ana").collection.contents.text(page.id) for page, _ in store.memory("ana").pages()]
 
 
 def test_a_consolidator_that_fails_on_every_third_step_loses_nothing(store: Store) -> None:
@@ -129,7 +129,7 @@ def test_a_consolidator_that_fails_on_every_third_step_loses_nothing(store: Stor
             sleep.work()
         assert sleep.due() == ""
     assert sorted(lines(store)) == sorted(f"This is line {turn}." for turn in range(12)), "each once"
-    outcomes = [event.data.get("outcome") for event in store.notes("ana").collection.events() if event.act is Act.NOTE]
+    outcomes = [event.data.get("outcome") for event in store.notes("ana").collection.ledger.events() if event.act is Act.NOTE]
     assert "failed" in outcomes
 
 

@@ -93,8 +93,10 @@ def test_an_agent_and_learning_ask_one_rule(steps: list[str], clean: bool) -> No
         for view in policy.seen:
             for one in view.new:
                 assert one.role is Role.USER or (one.taint < Trust.AGENT) is dirty.get(one.page.id, False)
-        memory = store.memory()
-        proposed = {int(memory.text(memory.resolve(address)[0]).partition(" ")[0][1:]) for address in learned.proposed}
+        memory = store.memory().collection
+        proposed = {
+            int(memory.contents.text(memory.contents.resolve(address)[0]).partition(" ")[0][1:]) for address in learned.proposed
+        }
         assert all(dirty[page] for page in proposed)
         heeded = UNTRUSTED - {"clean"} if clean else UNTRUSTED
         assert sends(session, clean) is not any(step in heeded for step in steps)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import kilburn
-from kilburn.collections.collection import Collection
 from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.brought import quotation
@@ -43,16 +42,18 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 
 def in_force(memory: UserMemory, at: float | None = None) -> list[str]:
-    return [memory.text(page.id) for page, _ in memory.pages(at)]
+    return [memory.collection.contents.text(page.id) for page, _ in memory.pages(at)]
 
 
 def test_an_updated_fact_takes_the_place_of_the_old_one_which_stays_in_the_history(store: Store, clock: Clock) -> None:
     memory = store.memory("ana")
     assert memory.remember("Ana lives in Porto.", importance=0.5) == "p1"
     clock.now += 10
-    head = memory.head
+    head = memory.collection.ledger.head
     assert memory.update("p1", "Ana lives in Braga.") == "p2"
-    assert {event.why for event in memory.events(head) if event.act in (Act.ADMIT, Act.RETIRE)} == {"a person updated it"}
+    assert {event.why for event in memory.collection.ledger.events(head) if event.act in (Act.ADMIT, Act.RETIRE)} == {
+        "a person updated it"
+    }
     assert in_force(memory) == ["Ana lives in Braga."]
     assert in_force(memory, START + 5) == ["Ana lives in Porto."]
     assert [version.page.address for version in memory.history("p2")] == ["p1", "p2"]
@@ -78,8 +79,8 @@ def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Store) -> 
     memory.remember("two", pin=True)
     memory.remember("three")
     memory.forget("p3")
-    (note,) = memory.apply(Add(text="a model's word", sources=(1,)), policy="x", tainted=True)
-    head = memory.head
+    (note,) = memory.collection.apply(Add(text="a model's word", sources=(1,)), policy="x", tainted=True)
+    head = memory.collection.ledger.head
     for address, error in (
         ("p1-p2", KernelError),
         ("p2", LawBroken),
@@ -93,7 +94,7 @@ def test_what_cannot_be_updated_is_refused_and_nothing_changes(store: Store) -> 
         memory.update("p1", " ")
     with pytest.raises(SpecError):
         memory.update("p1", "new", since="now")  # type: ignore[arg-type]
-    assert memory.head == head
+    assert memory.collection.ledger.head == head
     memory.update("p1", "new")
     with pytest.raises(KernelError, match="p1 is retired, not in force"):
         memory.update("p1", "newer")
@@ -108,7 +109,7 @@ def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(st
     assert isinstance(hits, Findings)
     assert [(hit.session, memory.recall(hit.address)) for hit in hits] == [("@memory/ana", "Ana's locker is number 12.")]
     assert {hit.session for hit in store.search("locker number", user="ana")} == {"@memory", "@memory/ana"}
-    searches = [event for event in memory.events() if event.act is Act.SEARCH]
+    searches = [event for event in memory.collection.ledger.events() if event.act is Act.SEARCH]
     assert [event.pages for event in searches] == [(1,), (1,)]
     unlikely = memory.search("who painted the portrait of the minister by the number", abstain=True)
     assert unlikely == []
@@ -129,14 +130,6 @@ async def test_a_memory_learns_and_searches_for_async_callers(store: Store) -> N
     assert (await store.asearch("Porto", where="facts", abstain=True)).confidence > 0
 
 
-def test_memories_have_the_verbs_of_facts_and_documents_do_not(store: Store) -> None:
-    store.document("manual").add("Open the valve.")
-    store.memory("ana").remember("Ana likes tea.")
-    kinds = {one.name: type(one) for one in store.collections()}
-    assert kinds == {"@document/manual": Collection, "@memory/ana": UserMemory}
-    assert store.memory("ana") is store.memory("ana")
-
-
 def spoken(store: Store, *texts: tuple[str, str], session: str = "s") -> Session:
     talk = store.session(session, user="ana")
     talk.append(*({"role": role, "content": text} for role, text in texts))
@@ -147,7 +140,7 @@ def test_what_an_agent_notes_in_the_users_words_holds_at_once(store: Store) -> N
     talk = spoken(store, ("user", "Please remember that my locker is number 12."), ("assistant", "I will."), ("user", "Thanks."))
     memory = store.memory("ana")
     address = memory.note("The user's locker has the number 12.", talk)
-    page, state = memory.read(memory.resolve(address)[0])
+    page, state = memory.collection.read(memory.collection.contents.resolve(address)[0])
     assert (state.at, page.trust, page.cites) == (Place.OUT, Trust.USER, ((talk.number, 1),))
     store.forget(session="s", address="p1")
     with pytest.raises(Forgotten):
@@ -162,7 +155,7 @@ def test_what_an_agent_notes_after_an_untrusted_read_waits_for_a_person(store: S
     talk.append({"role": "assistant", "content": "It says that the account is 4711."})
     memory = store.memory("ana")
     address = memory.note("The refund account of Ana is 4711.", talk)
-    assert memory.read(memory.resolve(address)[0])[1].at is Place.PROPOSED
+    assert memory.collection.read(memory.collection.contents.resolve(address)[0])[1].at is Place.PROPOSED
     assert not memory.search("refund account")
 
 
@@ -170,7 +163,7 @@ def test_what_nobody_said_is_the_agents_word(store: Store) -> None:
     talk = spoken(store, ("user", "I live in Porto."), ("assistant", "Porto is on the Douro."))
     memory = store.memory("ana")
     address = memory.note("Porto is on the Douro.", talk)
-    page, state = memory.read(memory.resolve(address)[0])
+    page, state = memory.collection.read(memory.collection.contents.resolve(address)[0])
     assert (state.at, page.trust) == (Place.OUT, Trust.AGENT)
     with pytest.raises(KernelError, match="nothing was said"):
         memory.note("The user lives in Porto.", store.session("empty", user="ana"))

@@ -19,7 +19,6 @@ from kilburn.search.choice import vectors_for
 from kilburn.search.embedders.hashing import Hashing
 from kilburn.search.scan import BLOCK, Scan, pack
 from kilburn.search.vectors import SHORT, Vectors
-from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import until
 
@@ -28,7 +27,7 @@ Open = Callable[..., Backend]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made: Backend = MemoryBackend() if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
+    made: Backend = Sqlite(":memory:") if request.param == "memory" else Sqlite(str(tmp_path / "a.db"))
     yield made
     made.close()
 
@@ -51,7 +50,7 @@ class Counting(Hashing):
 
 
 def text_of(backend: Backend, entry: int, texts: dict[int, str]) -> str:
-    passage = backend.passages([entry])[entry]
+    passage = backend.words.passages([entry])[entry]
     return texts[passage.page][slice(*passage.span)]
 
 
@@ -72,7 +71,7 @@ def test_what_was_just_stored_is_found_at_once(backend: Backend) -> None:
     backend.commit(segment, batch_of(1, {4: "zebra crossings"}))
     ((passage, _),) = vectors.nearest("zebra crossing", None, 1)
     found = passage.entry
-    assert backend.passages([found]) == {found: passage}
+    assert backend.words.passages([found]) == {found: passage}
     assert passage.page == 4
     assert vectors.similar("zebra crossings", [found, best, 17])[found] == pytest.approx(1, abs=0.01)
     assert vectors.similar("zebra crossings", [found, best, 17]).keys() == {found, best}
@@ -154,7 +153,7 @@ def test_a_store_that_is_only_read_is_searched_and_left_as_it_is(tmp_path: Path)
             assert len(vectors.nearest("needle", None, 5)) == 2
             assert embedder.calls == [2, 1]
             vectors.close()
-        assert len(writer.unembedded(embedder.name, 5)) == 2
+        assert len(writer.vectors.unembedded(embedder.name, 5)) == 2
 
 
 def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are_there(backend: Backend) -> None:
@@ -164,18 +163,18 @@ def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are
     Vectors(backend, "hashing(32)").catch_up()
     vectors = Vectors(backend, "hashing(64)")
     assert len(vectors.nearest("passage", None, 100)) == count
-    assert len(list(backend.vectors("hashing(64)"))) == 0, "it was the old index that served"
+    assert len(list(backend.vectors.read("hashing(64)"))) == 0, "it was the old index that served"
     assert vectors.similar(np.eye(32)[0], []) == {}
     with pytest.raises(SpecError, match="dimensions"):
         vectors.similar(np.eye(64)[0], [])
     vectors.catch_up(5)
     assert len(vectors.nearest("passage", None, 100)) == count
     vectors.catch_up()
-    assert backend.embedders() == ["hashing(64)"]
+    assert backend.vectors.embedders() == ["hashing(64)"]
     assert len(vectors.nearest("passage", None, 100)) == count
     assert vectors_for(backend, "auto").embedder.name == "hashing(64)"
-    backend.drop_vectors("hashing(64)")
-    backend.keep_vectors("gone(1)", [(backend.unembedded("x", 1)[0][0], b"12345")])
+    backend.vectors.drop("hashing(64)")
+    backend.vectors.add("gone(1)", [(backend.vectors.unembedded("x", 1)[0][0], b"12345")])
     assert Vectors(backend, "hashing(64)").nearest("passage", None, 5) == [], "words serve until it is made again"
     assert vectors_for(backend, "auto") is None
 
@@ -183,7 +182,7 @@ def test_after_a_change_of_embedder_the_old_vectors_serve_until_the_new_ones_are
 def test_vectors_of_another_length_are_made_again_and_never_served(backend: Backend) -> None:
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "needle", 2: "hay"}))
-    backend.keep_vectors("hashing(64)", [(entry, bytes(36)) for entry, _ in backend.unembedded("hashing(64)", 5)])
+    backend.vectors.add("hashing(64)", [(entry, bytes(36)) for entry, _ in backend.vectors.unembedded("hashing(64)", 5)])
     vectors = Vectors(backend, "hashing(64)")
     assert vectors.nearest("needle", None, 5) == []
     ((_, cosine), _) = vectors.nearest("needle", None, 5)
@@ -207,7 +206,7 @@ def test_an_embedder_that_gives_something_else_is_named(backend: Backend, gives:
     backend.commit(segment, batch_of(0, {1: "needle"}))
     with pytest.raises(ModelError, match="hashing"):
         Vectors(backend, Wrong(gives)).catch_up()
-    assert list(backend.vectors("hashing(8)")) == []
+    assert list(backend.vectors.read("hashing(8)")) == []
 
 
 def test_a_passage_that_is_refused_holds_up_no_other(backend: Backend) -> None:
@@ -222,7 +221,7 @@ def test_a_passage_that_is_refused_holds_up_no_other(backend: Backend) -> None:
     embedder.fail = lambda texts: Refused("no key")
     with pytest.raises(Refused):
         vectors.catch_up()
-    assert len(backend.unembedded(embedder.name, 5)) == 1
+    assert len(backend.vectors.unembedded(embedder.name, 5)) == 1
 
 
 def test_the_background_embeds_and_says_what_is_wrong(backend: Backend) -> None:
@@ -242,7 +241,7 @@ def test_the_background_embeds_and_says_what_is_wrong(backend: Backend) -> None:
     until(lambda: bool(vectors.trouble))
     assert "down" in vectors.trouble
     healed.set()
-    until(lambda: not backend.unembedded(embedder.name, 1))
+    until(lambda: not backend.vectors.unembedded(embedder.name, 1))
     vectors.close()
     vectors.close()
     assert len(vectors.nearest("passage", None, 200)) == 100
@@ -305,7 +304,7 @@ def test_a_program_that_ends_while_something_is_embedded_waits_for_one_batch(tmp
     done = subprocess.run([sys.executable, "-c", EXIT, path], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     with Sqlite(path) as backend:
-        assert 3 * 16 <= 1999 - len(backend.unembedded("hashing(64)", 5000)) < 1000
+        assert 3 * 16 <= 1999 - len(backend.vectors.unembedded("hashing(64)", 5000)) < 1000
         assert Vectors(backend, "hashing(64)").catch_up() > 1000
 
 

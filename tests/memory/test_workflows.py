@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import SpecError
 from kilburn.kernel.store import Store
 from kilburn.memory.episodes import Episode, episodes
@@ -36,7 +37,7 @@ def flows(store: Store) -> Iterator[Workflows]:
     made = Workflows(store, "ana")
     yield made
     check_collection(made.notes.collection)
-    assert store.backend.findings() == []  # type: ignore[attr-defined]
+    assert inspect_store(store.backend) == []  # type: ignore[attr-defined]
 
 
 def done(_: Episode) -> bool:
@@ -79,9 +80,9 @@ def test_the_same_steps_with_other_values_are_known(store: Store, flows: Workflo
 def test_what_is_learned_is_learned_once(store: Store, flows: Workflows) -> None:
     session = sort(store, "a", "a.txt", "b.txt")
     flows.learn(session, judge=done)
-    head = flows.notes.collection.head
+    head = flows.notes.collection.ledger.head
     assert flows.learn(session, judge=done) == type(flows.learn(session, judge=done))()
-    assert flows.notes.collection.head == head
+    assert flows.notes.collection.ledger.head == head
     work(session, SORT.format("c.txt", "d.txt"), ("bin/ord --new c.txt d.txt", ""))
     assert flows.learn(session, judge=done).learned == ["workflows/sort-lines-2"]
 

@@ -304,7 +304,7 @@ def test_an_agent_keeps_its_reply_and_its_limit_whatever_the_usage_says(usage: A
         outcome = Agent(model, [look], session, limits=Limits(steps=20, tokens=2000)).run("go")
     assert outcome.finish == "tokens"
     assert outcome.tokens >= 2000
-    assert session.messages()[-1]["role"] == "tool"
+    assert session.contents.messages()[-1]["role"] == "tool"
 
 
 HIGH, LOW = "\ud83d", "\ude00"

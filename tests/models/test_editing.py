@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from kilburn.agents.compaction import compact_at_provider
 from kilburn.agents.loop import Agent
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken, Refused, SpecError, Unavailable
 from kilburn.event import Act
@@ -23,7 +24,7 @@ from kilburn.model import Reply, Request, Tokens, complete
 from kilburn.models.editing import Editing
 from kilburn.models.scripted import Scripted
 from kilburn.prices import Prices
-from kilburn.testing import MemoryBackend, check_laws
+from kilburn.testing import check_laws
 from kilburn.testing.models import check_model
 from kilburn.wire.compaction import block_of, report_of
 from kilburn.wire.editing import edits_of
@@ -55,7 +56,7 @@ def compacted(content: Any = "All so far: the parser.") -> Answer:
 
 
 def opened(policy: str = "compact(provider=True)") -> Session:
-    session = Store(MemoryBackend(), Budget(8000), policy, tokenizer="chars/4").session("a")
+    session = Store(Sqlite(":memory:"), Budget(8000), policy, tokenizer="chars/4").session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, {"role": "user", "content": "Fix the parser."})
     for number in range(4):
         session.append({"role": "assistant", "content": f"step {number}"}, {"role": "user", "content": f"word {number} " * 40})
@@ -115,7 +116,9 @@ def test_what_the_provider_did_is_recorded_and_its_cost_counted_apart() -> None:
     kept = report_of(reply.message)
     assert kept.applied[0].cleared_input_tokens == 2000
     assert [iteration.type for iteration in kept.iterations] == ["compaction", "message"]
-    assert session.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, "it is in the transcript for good"
+    assert session.contents.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, (
+        "it is in the transcript for good"
+    )
 
 
 def test_a_plain_reply_records_nothing() -> None:
@@ -227,7 +230,7 @@ def test_on_demand_that_fails_changes_nothing(answer: Answer, outcome: str) -> N
     with loopback(answer) as server, open_messages(server) as model:
         assert compact_at_provider(session, model).outcome == outcome
     assert session.render("messages") == before
-    assert [item.data["outcome"] for item in session.events() if item.act is Act.COMPACT] == [outcome]
+    assert [item.data["outcome"] for item in session.ledger.events() if item.act is Act.COMPACT] == [outcome]
 
 
 def test_on_demand_waits_for_results() -> None:

@@ -61,7 +61,7 @@ def items(session: Session) -> list[tuple[int, int]]:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def text(session: Session) -> str:
@@ -129,7 +129,7 @@ def test_a_directive_that_is_not_valid_changes_nothing(directive: str) -> None:
         assert items(session) == before[0]
         assert text(session).startswith(before[1])
         assert outcomes(session) == ["done", "rejected"]
-        assert [event.act for event in session.events()].count(Act.REFUSE) == 0
+        assert [event.act for event in session.ledger.events()].count(Act.REFUSE) == 0
         step(session, 5, compress(3, 4, "goes on"))
         assert items(session) == [(1, 2), (3, 4)]
 
@@ -259,7 +259,7 @@ def test_a_step_pinned_after_it_was_folded_leaves_the_fold() -> None:
         for number in range(4, 12):
             step(session, number)
         assert "result 1\n" in text(session)
-        assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+        assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
         check_laws(session)
 
 
@@ -283,10 +283,10 @@ def test_under_pressure_it_consolidates_and_nothing_is_refused(window: int) -> N
             step(session, number)
             assert session.render().tokens <= window
         assert "Find the fault." in text(session)
-        assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+        assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
         if window >= 700:
             assert folds(session)
-            assert not [event for event in session.events() if event.act is Act.EVICT and event.policy == "kernel"]
+            assert not [event for event in session.ledger.events() if event.act is Act.EVICT and event.policy == "kernel"]
 
 
 def reply(first: int, last: int, words: str = "thought and result of it, a line of output") -> str:

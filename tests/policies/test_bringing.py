@@ -179,7 +179,7 @@ def test_an_agents_words_bring_what_they_name() -> None:
         assert session.render()[-1] == {"role": "tool", "tool_call_id": f"c{turn}", "content": listing}
     shown = texts(session)
     assert any("zeta7x listens on port 7007" in text for text in shown)
-    assert any(event.data.get("cover", event.pages) == [] for event in session.events() if "fold" in event.data)
+    assert any(event.data.get("cover", event.pages) == [] for event in session.ledger.events() if "fold" in event.data)
     check_laws(session)
 
 

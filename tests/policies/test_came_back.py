@@ -39,7 +39,7 @@ def test_pages_that_are_pinned_and_loaded_again_break_no_move(spec: str) -> None
                 session.append(message)
                 meddle(session, rng)
             check_laws(session, list(trace(seed, 24)))
-            assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+            assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
 
 
 @pytest.mark.parametrize("spec", ["summarize", "summarize(to=16, keep=0, tail=0)", "recursive", "recursive(to=16, tail=0)"])
@@ -53,7 +53,7 @@ def test_a_summary_that_is_as_long_as_what_it_replaces_is_not_made(spec: str) ->
             for message in trace(window, 40):
                 session.append(message)
             check_laws(session, list(trace(window, 40)))
-            assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+            assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
 
 
 @pytest.mark.parametrize("spec", ["clear_tool_uses(trigger=50, keep=1, clear_tool_inputs=True)", "hybrid", "agentfold(to=20)"])
@@ -73,6 +73,6 @@ def test_a_chain_of_one_does_what_that_one_does(spec: str) -> None:
                 )
                 session.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}: written, and so on. " * 12})
             check_laws(session)
-            seen.append([(event.act, event.pages) for event in session.events()])
+            seen.append([(event.act, event.pages) for event in session.ledger.events()])
     assert seen[0] == seen[1]
     assert any(act in (Act.FOLD, Act.EVICT) for act, _ in seen[0])

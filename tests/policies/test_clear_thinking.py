@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
@@ -14,11 +15,11 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.policies.clear_thinking import ClearThinking
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 
 def opened(policy: str) -> Session:
-    return Store(MemoryBackend(), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    return Store(Sqlite(":memory:"), Budget(20_000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
 
 
 def thinking(number: int) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def test_a_turn_is_all_between_two_messages_of_the_user() -> None:
     said = json.dumps(session.render("messages"))
     assert "thought 0 begins here" not in said
     assert "result 0" in said, "what was called with it stays"
-    figures = [event.data for event in session.events() if event.act is Act.COMPACT]
+    figures = [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
     assert figures[-1]["cleared_thinking_turns"] == 1
     assert figures[-1]["cleared_input_tokens"] > 0
     check_laws(session)

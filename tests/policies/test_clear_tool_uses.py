@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
@@ -15,11 +16,11 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.policies.clear_tool_uses import ClearToolUses
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 
 def opened(policy: str, window: int = 10_000) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Fix it."))
     return session
 
@@ -40,7 +41,7 @@ def whole(session: Session) -> list[int]:
 
 
 def cleared(session: Session) -> list[dict[str, Any]]:
-    return [event.data for event in session.events() if event.act is Act.COMPACT]
+    return [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_at_the_trigger_all_but_the_last_three_go_once() -> None:

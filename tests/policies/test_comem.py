@@ -53,7 +53,7 @@ def opened(policy: str, *script: Any, window: int = 4000, path: str = ":memory:"
     model = Scripted(list(script)) if script else None
     with kilburn.open(path, window=window, policy=policy, tokenizer="chars/4", model=model) as store:
         session = store.session("a")
-        if not session.pages():
+        if not session.contents.pages():
             session.append({"role": "system", "content": "You repair programs."}, user("Find out why the cache fails"))
         yield session
 
@@ -75,11 +75,11 @@ def settled(session: Session) -> None:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def memories(session: Session) -> list[Page]:
-    return [page for page, state in session.pages() if page.kind is Kind.FOLD and state.at == "in"]
+    return [page for page, state in session.contents.pages() if page.kind is Kind.FOLD and state.at == "in"]
 
 
 def raw(session: Session) -> list[int]:
@@ -101,7 +101,7 @@ def test_the_snapshot_leaves_the_latest_step_the_task_and_the_pins_and_later_ste
         (memory,) = memories(session)
         assert memory.sources == tuple(range(3, 12)), "steps 0 to 2, whole"
         assert raw(session) == [1, 2, *range(12, 24)]
-        text = session.text(memory.id)
+        text = session.contents.text(memory.id)
         assert GOOD in text
         assert "newer and holds" in text
         assert filled(2).strip() in gate.prompts[0]
@@ -163,7 +163,7 @@ def test_a_bad_memory_changes_nothing_has_a_typed_outcome_and_waits_for_its_turn
         for number in range(8):
             step(session, number)
             settled(session)
-        given = session.messages()
+        given = session.contents.messages()
         assert memories(session) == []
         assert len(raw(session)) == 2 + 8 * 3, "all is still there"
         assert set(outcomes(session)) == {"started", outcome}
@@ -194,7 +194,7 @@ def test_a_reply_cut_at_its_cap_keeps_its_whole_sentences() -> None:
             step(session, number)
             settled(session)
         (memory,) = memories(session)
-        assert "sudd" not in session.text(memory.id)
+        assert "sudd" not in session.contents.text(memory.id)
 
 
 def test_a_memory_that_hangs_is_given_up() -> None:
@@ -299,7 +299,7 @@ def test_words_about_a_page_that_is_gone_meanwhile_never_come_in(how: str) -> No
         if how == "forget":
             session.forget("p3")
         else:
-            session.apply(Retire((3,)))
+            session.edits.apply(Retire((3,)))
         gate.go_on.release()
         settled(session)
         step(session, 3)
@@ -320,7 +320,7 @@ def test_undo_brings_every_raw_page_back() -> None:
             step(session, number)
             settled(session)
         (memory,) = memories(session)
-        session.apply(Load(memory.sources))
+        session.edits.apply(Load(memory.sources))
         assert set(memory.sources) <= set(raw(session))
 
 
@@ -331,10 +331,10 @@ def test_a_session_that_ends_while_the_model_speaks_loses_nothing(tmp_path: Path
         for number in range(4):
             step(session, number)
         assert gate.asked.acquire(timeout=600)
-        given = session.messages()
+        given = session.contents.messages()
     gate.go_on.release()
     for session in opened("comem(every=2)", good, path=path):
-        assert session.messages() == given
+        assert session.contents.messages() == given
         assert outcomes(session) == ["started", "late"]
         assert memories(session) == []
         for number in range(4, 8):
@@ -358,7 +358,7 @@ def test_however_turns_and_answers_interleave_no_turn_is_lost_or_doubled(
     speaking = iter(gates)
     given: list[dict[str, Any]] = []
     for session in opened(f"comem(every={every})", *gates, *[good] * 40, window=window):
-        given = session.messages()
+        given = session.contents.messages()
         for number, turn in enumerate(turns):
             messages = {
                 "step": [assistant(None, call_of(f"c{number}")), tool(f"c{number}", filled(number))],
@@ -376,7 +376,7 @@ def test_however_turns_and_answers_interleave_no_turn_is_lost_or_doubled(
                     gate.go_on.release()
                 settled(session) if session._planner.background.running and gate is not None and gate.prompts else None
             elif turn == "idle":
-                session.idle()
+                session.edits.idle()
             elif turn == "two":
                 session.append(*messages)
             else:
@@ -392,7 +392,7 @@ def test_however_turns_and_answers_interleave_no_turn_is_lost_or_doubled(
         given.append(user("done?"))
         _check_each_turn_once(session)
         check_laws(session, given)
-        assert not [event.why for event in session.events() if event.act is Act.REFUSE]
+        assert not [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 def _check_each_turn_once(session: Session) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act, Event
@@ -18,7 +19,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.policies.compact import Compact
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 
 LONG = " ".join(f"{number:x}{chr(97 + number % 26)} {number * 7919 % 9973:x}q" for number in range(3000))
 GOOD = "Parser fails on p3; decided to keep the cache in src/cache.py; next: run the tests."
@@ -27,7 +28,12 @@ GOOD = "Parser fails on p3; decided to keep the cache in src/cache.py; next: run
 def opened(script: Sequence[Any] | None, window: int = 2000, policy: str = "compact(trigger=None)") -> tuple[Session, Scripted]:
     model = Scripted(list(script or ()))
     store = Store(
-        MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=None if script is None else model, clock=FakeClock()
+        Sqlite(":memory:"),
+        Budget(window),
+        policy,
+        tokenizer="chars/4",
+        model=None if script is None else model,
+        clock=FakeClock(),
     )
     session = store.session("a")
     session.append({"role": "system", "content": "Never touch the lock file."}, user("Fix the parser."))
@@ -45,11 +51,11 @@ def fill(session: Session, steps: int) -> None:
 
 
 def compacts(session: Session) -> list[Event]:
-    return [event for event in session.events() if event.act is Act.COMPACT]
+    return [event for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def folds(session: Session) -> list[Event]:
-    return [event for event in session.events() if event.act is Act.FOLD]
+    return [event for event in session.ledger.events() if event.act is Act.FOLD]
 
 
 def shown(session: Session) -> str:
@@ -84,7 +90,7 @@ def test_the_second_summary_is_made_from_originals_and_replaces_the_first() -> N
     assert len(summaries) == 1
     assert summaries[0].depth == 1
     assert "Second: " in shown(session)
-    assert all(page.depth <= 1 for page, _ in session.pages())
+    assert all(page.depth <= 1 for page, _ in session.contents.pages())
 
 
 def call(name: str) -> Message:
@@ -126,7 +132,7 @@ def test_what_is_no_summary_changes_nothing(said: Any, outcome: str) -> None:
     fill_from(session, number, 12)
     assert len(model.requests) <= 10, "no loop: asked again only as new text comes in"
     assert session.render().tokens <= 2000
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     check_laws(session)
 
 
@@ -143,7 +149,7 @@ def test_pages_that_were_pinned_or_brought_back_stay_as_they_are() -> None:
     fill_from(session, 20, 14)
     assert "line 0 " in shown(session)
     assert len([page for page in session.window.resident() if page.kind is Kind.FOLD]) == 1
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     check_laws(session)
 
 
@@ -191,7 +197,7 @@ def test_idle_compacts_below_the_trigger() -> None:
     session, _ = opened([GOOD], window=8000, policy="compact(trigger=None, idle=True)")
     fill(session, 8)
     assert not compacts(session)
-    session.idle()
+    session.edits.idle()
     assert GOOD in shown(session)
 
 

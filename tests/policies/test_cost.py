@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel import memory_tools
 from kilburn.kernel.resolve import resolve
@@ -20,7 +21,6 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind
 from kilburn.policies.cost import Cost
 from kilburn.prices import Prices
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 
 
@@ -54,7 +54,7 @@ def excerpted(policy: Any) -> float:
         sizes = []
         for message in work(1, 60):
             session.append(message)
-            resident = [page for page, state in session.pages() if state.at == "in"]
+            resident = [page for page, state in session.contents.pages() if state.at == "in"]
             sizes.append(sum(page.tokens for page in resident if page.kind is Kind.EXCERPT))
         return mean(sizes)
 
@@ -98,7 +98,7 @@ def test_after_the_cache_expired_an_edit_comes_before_the_window_is_full() -> No
     sizes = {}
     for pause in (10.0, 400.0):
         clock = FakeClock(tick=0.0)
-        with Store(MemoryBackend(), Budget(2000), Cost(miss=3000.0), tokenizer="chars/4", clock=clock) as store:
+        with Store(Sqlite(":memory:"), Budget(2000), Cost(miss=3000.0), tokenizer="chars/4", clock=clock) as store:
             session = store.session("a")
             sizes[pause] = 0
             for message in work(1, 60):
@@ -117,7 +117,7 @@ def test_pages_that_are_asked_back_make_it_keep_more() -> None:
                 session.append(message)
                 if asks and session.window.last > 8:
                     session.recall(f"p{session.window.last - 4}")
-            kept[asks] = sum(page.tokens for page, _ in session.pages() if page.kind is Kind.EXCERPT)
+            kept[asks] = sum(page.tokens for page, _ in session.contents.pages() if page.kind is Kind.EXCERPT)
     assert kept[False] < kept[True]
 
 
@@ -163,5 +163,5 @@ def test_what_memory_brought_from_another_session_stays_whole(policy: str) -> No
         session.append({"role": "assistant", "content": None, "tool_calls": [call]})
         found = memory_tools.call(session, "search_memory", asked, "c", lambda kind, name: name == "b")
         session.append(found.message("c"))
-        assert session.counter.count(found.text) > session.capacity // 2
+        assert session.counter.count(found.text) > session.prompts.capacity // 2
         assert session.render()[-1]["content"] == found.text

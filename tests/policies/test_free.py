@@ -60,7 +60,7 @@ def cross(session: Session) -> None:
 
 
 def passes(session: Session) -> list[Event]:
-    return [event for event in session.events() if event.act is Act.COMPACT]
+    return [event for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def last_pass(session: Session) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def test_the_span_goes_the_rest_is_identical_and_undo_brings_the_page_back_bit_b
     head, _, tail = outputs(session)[0].partition("\n…\n")
     assert head == "[p4 in part:]\nSTART of the log\nkept line above"
     assert tail == "kept line below\nEND of the log\n"
-    assert session.text(4) == LOG, "what was deleted stays below"
+    assert session.contents.text(4) == LOG, "what was deleted stays below"
     check_laws(session)
-    session.apply(Load((4,)))
+    session.edits.apply(Load((4,)))
     assert outputs(session)[0] == LOG
     check_laws(session)
 
@@ -108,7 +108,7 @@ def test_what_was_brought_back_is_not_cleaned_again() -> None:
     step(session, 0)
     cross(session)
     assert outputs(session)[0] != LOG
-    session.apply(Load((4,)))
+    session.edits.apply(Load((4,)))
     for _ in range(4):
         cross(session)
     assert outputs(session)[0] == LOG
@@ -126,11 +126,11 @@ def test_a_page_is_cleaned_again_from_its_original() -> None:
     step(session, 0)
     cross(session)
     cross(session)
-    excerpts = [page for page, state in session.pages() if page.kind is Kind.EXCERPT and state.at == "in"]
+    excerpts = [page for page, state in session.contents.pages() if page.kind is Kind.EXCERPT and state.at == "in"]
     assert [(page.depth, page.sources) for page in excerpts] == [(1, (4,))]
     assert outputs(session)[0] == "[p4 in part:]\nSTART of the log\nkept line above\n…\n"
     check_laws(session)
-    session.apply(Load((4,)))
+    session.edits.apply(Load((4,)))
     assert outputs(session)[0] == LOG
 
 
@@ -156,7 +156,7 @@ def test_a_second_pass_with_the_same_cleaner_changes_nothing() -> None:
         step(session, 10 + number, failed if number == 1 else f"fine {number}\n{NOISE}")
     moves = moves_of(session)
     assert len(moves) >= 4
-    session.apply(*moves)
+    session.edits.apply(*moves)
     assert moves_of(session) == []
     check_laws(session)
 
@@ -287,7 +287,7 @@ def test_a_bad_reply_changes_nothing_and_has_a_typed_outcome(reply: Any, outcome
     # The second border comes soon after a pass that freed nothing: the model is spared.
     assert [event.data["outcome"] for event in passes(session)] == [outcome, "failed"]
     assert outputs(session)[0] == LOG
-    assert all(state.at == "in" for _, state in session.pages())
+    assert all(state.at == "in" for _, state in session.contents.pages())
     check_laws(session)
 
 
@@ -330,7 +330,7 @@ def test_whatever_the_model_says_it_breaks_no_law(make: Callable[[], Free]) -> N
     for number in range(12):
         step(session, number, f"{number}: {LOG}")
     check_laws(session)
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 def test_cleaners_are_a_protocol() -> None:

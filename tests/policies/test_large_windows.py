@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
@@ -13,14 +14,14 @@ from kilburn.message import Kind
 from kilburn.move import Evict
 from kilburn.policies.summarize import READ
 from kilburn.policy import View
-from kilburn.testing import FakeClock, MemoryBackend, check_policy
+from kilburn.testing import FakeClock, check_policy
 
 WINDOW = 60_000
 """Tokens of four characters: some 800 pages of the sizes below."""
 
 
 def opened(policy: str) -> Session:
-    session = Store(MemoryBackend(), Budget(WINDOW), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(WINDOW), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append({"role": "system", "content": "You read logs."}, user("Find the leak in src/pool.py"))
     return session
 
@@ -28,7 +29,7 @@ def opened(policy: str) -> Session:
 def fill(session: Session, until: Act, most: int = 3000) -> None:
     """Turns of an agent, until the policy has moved something."""
     while session.window.last < most:
-        if any(event.act is until for event in session.events()):
+        if any(event.act is until for event in session.ledger.events()):
             return
         batch = []
         for at in range(20):
@@ -43,7 +44,7 @@ def _log(name: str) -> str:
 
 
 def refused(session: Session) -> list[str]:
-    return [event.why for event in session.events() if event.act is Act.REFUSE]
+    return [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_the_user_said() -> None:
@@ -51,17 +52,17 @@ def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_t
     session.append(user("Decided: the service runs on host zeppelin."), assistant("Yes."), user("Go on."))
     fill(session, Act.FOLD)
     fold = next(page for page in session.window.resident() if page.kind is Kind.FOLD)
-    text = session.text(fold.id)
+    text = session.contents.text(fold.id)
     assert "the service runs on host zeppelin" in text
     newest = max(page for page in fold.sources if session.window.pages[page].kind is Kind.RESULT)
     assert f"p{newest} " in text
     assert len(fold.sources) > 300, "it stands for all that is old, read or not"
-    assert sum(len(session.text(page)) for page in fold.sources) > 2 * READ
+    assert sum(len(session.contents.text(page)) for page in fold.sources) > 2 * READ
     assert not refused(session)
 
 
 def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> None:
-    session = Store(MemoryBackend(), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Repair the nightly job."))
     for at in range(READ // 8 // 300):
         session.append(assistant(f"Looking at part v{at}", call_of(f"v{at}")), tool(f"v{at}", _log(f"v{at}")))
@@ -73,7 +74,7 @@ def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> N
         session.append(assistant(f"Looking at part w{at}", call_of(f"w{at}")), tool(f"w{at}", _log(f"w{at}")))
     folds = [page for page in session.window.resident() if page.kind is Kind.FOLD]
     assert len(folds) <= 3
-    shown = "".join(session.text(page.id) for page in folds)
+    shown = "".join(session.contents.text(page.id) for page in folds)
     assert "decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx" in shown
     assert "build 4f2e19aa77b0 of zuvoka failed" in shown
     assert all(page.depth == 1 for page in folds)
@@ -81,16 +82,18 @@ def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> N
 
 
 def test_compact_weighs_little_of_a_large_window_and_stands_for_all_of_it() -> None:
-    session = Store(MemoryBackend(), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(WINDOW), "compact(trigger=None)", tokenizer="chars/4", clock=FakeClock()).session(
+        "a"
+    )
     session.append(user("Find the leak."), assistant("decided: never restart the service on host zeppelin"))
     session.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 failed, exit code 3"))
     for _ in range(2):
-        before = sum(event.act is Act.FOLD for event in session.events())
-        while sum(event.act is Act.FOLD for event in session.events()) == before:
+        before = sum(event.act is Act.FOLD for event in session.ledger.events())
+        while sum(event.act is Act.FOLD for event in session.ledger.events()) == before:
             fill_one(session)
     (fold,) = [page for page in session.window.resident() if page.kind is Kind.FOLD]
-    assert "never restart the service on host zeppelin" in session.text(fold.id)
-    assert "build 4f2e19aa77b0 failed" in session.text(fold.id)
+    assert "never restart the service on host zeppelin" in session.contents.text(fold.id)
+    assert "build 4f2e19aa77b0 failed" in session.contents.text(fold.id)
     assert fold.depth == 1
     assert len(fold.sources) > 300
     assert not refused(session)
@@ -106,7 +109,7 @@ def test_hybrid_stands_for_all_that_leaves_a_large_window() -> None:
     fill(session, Act.FOLD)
     fold = next(page for page in session.window.resident() if page.depth)
     assert len(fold.sources) > 300
-    assert not [event for event in session.events() if event.act is Act.EVICT]
+    assert not [event for event in session.ledger.events() if event.act is Act.EVICT]
     assert 0.6 * WINDOW <= session.render().tokens <= WINDOW
     assert not refused(session)
 
@@ -118,8 +121,8 @@ def test_importance_among_many_pages_keeps_what_was_marked_and_frees_what_it_mus
     fill(session, Act.EVICT)
     resident = {page.id for page in session.window.resident()}
     assert {1, 2, 3} <= resident, "the system's, the user's and the marked page are the oldest of all"
-    assert session.use <= WINDOW * 9 // 10
-    gone = [page for event in session.events() if event.act is Act.EVICT for page in event.pages]
+    assert session.prompts.use <= WINDOW * 9 // 10
+    gone = [page for event in session.ledger.events() if event.act is Act.EVICT for page in event.pages]
     assert max(gone) < session.window.last // 2, "of much that is equally old and of no use, the oldest leaves"
     assert not refused(session)
 

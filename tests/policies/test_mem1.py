@@ -42,7 +42,7 @@ def text(session: Session) -> str:
 
 
 def outcomes(session: Session) -> list[str]:
-    return [event.data["outcome"] for event in session.events() if event.act is Act.COMPACT]
+    return [event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_the_next_prompt_is_question_state_action_observation(store: Store) -> None:
@@ -201,6 +201,6 @@ def test_a_reply_that_is_gone_says_nothing(policy: str, move: type[Drop | Retire
     with kilburn.open(":memory:", window=2_000, policy=policy, tokenizer="chars/4") as store:
         session = store.session("a")
         session.append({"role": "user", "content": "Begin."}, {"role": "assistant", "content": "<IS>begun</IS>"})
-        session.apply(move((2,)))
+        session.edits.apply(move((2,)))
         session.append({"role": "user", "content": "Go on."})
-        assert not [event for event in session.events() if event.data.get("outcome") == "failed"]
+        assert not [event for event in session.ledger.events() if event.data.get("outcome") == "failed"]

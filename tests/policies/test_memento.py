@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
@@ -14,7 +15,7 @@ from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.page import parse_address
 from kilburn.policies.memento import Memento
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START
 
 WORDS = "the left side grows faster than the right one so the root lies between them "
@@ -28,7 +29,7 @@ def block(number: int, size: int = 20) -> str:
 
 
 def opened(policy: Any, window: int = 100_000, model: Any = None) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model).session("s")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model).session("s")
     session.append({"role": "user", "content": "Find the root."})
     return session
 
@@ -42,19 +43,19 @@ def shown(session: Session) -> str:
 
 
 def outcomes(session: Session) -> list[dict[str, Any]]:
-    return [event.data for event in session.events() if event.act is Act.COMPACT]
+    return [event.data for event in session.ledger.events() if event.act is Act.COMPACT]
 
 
 def test_the_window_is_a_sawtooth_and_every_block_stays_readable() -> None:
     session = opened("memento")
     uses, addresses = [], []
     for number in range(30):
-        before = session.use
+        before = session.prompts.use
         addresses.append(say(session, block(number, 40)))
-        uses.append((before, session.use))
+        uses.append((before, session.prompts.use))
     raw = session.counter.count(block(0, 40))
     assert all(after - before < raw // 8 for before, after in uses), "a block left nothing but its memento"
-    assert session.use < 3 * raw
+    assert session.prompts.use < 3 * raw
     text = shown(session)
     for number, address in enumerate(addresses):
         assert f"{SUMMARY_START}Result {number}: x_{number} = {number * 7}\n  é {SUMMARY_END}" in text
@@ -118,7 +119,7 @@ def test_malformed_tags_change_nothing_and_are_noted_once(text: str) -> None:
     session = opened("memento")
     address = say(session, text)
     say(session, "Going on.")
-    session.idle()
+    session.edits.idle()
     assert text in shown(session)
     assert session.recall(address) == text
     assert [data["outcome"] for data in outcomes(session)] == ["rejected"]
@@ -247,18 +248,18 @@ def test_another_policy_may_cut_the_page_first() -> None:
         say(session, block(number, 8))
     check_laws(session)
     assert "x_11 = 77" in shown(session)
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
     first, _ = parse_address("p2")
-    assert session.text(first) == block(0, 8)
+    assert session.contents.text(first) == block(0, 8)
 
 
 def test_a_session_that_comes_late_to_the_policy_is_caught_up_with_when_idle() -> None:
-    store = Store(MemoryBackend(), Budget(100_000), "fifo", tokenizer="chars/4")
+    store = Store(Sqlite(":memory:"), Budget(100_000), "fifo", tokenizer="chars/4")
     session = store.session("s")
     for number in range(200):
         say(session, block(number))
     late = Store(store.backend, Budget(100_000), "memento(keep_last_n_blocks=1)", tokenizer="chars/4").session("s")
-    late.idle()
+    late.edits.idle()
     assert sum(f"block {number}:" in shown(late) for number in range(200)) == 1
     assert outcomes(late)[-1]["blocks"] == 199
     check_laws(late)

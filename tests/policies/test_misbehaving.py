@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from effort import each_value
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
 from kilburn.errors import Refused
@@ -22,7 +23,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Move
 from kilburn.policy import Policy, View
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws, trace
+from kilburn.testing import FakeClock, Scripted, check_laws, trace
 from policies.roster import specs_at
 
 WINDOW = 700
@@ -136,7 +137,7 @@ def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[
     """A trace through a small window; all that must hold whatever the model does."""
     policy = Hasty(resolve("policies", spec), patience)
     appended: list[dict[str, Any]] = []
-    store = Store(MemoryBackend(), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
+    store = Store(Sqlite(":memory:"), Budget(WINDOW), policy, tokenizer="chars/4", model=model, clock=FakeClock())
     session = store.session("misbehaving")
     for message in trace(seed, steps=10):
         session.append(message)
@@ -146,7 +147,7 @@ def run(spec: str, model: Any, seed: int = 5, patience: float = 120.0) -> tuple[
                 thread.join()
         assert session.render().tokens <= WINDOW
     check_laws(session, appended)
-    events = list(session.events())
+    events = list(session.ledger.events())
     assert {event.data["outcome"] for event in events if event.act is Act.COMPACT} <= OUTCOMES
     assert not unexplained(events), "a policy did something, and the ledger has no outcome of it"
     return session, policy, appended
@@ -170,8 +171,8 @@ def test_without_a_model_every_outcome_is_typed(spec: str) -> None:
     model = Scripted([]) if silent(spec) else None
     session, _, _ = run(spec, model)
     assert model is None or not model.requests, "a policy that needs no model asks none"
-    compacted = [event for event in session.events() if event.act is Act.COMPACT]
-    assert not [event.why for event in session.events() if event.act is Act.REFUSE]
+    compacted = [event for event in session.ledger.events() if event.act is Act.COMPACT]
+    assert not [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
     assert all(event.data["outcome"] != "illegal" for event in compacted)
 
 
@@ -181,10 +182,10 @@ def test_whatever_the_model_says_nothing_is_lost_and_nobody_asks_again_and_again
     model = Scripted([answer] * 2000)
     session, policy, _ = run(spec, model)
     assert len(model.requests) <= policy.consulted
-    asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+    asked = [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
     # A policy that reviews an answer may reject what was cut.
     assert not outcome or set(asked) <= {outcome, "rejected"}
-    assert not [event.why for event in session.events() if event.act is Act.REFUSE], "its moves broke a law"
+    assert not [event.why for event in session.ledger.events() if event.act is Act.REFUSE], "its moves broke a law"
 
 
 @pytest.mark.parametrize("spec", ASKING)
@@ -201,7 +202,7 @@ def test_a_model_that_hangs_is_left_behind(spec: str) -> None:
     finally:
         end.set()
     assert len(model.requests) <= policy.consulted
-    asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+    asked = [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
     assert set(asked) <= {"failed"}
     assert "too late" not in str(session.render())
 
@@ -210,14 +211,14 @@ def test_a_model_that_hangs_is_left_behind(spec: str) -> None:
 def test_a_summary_is_never_deeper_than_its_policy_says(spec: str) -> None:
     answers: list[Callable[[Request], str]] = [echo, lambda request: echo(request)[:60]]
     session, policy, _ = run(spec, Scripted(answers * 1000))
-    assert all(page.depth <= policy.max_depth for page, _ in session.pages())
+    assert all(page.depth <= policy.max_depth for page, _ in session.contents.pages())
     if policy.max_depth == 1:
-        assert all(source > 0 for page, _ in session.pages() for source in page.sources)
+        assert all(source > 0 for page, _ in session.contents.pages() for source in page.sources)
 
 
 def test_the_summary_of_summaries_counts_its_depth_and_keeps_its_originals() -> None:
     session, _, appended = run("recursive", Scripted([lambda request: echo(request)[:60]] * 1000))
-    depths = [page.depth for page, _ in session.pages() if page.kind is Kind.FOLD and not page.message]
+    depths = [page.depth for page, _ in session.contents.pages() if page.kind is Kind.FOLD and not page.message]
     assert depths == list(range(1, len(depths) + 1))
     assert len(depths) > 2
-    assert session.messages() == appended
+    assert session.contents.messages() == appended

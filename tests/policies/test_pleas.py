@@ -32,7 +32,7 @@ from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
 from kilburn.policy import View
-from kilburn.testing import FakeClock, MemoryBackend, Scripted, check_laws
+from kilburn.testing import FakeClock, Scripted, check_laws
 from policies.roster import specs_at
 
 WINDOW = 2000
@@ -48,7 +48,7 @@ WORDS = ("Never push to main.", "port 8081", "Never write into the folder vault.
 
 
 def opened(policy: Any, window: int = WINDOW, model: Any = None) -> Session:
-    store = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock())
+    store = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock())
     return store.session("a")
 
 
@@ -99,7 +99,7 @@ def test_the_users_current_words_corrections_and_standing_instructions_are_in_ev
             assert [word for word in (*WORDS, request) if word not in prompt] == []
         session.append(assistant(f"Part {n} is done."))
         said.append(assistant(f"Part {n} is done."))
-    assert not [event.why for event in session.events() if event.act is Act.REFUSE]
+    assert not [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
     check_laws(session, said)
 
 
@@ -118,7 +118,7 @@ def test_no_policy_can_move_what_is_to_stay(move: Move) -> None:
     session = opened(Eager(move))
     for text in ("hello", "Never push to main.", "and now?", "go on", "go on", "go on", "go on"):
         session.append(user(text))
-    refused = [event for event in session.events() if event.act is Act.REFUSE]
+    refused = [event for event in session.ledger.events() if event.act is Act.REFUSE]
     assert refused
     assert "law 3" in refused[0].why
     assert "Never push to main." in shown(session)
@@ -131,7 +131,7 @@ def test_a_person_can_let_go_of_it_in_each_way() -> None:
         if let_go == "forget":
             session.forget("p2")
         else:
-            session.apply(Evict((2,)) if let_go == "evict" else Retire((2,)))
+            session.edits.apply(Evict((2,)) if let_go == "evict" else Retire((2,)))
         for pair in steps(60):
             session.append(*pair)
         assert "Never push" not in shown(session)
@@ -145,9 +145,9 @@ def test_what_a_person_let_go_of_stays_again_when_that_is_taken_back(words: str)
     for pair in steps(20):
         session.append(*pair)
     before = shown(session)
-    session.evict("p2")
+    session.edits.evict("p2")
     assert not session.window.standing
-    session.undo()
+    session.edits.undo()
     assert shown(session) == before
     for pair in steps(60, 100):
         session.append(*pair)
@@ -179,7 +179,7 @@ def test_a_ledger_that_keeps_a_page_that_is_not_there_is_refused_when_it_is_read
     with kilburn.open(path, window=WINDOW, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user("Never push to main."))
-        number, head, last = session.number, session.head, list(session.events())[-1]
+        number, head, last = session.number, session.ledger.head, list(session.ledger.events())[-1]
     with Sqlite(path) as backend:
         odd = msgspec.structs.replace(last, number=head + 1, act=Act.NOTE, pages=(), data={"standing": [[1], [10**6, 0, 5]]})
         backend.commit(number, Batch(head=head, events=[odd]))
@@ -381,7 +381,7 @@ def test_a_compaction_that_frees_nothing_is_not_asked_again_at_once() -> None:
     for number in range(120):
         session.append(user(f"message {number}"))
     assert 4 <= len(model.requests) <= 8
-    spared = [event for event in session.events() if event.act is Act.COMPACT and event.data["outcome"] == Outcome.FAILED]
+    spared = [event for event in session.ledger.events() if event.act is Act.COMPACT and event.data["outcome"] == Outcome.FAILED]
     assert spared, "and the ledger says that it was not asked"
 
 
@@ -390,7 +390,7 @@ def test_one_that_frees_something_is_asked_again() -> None:
     session = opened("recursive", model=model)
     for pair in steps(60):
         session.append(*pair)
-    done = [event for event in session.events() if event.act is Act.COMPACT]
+    done = [event for event in session.ledger.events() if event.act is Act.COMPACT]
     assert len(model.requests) == len(done) >= 4
     assert {event.data["outcome"] for event in done} == {"done"}
 

@@ -7,17 +7,18 @@ import json
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.testing import FakeClock, MemoryBackend, check_laws
+from kilburn.testing import FakeClock, check_laws
 
 TASK = user("Fix the tokenizer cache in src/parser.py")
 
 
 def opened(policy: str, window: int = 1000, clock: FakeClock | None = None) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", clock=clock or FakeClock()).session("a")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", clock=clock or FakeClock()).session("a")
     session.append(TASK)
     return session
 
@@ -35,7 +36,7 @@ def test_fifo_evicts_the_oldest_first_and_pages_of_a_group_together() -> None:
     session.append(assistant(None, call_of("c")), tool("c", filler(0)))
     for number in range(6):
         session.append(user(filler(number)))
-    gone = [address for event in session.events() if event.act is Act.EVICT for address in event.pages]
+    gone = [address for event in session.ledger.events() if event.act is Act.EVICT for address in event.pages]
     assert gone[:2] == [2, 3]
     assert gone == sorted(gone)
     assert resident(session)[0] == "p1"
@@ -47,7 +48,7 @@ def test_fifo_spare_frees_more_at_once() -> None:
         session = opened(f"fifo(spare={spare})")
         for number in range(40):
             session.append(user(filler(number)))
-        counts[spare] = sum(event.act is Act.EVICT for event in session.events())
+        counts[spare] = sum(event.act is Act.EVICT for event in session.ledger.events())
     assert counts[400] < counts[0]
 
 
@@ -57,7 +58,7 @@ def test_what_just_came_stays_though_more_were_to_be_freed(policy: str) -> None:
     session = opened(policy, 400)
     session.append(assistant(filler(1, 100)), assistant(filler(2, 100)))
     session.append(assistant(filler(3, 1380)))
-    (move,) = [event for event in session.events() if event.act is Act.EVICT]
+    (move,) = [event for event in session.ledger.events() if event.act is Act.EVICT]
     assert move.policy == policy
     assert set(move.pages) <= {2, 3}
     assert session.render()[-1] == assistant(filler(3, 1380))
@@ -68,12 +69,12 @@ def test_oldest_evicts_no_more_than_it_must_and_the_users_words_last() -> None:
     session.append(user(filler(0, 200)))
     for number in range(1, 12):
         session.append(assistant(filler(number)))
-    moves = [event for event in session.events() if event.act is Act.EVICT]
+    moves = [event for event in session.ledger.events() if event.act is Act.EVICT]
     assert all(len(move.pages) == 1 and move.policy == "oldest" for move in moves)
     assert [move.pages[0] for move in moves][:3] == [3, 4, 5]
     assert "p2" in resident(session)
     # A filler and one handle more would not have fitted.
-    assert session.use + 95 > 600
+    assert session.prompts.use + 95 > 600
 
 
 def test_where_a_policy_frees_nothing_the_kernel_does_what_oldest_would() -> None:
@@ -83,7 +84,9 @@ def test_where_a_policy_frees_nothing_the_kernel_does_what_oldest_would() -> Non
         session.append(assistant(None, call_of("c")), tool("c", filler(0)))
         for number in range(9):
             session.append(user(filler(number)), assistant(filler(number, 90)))
-        ledgers[policy] = [event.pages for event in session.events() if event.act is Act.EVICT and event.why == "over capacity"]
+        ledgers[policy] = [
+            event.pages for event in session.ledger.events() if event.act is Act.EVICT and event.why == "over capacity"
+        ]
         assert ledgers[policy]
     assert ledgers["mask"] == ledgers["oldest"]
 
@@ -117,7 +120,7 @@ def test_importance_decays_with_time_not_with_looks() -> None:
         clock.advance(100)
     session.recall("p3")
     for _ in range(50):
-        session.idle()
+        session.edits.idle()
     session.append(user(filler(8)), user(filler(9)), user(filler(10)))
     assert "p3" in resident(session)
     assert "p2" not in resident(session)
@@ -129,7 +132,7 @@ def test_importance_lets_go_of_what_was_used_long_ago() -> None:
     session.recall("p2")
     for number in range(1, 41):
         session.append(assistant(filler(number)))
-    session.resize(Budget(session.use - 25 * session.window.pages[2].tokens))
+    session.edits.resize(Budget(session.prompts.use - 25 * session.window.pages[2].tokens))
     assert "p2" not in resident(session)
 
 
@@ -190,7 +193,7 @@ def test_chain_leaves_out_what_an_earlier_policy_touched() -> None:
     session = opened("chain(fifo, lru)")
     for number in range(20):
         session.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 def test_mask_leaves_excluded_tools_and_small_gains_alone() -> None:
@@ -202,7 +205,7 @@ def test_mask_leaves_excluded_tools_and_small_gains_alone() -> None:
     waits = opened("mask(keep=0, least=100000)")
     for number in range(9):
         waits.append(assistant(None, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
-    assert not [event for event in waits.events() if event.act is Act.EVICT and event.policy.startswith("mask")]
+    assert not [event for event in waits.ledger.events() if event.act is Act.EVICT and event.policy.startswith("mask")]
     assert waits.render().tokens <= 1000
 
 
@@ -215,11 +218,11 @@ def test_summarize_acts_at_its_trigger_and_folds_from_originals() -> None:
                 f"decided to use option {number} in src/mod{number}.py because of ValueError {number}. " + "Then more talk. " * 6
             )
         )
-        folds = sum(event.act is Act.FOLD and event.policy.startswith("summarize") for event in session.events())
+        folds = sum(event.act is Act.FOLD and event.policy.startswith("summarize") for event in session.ledger.events())
         if folds == 1 and not last:
             last = session.window.last
     assert 0 < last < 60
-    for page, _ in session.pages():
+    for page, _ in session.contents.pages():
         assert page.depth <= 1
         assert all(source > 0 for source in page.sources)
     assert "option 59" in json.dumps(session.render())
@@ -246,7 +249,7 @@ def test_chain_asks_in_order_and_touches_no_page_twice() -> None:
     session = opened("chain(mask(keep=1), fifo(spare=0))")
     for number in range(12):
         session.append(assistant(f"step {number} " + "t" * 200, call_of(f"c{number}")), tool(f"c{number}", filler(number)))
-    acts = [event for event in session.events() if event.act in (Act.EVICT, Act.REFUSE)]
+    acts = [event for event in session.ledger.events() if event.act in (Act.EVICT, Act.REFUSE)]
     assert any("tool outputs" in event.why for event in acts)
     assert any(event.why == "oldest first" for event in acts)
     assert not [event for event in acts if event.act is Act.REFUSE]

@@ -40,12 +40,12 @@ def test_after_an_action_of_hybrid_three_fifths_of_the_window_are_used(window: i
             before = session.window.last_derived
             session.append(message)
             if session.window.last_derived < before:
-                fills.append(session.use / window)
+                fills.append(session.prompts.use / window)
                 if len(fills) == ACTIONS[window]:
                     break
         assert min(fills) >= 0.6, fills
         assert max(fills) <= 0.9, fills
-        assert not [event for event in session.events() if event.act is Act.REFUSE]
+        assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 @pytest.mark.parametrize("policy", ["hybrid", pytest.param("cost", marks=pytest.mark.slow)])
@@ -58,9 +58,9 @@ def test_what_the_user_said_first_outlives_the_pages_that_one_excerpt_cites(poli
         while session.window.last < 2 * CITED:
             session.append(next(work), next(work))
         assert rule in "".join(str(message["content"]) for message in session.render())
-        cited = [len(page.sources) for page, _ in session.pages() if page.depth]
+        cited = [len(page.sources) for page, _ in session.contents.pages() if page.depth]
         assert max(cited) <= CITED + 64, "of old pages of which nothing is kept, none is cited for ever"
-        assert not [event for event in session.events() if event.act is Act.REFUSE]
+        assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -57,7 +57,7 @@ def test_whatever_pages_are_named_the_laws_allow_the_stretch(seed: int) -> None:
             session.append(message)
             meddle(session, rng)
         check_laws(session, list(trace(seed, 30)))
-        assert [event.why for event in session.events() if event.act is Act.REFUSE] == []
+        assert [event.why for event in session.ledger.events() if event.act is Act.REFUSE] == []
         assert policy.moved > 3
 
 
@@ -72,43 +72,43 @@ def talk() -> Session:
 
 def test_a_stretch_takes_whole_groups_and_passes_over_what_is_held() -> None:
     session = talk()
-    assert session.view().stretch([4, 6]).pages == (), "the call of p4 stays, and the result of p6"
+    assert session.edits.view().stretch([4, 6]).pages == (), "the call of p4 stays, and the result of p6"
     everything = range(1, 10)
-    assert session.view().stretch(everything).sources == (1, 2, 3, 4, 5, 6, 7), "all but the request and what is newest"
+    assert session.edits.view().stretch(everything).sources == (1, 2, 3, 4, 5, 6, 7), "all but the request and what is newest"
     session.pin("p7")
-    assert session.view().stretch(everything).sources == (1, 2, 3, 4, 5), "a call stays with its result"
+    assert session.edits.view().stretch(everything).sources == (1, 2, 3, 4, 5), "a call stays with its result"
 
 
 def test_a_stretch_cites_results_that_stand_as_handles_and_what_is_out_already() -> None:
     session = talk()
-    session.apply(Evict((4,)))
-    assert session.view().stretch([2, 3]).sources == (2, 3, 4)
-    session.apply(Evict((2, 3)))
-    assert session.view().stretch([1, 2, 3]).sources == (1, 2, 3)
-    beside = session.view().stretch([2, 3])
+    session.edits.apply(Evict((4,)))
+    assert session.edits.view().stretch([2, 3]).sources == (2, 3, 4)
+    session.edits.apply(Evict((2, 3)))
+    assert session.edits.view().stretch([1, 2, 3]).sources == (1, 2, 3)
+    beside = session.edits.view().stretch([2, 3])
     assert beside.sources == (2, 3)
     assert not beside.leaving, "a fold of them would take the place of nothing"
-    assert session.view().stretch([1, 2, 3], within={1, 3}).sources == (1, 3)
+    assert session.edits.view().stretch([1, 2, 3], within={1, 3}).sources == (1, 3)
 
 
 def test_a_derived_page_is_replaced_whole_or_torn() -> None:
     session = talk()
-    session.apply(*session.view().stretch(range(1, 5)).fold("a try", text="nothing found", torn=""))
-    remade = session.view().stretch([-1, 5, 6, 7])
+    session.edits.apply(*session.edits.view().stretch(range(1, 5)).fold("a try", text="nothing found", torn=""))
+    remade = session.edits.view().stretch([-1, 5, 6, 7])
     assert remade.sources == (1, 2, 3, 4, 5, 6, 7)
     assert not remade.torn
     session.pin("p2")
-    came_back = session.view().stretch([-1, 5, 6, 7])
+    came_back = session.edits.view().stretch([-1, 5, 6, 7])
     assert came_back.torn == {-1}, "it also tells of p2, which stays"
     assert 2 not in came_back.sources
     session.unpin("p2")
-    less = session.view().stretch([-1, 5, 6, 7], within={3, 4, 5, 6, 7})
+    less = session.edits.view().stretch([-1, 5, 6, 7], within={3, 4, 5, 6, 7})
     assert less.torn == {-1}
-    session.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
-    assert not [event for event in session.events() if event.act is Act.REFUSE]
+    session.edits.apply(*less.fold("again", text="two looks, nothing found", torn="more than it may cite"))
+    assert not [event for event in session.ledger.events() if event.act is Act.REFUSE]
 
 
 def test_a_group_of_which_not_all_may_be_cited_is_torn_and_not_cited_at_all() -> None:
-    stretch = talk().view().stretch([1, 2, 3, 4], within={1, 2, 3})
+    stretch = talk().edits.view().stretch([1, 2, 3, 4], within={1, 2, 3})
     assert stretch.torn == {3, 4}
     assert stretch.sources == (1, 2), "the call leaves with its result, ahead of the fold"

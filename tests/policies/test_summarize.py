@@ -36,7 +36,7 @@ def played(store: kilburn.Store, steps: int) -> tuple[Session, list[int]]:
             break
         for message in step:
             session.append(message)
-            uses.append(session.use)
+            uses.append(session.prompts.use)
     return session, uses
 
 
@@ -44,7 +44,7 @@ def played(store: kilburn.Store, steps: int) -> tuple[Session, list[int]]:
 def test_after_acting_the_window_is_under_its_trigger_however_large_the_window_is(trigger: int) -> None:
     with kilburn.open(":memory:", window=60_000, policy=f"summarize(ask=False, trigger={trigger})", tokenizer="chars/4") as store:
         session, uses = played(store, 130)
-        assert sum(event.act is Act.FOLD for event in session.events()) > 2
+        assert sum(event.act is Act.FOLD for event in session.ledger.events()) > 2
         # What just came stays whole, so one large output may stand over the trigger until the next message.
         over = [use for use in uses if use > trigger]
         assert max(uses) <= trigger + 200, max(uses)
@@ -55,10 +55,10 @@ def test_the_kernel_never_lets_go_of_a_summary_for_want_of_room() -> None:
     with kilburn.open(":memory:", window=1000, policy="summarize(ask=False)", tokenizer="chars/4") as store:
         session, uses = played(store, 250)
         pages = session.window.pages
-        folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in session.events())
+        folds = sum(event.act is Act.FOLD and event.policy != "kernel" for event in session.ledger.events())
         lost = [
             event.number
-            for event in session.events()
+            for event in session.ledger.events()
             if event.act is Act.EVICT
             and event.policy == "kernel"
             and any(page < 0 and not pages[page].message for page in event.pages)
@@ -80,7 +80,7 @@ def test_a_model_that_hangs_is_left_behind(policy: str) -> None:
     with kilburn.open(":memory:", window=1000, policy=policy, model=Scripted([hang] * 100), tokenizer="chars/4") as store:
         session, uses = played(store, 12)
         late.set()
-        asked = [event.data["outcome"] for event in session.events() if event.act is Act.ASK]
+        asked = [event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK]
         assert set(asked) == {"failed"}
         assert max(uses) <= 1000
         assert "It is late." not in str(list(session.render()))

@@ -88,7 +88,7 @@ def test_a_store_for_reading_is_not_written(url: str) -> None:
         with pytest.raises(StoreReadOnly):
             backend.commit(1, batch_of(0, {1: "a"}))
     with Postgres(url, tenant="nobody", readonly=True) as backend:
-        assert backend.segments() == backend.search("a") == []
+        assert backend.segments() == backend.words.search("a") == []
 
 
 def test_a_read_only_server_can_be_read(url: str) -> None:
@@ -100,7 +100,7 @@ def test_a_read_only_server_can_be_read(url: str) -> None:
     with pytest.raises(StoreReadOnly, match="replica"):
         Postgres(url, tenant="new")
     with Postgres(url, readonly=True) as backend:
-        assert backend.search("needle")
+        assert backend.words.search("needle")
 
 
 def test_no_connection_is_left(server: OwnServer, url: str) -> None:
@@ -183,7 +183,7 @@ def check_all(url: str) -> None:
 def check_commit(backend: Postgres) -> None:
     """What is written is there and is found."""
     backend.commit(start(backend), batch_of(0, {1: "a needle"}))
-    assert [hit.page for hit in backend.search("needle")] == [1]
+    assert [hit.page for hit in backend.words.search("needle")] == [1]
 
 
 def test_a_role_that_somebody_has_removed(server: OwnServer, url: str) -> None:
@@ -222,8 +222,8 @@ def test_a_database_in_another_encoding(server: OwnServer, encoding: str) -> Non
             info = backend.segment("\u65e5\u672c", time=1.0)
             assert info is not None
             backend.commit(info.number, batch_of(0, {1: "a caf\u00e9 in \u65e5\u672c"}))
-            assert backend.search("caf\u00e9")
-            assert list(backend.texts([page.digest for page, _ in backend.pages(info.number)]).values()) == [
+            assert backend.words.search("caf\u00e9")
+            assert list(backend.contents.texts([page.digest for page, _ in backend.pages(info.number)]).values()) == [
                 "a caf\u00e9 in \u65e5\u672c"
             ]
         if encoding == "SQL_ASCII":
@@ -299,7 +299,7 @@ def test_a_database_that_its_owner_has_frozen(url: str) -> None:
     with Postgres(url) as backend:
         with pytest.raises(StoreReadOnly, match="replica, or read-only"):
             backend.commit(segment, batch_of(1, {2: "more"}))
-        assert backend.search("needle")
+        assert backend.words.search("needle")
 
 
 def test_who_waits_for_somebody_who_holds_all_of_it(url: str) -> None:
@@ -431,7 +431,7 @@ def test_a_replica_is_read_and_not_written(server: OwnServer, url: str) -> None:
     with replica_of(server) as other:
         there = url.replace(str(server.folder), str(other.folder))
         with Postgres(there, readonly=True) as backend:
-            assert [hit.page for hit in backend.search("needle")] == [1]
+            assert [hit.page for hit in backend.words.search("needle")] == [1]
             assert [page.id for page, _ in backend.pages(segment)] == [1]
         with Postgres(there) as backend, pytest.raises(StoreReadOnly, match="write to the primary"):
             backend.commit(segment, batch_of(1, {2: "more"}))

@@ -110,9 +110,9 @@ def stepping(*given, **more):
 
 backend._db.write = stepping
 if what == "chill":
-    backend.chill(DIGESTS.values())
+    backend.contents.chill(DIGESTS.values())
 elif what == "warm":
-    backend.warm()
+    backend.contents.warm()
 else:
     with backend.erasing():
         for segment, pages in ((2, [1]), (1, [1, 2, 3])):
@@ -128,7 +128,7 @@ def test_killed_at_some_steps_nothing_is_lost_and_nothing_stays(tmp_path: Path, 
     environment = os.environ | {"PYTHONPATH": f"{tests}:{os.environ.get('PYTHONPATH', '')}"}
     with held.filled(folder) as backend:
         if what != "chill":
-            backend.chill(DIGESTS.values())
+            backend.contents.chill(DIGESTS.values())
     kills = 0
     for left in {"chill": (1, 2, 3, 10, 26, 27, 28, 29, 1000)}.get(what, (1, 2, 3, 4, 5, 6, 1000)):
         words = [sys.executable, "-c", KILLED, url, what, str(left)]
@@ -138,13 +138,13 @@ def test_killed_at_some_steps_nothing_is_lost_and_nothing_stays(tmp_path: Path, 
         with Postgres(url) as backend:
             gone = set(backend.forgotten(1)) - ({1} - set(backend.forgotten(2)))
             kept = {digest: TEXTS[number] for number, digest in DIGESTS.items() if number not in gone}
-            assert backend.texts(kept) == kept
-            assert backend.scrub(repair=True) == []
-            assert len(objects(folder)) == len(backend.cold())
+            assert backend.contents.texts(kept) == kept
+            assert backend.contents.scrub(repair=True) == []
+            assert len(objects(folder)) == len(backend.contents.cold())
             if what == "warm":
-                backend.chill(kept)
+                backend.contents.chill(kept)
             elif what == "chill" and left < 1000:
-                backend.warm()
+                backend.contents.warm()
     assert kills >= 3
 
 
@@ -159,7 +159,7 @@ def test_the_verbs_move_texts_and_a_copy_reads_them(tmp_path: Path, url: str) ->
     kilburn.copy(url, str(tmp_path / "whole.db"))
     with kilburn.open(str(tmp_path / "whole.db"), **PROMPT) as store:
         assert store.session("s5").recall("p1") == TEXTS[5]
-        assert store.backend.cold() == {}
+        assert store.backend.contents.cold() == {}
     assert command("cold", "scrub", "--db", url).status == 0
     assert command("forget", "--session", "s3", "--yes", "--db", url).status == 0
     assert len(objects(tmp_path / "cold")) == 5

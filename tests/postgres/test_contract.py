@@ -11,6 +11,7 @@ import pytest
 import kilburn
 from kilburn.backend import Backend
 from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.upkeep import inspect_store
 from kilburn.testing import check_laws
 from kilburn.testing.stores import CHECKS
 
@@ -19,15 +20,15 @@ from kilburn.testing.stores import CHECKS
 def test_store_keeps_each_promise(check: Callable[[Backend], None], backend: Postgres, shared_url: str, tenant: str) -> None:
     check(backend)
     with Postgres(shared_url, tenant=tenant) as again:
-        assert again.findings() == [], "`fsck` finds nothing wrong"
+        assert inspect_store(again) == [], "`fsck` finds nothing wrong"
 
 
 def test_a_damaged_setting_is_left_out(backend: Postgres, shared_url: str) -> None:
-    backend.keep_setting("one", "1")
-    backend.keep_setting("two", "2")
+    backend.settings.put("one", "1")
+    backend.settings.put("two", "2")
     with psycopg.connect(shared_url) as connection:
         connection.execute("UPDATE kilburn.setting SET value = 'x' WHERE name = 'one' AND tenant = %s", (backend._number,))
-    assert backend.settings() == {"two": "2"}
+    assert backend.settings.all() == {"two": "2"}
 
 
 def test_a_session_a_search_a_fact_a_branch_and_a_forgetting(shared_url: str, tenant: str) -> None:

@@ -172,4 +172,4 @@ def test_the_verb_copies_and_does_not_show_a_password(tmp_path: Path, url: str) 
     assert refused.status == 2
     assert "hushhush" not in "".join(said.out + said.err for said in (there, again, back, refused))
     with Postgres(url) as backend:
-        assert "hushhush" not in repr(backend.settings())
+        assert "hushhush" not in repr(backend.settings.all())

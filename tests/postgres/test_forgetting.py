@@ -55,7 +55,7 @@ def test_what_a_reader_still_needs_is_wiped_later(server: OwnServer, url: str, m
             reader.execute("SELECT 1")
             backend.commit(info.number, Batch(head=1, erase=[1]))
             assert "still reads it" in messages.text
-            assert backend.search(CANARY) == []
+            assert backend.words.search(CANARY) == []
         assert files_with(server, CANARY)
         backend.commit(info.number, batch_of(1, {3: "the next write"}))
         assert files_with(server, CANARY) == []
@@ -131,4 +131,4 @@ def test_a_wipe_by_command_is_for_all_tenants(server: OwnServer, url: str) -> No
             assert files_with(server, CANARY)
             assert own.wipe()
             assert files_with(server, CANARY) == []
-        assert not any("postgres wipe" in place for place in backend.unreached())
+        assert not any("postgres wipe" in place for place in backend.contents.unreached())

@@ -47,16 +47,16 @@ def fill(url: str) -> None:
         for number in range(40):
             session.append({"role": "assistant", "content": f"step {number}: pressure is {number * 7}, marker{number}"})
             session.append({"role": "user", "content": f"go on, number {number}"})
-        session.apply(Fold((83,), keep=((0, 6),)), Evict((82,)))
+        session.edits.apply(Fold((83,), keep=((0, 6),)), Evict((82,)))
         told = session.append({"role": "user", "content": "This is to be forgotten."})
         session.forget(told)
-        session.record(Act.NOTE, policy="gateway", reply="0123456789abcdef01234567", turn=1, calls=())
+        session.ledger.record(Act.NOTE, policy="gateway", reply="0123456789abcdef01234567", turn=1, calls=())
         session.fork("look around").append({"role": "user", "content": "only on the branch"})
         memory = store.memory("ana")
         memory.remember("Ana lives in Porto")
     with Postgres(url) as backend:
-        backend.keep_vectors("hash", [(entry, b"12345678") for entry, _ in backend.unembedded("hash", 1000)])
-        backend.keep_setting("one", "1")
+        backend.vectors.add("hash", [(entry, b"12345678") for entry, _ in backend.vectors.unembedded("hash", 1000)])
+        backend.settings.put("one", "1")
     with kilburn.open(url, tenant="other", window=700, tokenizer="chars/4", embedder=None) as store:
         store.session("theirs").append({"role": "user", "content": "theirs"})
 

@@ -55,7 +55,7 @@ def check_continues(url: str, said: list[str]) -> None:
     """All that was acknowledged is there and nothing else, whole; and it goes on."""
     with kilburn.open(url, window=200_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         session = store.session("s")
-        assert [message["content"] for message in session.messages()] == said
+        assert [message["content"] for message in session.contents.messages()] == said
         session.append({"role": "user", "content": "there is space again"})
         check_laws(session)
         assert store.search("space again")[0].address == f"p{len(said) + 1}"
@@ -80,7 +80,7 @@ def test_a_disk_for_tables_that_is_full(server: OwnServer) -> None:
                 assert said
                 assert isinstance(error, StoreFull)
                 assert "free some space on the server; nothing of this write was kept" in str(error)
-                assert [message["content"] for message in session.messages()] == said
+                assert [message["content"] for message in session.contents.messages()] == said
                 store.search("nothing")
                 # A verb says so, too; a little may still fit, and a busy server may ask to try again.
                 random, told, tries = Random(2), None, 0
@@ -115,7 +115,7 @@ def test_a_disk_for_the_log_that_is_full(server: OwnServer) -> None:
             server.stop("immediate")
             server.start()
             with kilburn.open(url, window=200_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-                found = [message["content"] for message in store.session("s").messages()]
+                found = [message["content"] for message in store.session("s").contents.messages()]
             # One whose commit was not answered may be there.
             assert found[: len(said) + 1] == ["first", *said]
             assert len(found) <= len(said) + 2

@@ -13,6 +13,7 @@ import pytest
 import kilburn
 from jobs.work import EMBEDDER, exchange
 from kilburn.backends.postgres.store import Postgres
+from kilburn.backends.upkeep import inspect_store
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ def test_a_damaged_text_is_named_and_holds_up_no_other(url: str) -> None:
             pass
     assert [(one.count, one.error.partition(":")[0]) for one in did] == [(0, "StoreCorrupt"), (5, "")]
     with closing(Postgres(url)) as backend:
-        assert backend.unembedded(EMBEDDER, 10) == []
-        (finding,) = backend.findings()
+        assert backend.vectors.unembedded(EMBEDDER, 10) == []
+        (finding,) = inspect_store(backend)
         bad = next(info.number for info in backend.segments() if info.name == "bad")
         assert (finding.kind, finding.segment, finding.page) == ("content", bad, 1)

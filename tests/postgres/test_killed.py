@@ -44,7 +44,7 @@ def killed_after(url: str, first: int, lines: int) -> int:
 
 
 def numbers(session: kilburn.Session) -> list[int]:
-    return [int(str(message["content"]).split()[1]) for message in session.messages()]
+    return [int(str(message["content"]).split()[1]) for message in session.contents.messages()]
 
 
 def test_a_killed_writer_is_taken_over_by_the_next(url: str) -> None:

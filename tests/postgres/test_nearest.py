@@ -27,9 +27,9 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.statements import ServerAnswer, Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import Extents
+from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError, StoreReadOnly
 from kilburn.search.scan import Scan, pack, unpack
-from kilburn.testing import MemoryBackend
 from kilburn.testing.stores import batch_of, start
 from waiting import MINUTES, until
 
@@ -54,10 +54,10 @@ def fill(backend: Backend, vectors: Any, shares: Collection[int], name: str = "m
         part = vectors[len(entries) : len(entries) + share]
         segment = start(backend, f"session {len(backend.segments())}")
         backend.commit(segment, batch_of(0, {page: f"text {page}" for page in range(1, len(part) + 1)}))
-        own = sorted((entry for entry, _ in backend.unembedded(name, len(part))), reverse=True)
+        own = sorted((entry for entry, _ in backend.vectors.unembedded(name, len(part))), reverse=True)
         rows = list(zip(own, pack(part), strict=True))
         for place in range(0, share, 500):
-            backend.keep_vectors(name, rows[place : place + 500])
+            backend.vectors.add(name, rows[place : place + 500])
         entries += own
     return entries
 
@@ -76,7 +76,7 @@ def ranked(
     backend: Postgres, vector: Any, limit: int, segments: Collection[int] | None = None, name: str = "made"
 ) -> list[tuple[int, float]]:
     """What the server finds, put in order."""
-    rows = backend.near(name, vector.tolist(), limit, segments)
+    rows = backend.vectors.near(name, vector.tolist(), limit, segments)
     assert rows is not None
     scan = Scan(len(vector))
     if rows:
@@ -86,7 +86,7 @@ def ranked(
 
 def scan_of(backend: Backend, dimensions: int, name: str = "made") -> Scan:
     made = Scan(dimensions)
-    rows = list(backend.vectors(name))
+    rows = list(backend.vectors.read(name))
     if rows:
         made.add([row.entry for row in rows], [row.data for row in rows])
     return made
@@ -106,7 +106,7 @@ def test_both_find_the_same(url: str, count: int, dimensions: int, seed: int, ki
     if same:
         # Texts that were said again have equal vectors.
         made[count // 2 :] = made[0]
-    with MemoryBackend() as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
+    with Sqlite(":memory:") as file, Postgres(url, tenant=f"tenant {next(tenants)}") as database:
         assert fill(file, made, split(count, 3)) == fill(database, made, split(count, 3))
         scan = scan_of(file, dimensions)
         for vector in (made[0], *units(2, dimensions, seed + 1)):
@@ -172,7 +172,7 @@ class Large:
         self.backend = Postgres(url, tenant="large")
         self.vectors = as_stored(units(sum(SHARES), SIZE, 1, 40))
         self.entries = fill(self.backend, self.vectors, SHARES)
-        self.done = self.backend.tend()
+        self.done = self.backend.vectors.tend()
         self.crowd, self.small = Postgres(url, tenant="crowd"), Postgres(url, tenant="small")
         crowd = self.vectors[:1].repeat(3000, 0) + units(3000, SIZE, 2) / 100
         fill(self.crowd, crowd / np.linalg.norm(crowd, axis=1, keepdims=True), [3000])
@@ -213,7 +213,7 @@ def recall(large: Large, segments: Collection[int] | None) -> float:
 
 def test_an_index_finds_nearly_all_that_is_nearest(large: Large) -> None:
     assert large.done == [f"built an index of {sum(SHARES):,} vectors"]
-    assert large.backend.tend() == []
+    assert large.backend.vectors.tend() == []
     assert recall(large, None) >= 0.95
     assert recall(large, [1, 2]) >= 0.95
     assert recall(large, [2, 4]) > 0.999, "few are compared one by one"
@@ -236,7 +236,7 @@ def test_others_are_not_in_the_way(large: Large) -> None:
     # Numbers of sessions are those of each tenant.
     assert len(ranked(large.small, vector, 40, [1])) == 30
     with Postgres(large.backend._url, tenant="nobody") as nobody:
-        assert nobody.near("made", vector.tolist(), 5) == []
+        assert nobody.vectors.near("made", vector.tolist(), 5) == []
 
 
 def test_the_index_is_used_and_nobody_elses_rows_are_read(large: Large) -> None:
@@ -277,21 +277,21 @@ def test_what_comes_later_is_found_at_once_and_what_goes_is_not(large: Large) ->
     backend, vector = large.backend, units(1, SIZE, 77)[0]
     segment = start(backend, "late")
     backend.commit(segment, batch_of(0, {page: f"late {page}" for page in range(1, 31)}))
-    late = [entry for entry, _ in backend.unembedded("made", 30)]
-    backend.keep_vectors("made", list(zip(late, pack(vector[None].repeat(30, 0)), strict=True)))
+    late = [entry for entry, _ in backend.vectors.unembedded("made", 30)]
+    backend.vectors.add("made", list(zip(late, pack(vector[None].repeat(30, 0)), strict=True)))
     for segments in (None, [segment], [segment, 1, 2]):
         assert [entry for entry, _ in ranked(backend, vector, 30, segments)] == sorted(late)
-    backend.keep_vectors("made", [(late[0], pack(-vector[None])[0])])
+    backend.vectors.add("made", [(late[0], pack(-vector[None])[0])])
     assert late[0] not in dict(ranked(backend, vector, 30))
     assert ranked(backend, -vector, 1)[0][0] == late[0]
-    assert backend.tend() == [], "few wait for the next time"
+    assert backend.vectors.tend() == [], "few wait for the next time"
     backend.commit(segment, Batch(head=1, erase=range(1, 31)))
     assert not dict(ranked(backend, vector, 60)).keys() & set(late)
 
 
 def tended(backend: Postgres) -> list[str]:
     """What was done, where an index is worth it sooner."""
-    return backend.tend(above=200)
+    return backend.vectors.tend(above=200)
 
 
 def halves_of(url: str, entry: int) -> bytes:
@@ -333,7 +333,7 @@ def test_a_vector_that_is_made_anew_leaves_the_index(server: OwnServer, url: str
         entries = fill(backend, units(300, 24, 5), [300])
         tended(backend)
         numbers = halves_of(url, entries[7])
-        backend.keep_vectors("made", [(entries[7], pack(units(1, 24, 6))[0])])
+        backend.vectors.add("made", [(entries[7], pack(units(1, 24, 6))[0])])
         backend.commit(1, Batch(head=1, erase=[1]))
         assert files_with_bytes(server, numbers) == []
         assert ranked(backend, units(1, 24, 6)[0], 1)[0][0] == entries[7]
@@ -421,7 +421,7 @@ def test_the_index_of_an_embedder_that_is_dropped_goes(url: str) -> None:
     with Postgres(url) as backend:
         fill(backend, units(300, 4, 5), [300])
         tended(backend)
-        backend.drop_vectors("made")
+        backend.vectors.drop("made")
         assert ranked(backend, units(1, 4, 5)[0], 10) == []
         assert tended(backend) == ["removed an index"]
         assert tended(backend) == []
@@ -444,19 +444,19 @@ def test_vectors_from_before_pgvector_are_filled_in_and_taken_up_again_where_tha
     with psycopg.connect(url) as connection:
         connection.execute(UNDONE)
     with Postgres(url, readonly=True) as reader:
-        assert reader.near("made", vectors[0].tolist(), 20) is None, "a program has to read them"
+        assert reader.vectors.near("made", vectors[0].tolist(), 20) is None, "a program has to read them"
     with Postgres(url, busy_timeout=0.2) as backend:
-        assert backend.near("made", vectors[0].tolist(), 20) is None
+        assert backend.vectors.near("made", vectors[0].tolist(), 20) is None
         with psycopg.connect(url) as connection:
             connection.execute("SELECT FROM kilburn.vector WHERE id = %s FOR UPDATE", (halves.STEP + 7,))
             with pytest.raises(StoreError):
-                backend.tend()
+                backend.vectors.tend()
         assert backend._ask("SELECT count(*) FROM kilburn.vector WHERE half IS NOT NULL") == [(halves.STEP,)]
-        assert backend.near("made", vectors[0].tolist(), 20) is None
+        assert backend.vectors.near("made", vectors[0].tolist(), 20) is None
     with Postgres(url) as backend:
-        assert backend.tend() == [f"filled in {2 * halves.STEP:,} vectors"]
+        assert backend.vectors.tend() == [f"filled in {2 * halves.STEP:,} vectors"]
         assert ranked(backend, vectors[0], 20) == before
-        assert backend.tend() == []
+        assert backend.vectors.tend() == []
 
 
 def test_without_pgvector_a_program_looks_through_what_it_reads(url: str) -> None:
@@ -467,15 +467,15 @@ def test_without_pgvector_a_program_looks_through_what_it_reads(url: str) -> Non
     with psycopg.connect(url) as connection:
         connection.execute("DROP EXTENSION vector CASCADE")
     with Postgres(plain) as backend:
-        assert backend.near("made", vectors[0].tolist(), 5) is None
-        assert backend.tend() == []
+        assert backend.vectors.near("made", vectors[0].tolist(), 5) is None
+        assert backend.vectors.tend() == []
         fill(backend, vectors[30:], [10])
         assert len(scan_of(backend, 8)) == 40
         backend.commit(1, Batch(head=1, erase=[1]))
-        assert [hit.page for hit in backend.search("text 2", limit=1)] == [2]
+        assert [hit.page for hit in backend.words.search("text 2", limit=1)] == [2]
     with Postgres(url) as backend:
-        assert backend.near("made", vectors[0].tolist(), 5) is None
-        assert backend.tend() == ["filled in 39 vectors"]
+        assert backend.vectors.near("made", vectors[0].tolist(), 5) is None
+        assert backend.vectors.tend() == ["filled in 39 vectors"]
         assert len(ranked(backend, vectors[0], 50)) == 39
 
 
@@ -529,13 +529,13 @@ def test_with_an_old_pgvector_a_search_is_exact_and_a_warning_says_what_to_do(
     assert said.startswith("pgvector 0.7.4 is too old: ")
     assert "run ALTER EXTENSION vector UPDATE" in said
     with Postgres(url, readonly=True) as backend:
-        assert backend.near("letters", [1.0] * 26, 5) is None
+        assert backend.vectors.near("letters", [1.0] * 26, 5) is None
     assert warnings_of(caplog) == []
     with psycopg.connect(url) as connection:
         connection.execute("ALTER EXTENSION vector UPDATE")
     with Postgres(url) as backend:
-        assert backend.tend() == ["filled in 30 vectors"]
-        assert len(backend.near("letters", [1.0] * 26, 5) or ()) >= 5
+        assert backend.vectors.tend() == ["filled in 30 vectors"]
+        assert len(backend.vectors.near("letters", [1.0] * 26, 5) or ()) >= 5
     assert found_by_meaning(url) == wanted
     assert warnings_of(caplog) == []
 
@@ -553,7 +553,7 @@ def test_an_old_pgvector_that_could_be_had_is_not_taken(url: str, server: OwnSer
         name = Identifier(connection.info.dbname)
         connection.execute(SQL("ALTER DATABASE {} SET extension_control_path = {}").format(name, path))
     with Postgres(url) as backend:
-        assert backend.near("made", [1.0, 0.0], 5) is None
+        assert backend.vectors.near("made", [1.0, 0.0], 5) is None
         assert backend._ask("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == [(0,)]
     (said,) = warnings_of(caplog)
     assert said.startswith("pgvector 0.7.4 is too old: ")
@@ -583,7 +583,7 @@ def test_what_is_no_vector_is_kept_and_not_looked_through(url: str) -> None:
     with Postgres(url) as backend:
         segment = start(backend)
         backend.commit(segment, batch_of(0, {page: f"text {page}" for page in range(1, 4)}))
-        entries = [entry for entry, _ in backend.unembedded("odd", 3)]
+        entries = [entry for entry, _ in backend.vectors.unembedded("odd", 3)]
         for name, data in {
             "short": b"abc",
             "empty": b"\0\0\0\0",
@@ -592,12 +592,12 @@ def test_what_is_no_vector_is_kept_and_not_looked_through(url: str) -> None:
             "huge": b"\0\0\0\x47\x7f\x7f",
             "long": bytes(halves.LONGEST + 5),
         }.items():
-            backend.keep_vectors(name, [(entry, data) for entry in entries])
-            assert [row.data for row in backend.vectors(name)] == [data] * 3
-            assert backend.near(name, [0.0] * (len(data) - 4), 3) is None
+            backend.vectors.add(name, [(entry, data) for entry in entries])
+            assert [row.data for row in backend.vectors.read(name)] == [data] * 3
+            assert backend.vectors.near(name, [0.0] * (len(data) - 4), 3) is None
         longest = units(3, halves.LONGEST, 1)
-        backend.keep_vectors("longest", list(zip(entries, pack(longest), strict=True)))
+        backend.vectors.add("longest", list(zip(entries, pack(longest), strict=True)))
         assert len(ranked(backend, longest[0], 3, name="longest")) == 3
         tiny = np.array([[1e-9, 1e-9, 1.0]], np.float32)
-        backend.keep_vectors("tiny", [(entries[0], pack(tiny)[0]), (entries[1], pack(np.zeros((1, 3), np.float32))[0])])
+        backend.vectors.add("tiny", [(entries[0], pack(tiny)[0]), (entries[1], pack(np.zeros((1, 3), np.float32))[0])])
         assert [round(cosine, 3) for _, cosine in ranked(backend, tiny[0], 3, name="tiny")] == [1.0, 0.0]

@@ -450,11 +450,11 @@ def test_a_commit_that_nobody_answers_is_neither_lost_nor_doubled(way: Way, url:
         way.heal()
         with pytest.raises(StoreStale):
             when_it_answers(lambda: session.append(hello))
-        assert [message["content"] for message in session.messages()] == ["before", "hello"]
+        assert [message["content"] for message in session.contents.messages()] == ["before", "hello"]
         session.append({"role": "assistant", "content": "after"})
         check_laws(session)
     with kilburn.open(url, window=500, tokenizer="chars/4", embedder=None) as store:
-        assert [message["content"] for message in store.session("s").messages()] == ["before", "hello", "after"]
+        assert [message["content"] for message in store.session("s").contents.messages()] == ["before", "hello", "after"]
 
 
 def test_who_hangs_with_a_lock_gives_it_up(way: Way, url: str) -> None:
@@ -493,16 +493,16 @@ def test_connections_that_died_while_nobody_used_them_are_not_noticed(server: Ow
     with Postgres(url) as backend, psycopg.connect(url, autocommit=True) as connection:
         backend.commit(start(backend), batch_of(0, {1: "word"}))
         for round_ in range(3):
-            threads = [threading.Thread(target=backend.search, args=("word",)) for _ in range(6)]
+            threads = [threading.Thread(target=backend.words.search, args=("word",)) for _ in range(6)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             ended = "SELECT bool_and(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE application_name = 'kilburn'"
             assert connection.execute(f"{ended} AND datname = current_database()").fetchone() == (True,)
-            backend.keep_setting("number", str(round_))
-            backend.drop_vectors("none")
-        assert backend.settings() == {"number": "2"}
+            backend.settings.put("number", str(round_))
+            backend.vectors.drop("none")
+        assert backend.settings.all() == {"number": "2"}
 
 
 def test_a_server_that_is_stopped_and_comes_back(server: OwnServer, url: str) -> None:

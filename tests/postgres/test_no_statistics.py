@@ -39,8 +39,8 @@ def use(backend: Postgres, name: str) -> None:
         backend.commit(segment, batch_of(head, {head + 1: f"the river carries gold {head}"}))
         keys = [(segment, page) for page in range(1, head + 1)]
         assert len(backend.read(keys)) == head
-        entries = [passage.entry for passage in backend.entries(keys)[segment, head]]
-        backend.keep_vectors("hashing(8)", [(entry, b"\0\0\x80\x3f" + bytes(8)) for entry in entries])
+        entries = [passage.entry for passage in backend.words.entries(keys)[segment, head]]
+        backend.vectors.add("hashing(8)", [(entry, b"\0\0\x80\x3f" + bytes(8)) for entry in entries])
         assert backend.segments(name) == []
 
 

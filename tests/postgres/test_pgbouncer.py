@@ -134,7 +134,7 @@ def test_two_tenants_on_one_connection_of_the_server_never_see_each_other(server
             try:
                 for number in range(25):
                     backend.commit(segment, batch_of(number, {number + 1: f"word {own} {number}"}))
-                    if backend.search(other) or len(backend.search(own, limit=50)) != number + 1:
+                    if backend.words.search(other) or len(backend.words.search(own, limit=50)) != number + 1:
                         wrong.append((own, number))
             except KilburnError as error:
                 wrong.append(error)
@@ -168,7 +168,7 @@ def test_a_transaction_that_fails_in_the_middle_leaves_nothing_to_the_next(serve
                 do()
             assert left_behind(through) == fresh
         with Postgres(through, tenant="two") as other:
-            assert other.segments() == other.search("word") == []
+            assert other.segments() == other.words.search("word") == []
 
 
 def test_forgetting_writes_the_tables_anew(server: OwnServer, pooled: str, url: str) -> None:

@@ -14,7 +14,7 @@ from kilburn.backends.postgres.connection import Statements
 from kilburn.backends.postgres.postings import AHEAD, BLOCK, Postings
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import ROWS, Extents
-from kilburn.testing import MemoryBackend
+from kilburn.backends.sqlite import Sqlite
 from kilburn.testing.stores import batch_of, start
 
 WORDS = [
@@ -56,19 +56,19 @@ def fill(backend: Backend, sessions: list[list[str]]) -> list[int]:
     st.booleans(),
 )
 def test_both_find_the_same(shared_url: str, sessions: list[list[str]], queries: list[str], limit: int, forgets: bool) -> None:
-    with MemoryBackend() as file, Postgres(shared_url, tenant=f"ranked {next(tenants)}") as database:
+    with Sqlite(":memory:") as file, Postgres(shared_url, tenant=f"ranked {next(tenants)}") as database:
         numbers = fill(file, sessions)
         assert fill(database, sessions) == numbers
         if forgets:
             for backend in (file, database):
                 backend.commit(numbers[0], Batch(head=len(sessions[0]), erase=[1]))
         for query in queries:
-            assert database.search(query, limit=limit) == file.search(query, limit=limit)
-            assert database.search(query, segments=numbers[::2], limit=limit) == file.search(
+            assert database.words.search(query, limit=limit) == file.words.search(query, limit=limit)
+            assert database.words.search(query, segments=numbers[::2], limit=limit) == file.words.search(
                 query, segments=numbers[::2], limit=limit
             )
             pairs = [(query, ""), (query, queries[0])]
-            assert database.newest(numbers[-1], pairs, limit) == file.newest(numbers[-1], pairs, limit)
+            assert database.words.newest(numbers[-1], pairs, limit) == file.words.newest(numbers[-1], pairs, limit)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
         number: f"common {'often' if number % 2 else 'seldom'} word{number % 97} rare{number % 997} and item{number}"
         for number in range(1, ROWS + 900)
     }
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             one, other = start(backend, "one"), start(backend, "other")
             backend.commit(one, batch_of(0, texts))
@@ -92,7 +92,9 @@ def test_both_find_the_same_where_words_are_common(url: str) -> None:
             "often seldom common",
         ):
             for segments in (None, [1], [2], [1, 2]):
-                assert database.search(query, segments=segments, limit=9) == file.search(query, segments=segments, limit=9), query
+                assert database.words.search(query, segments=segments, limit=9) == file.words.search(
+                    query, segments=segments, limit=9
+                ), query
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
         for number in range(1, 3 * BLOCK - 50)
     }
     gone = [1, 2, 97, BLOCK, BLOCK + 1, BLOCK + 97, 2 * BLOCK, 600]
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             one, other = start(backend, "one"), start(backend, "other")
             backend.commit(one, batch_of(0, texts))
@@ -113,10 +115,12 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
             backend.commit(other, Batch(head=40, erase=[2, 40]))
         for query in ("common", "often common word3", "item256 seldom item98", "rare0 and item600 item194", "again word2 word3"):
             for segments in (None, [1], [2], [1, 2]):
-                assert database.search(query, segments=segments, limit=3) == file.search(query, segments=segments, limit=3), query
+                assert database.words.search(query, segments=segments, limit=3) == file.words.search(
+                    query, segments=segments, limit=3
+                ), query
             for pairs in ([(query, "")], [("common", query)], [("word3", "often seldom")]):
                 for segment in (1, 2):
-                    assert database.newest(segment, pairs, 9) == file.newest(segment, pairs, 9)
+                    assert database.words.newest(segment, pairs, 9) == file.words.newest(segment, pairs, 9)
 
 
 @pytest.mark.slow
@@ -124,7 +128,7 @@ def test_both_find_the_same_where_a_session_has_many_blocks(url: str) -> None:
 def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> None:
     """Of words that are not known to their end, the rest is looked up among the passages with a rarer word."""
     common = "common often and then file window policy branch token cache line error module"
-    with MemoryBackend() as file, Postgres(url) as database:
+    with Sqlite(":memory:") as file, Postgres(url) as database:
         for backend in (file, database):
             for at in range(90):
                 texts = {page: f"{common} rare{at % 5} seldom{page % 3} item{at * page}" for page in range(1, 9)}
@@ -143,5 +147,5 @@ def test_both_find_the_same_however_much_is_read_ahead(url: str, ahead: int) -> 
             for made in (every, every[3:70], every[::2]):
                 for limit in (1, 2, 9):
                     segments = None if made == every else [number for number, *_ in made]
-                    found = file.search(query, segments=segments, limit=limit)
+                    found = file.words.search(query, segments=segments, limit=limit)
                     assert search(query, made, limit) == [(hit.entry, hit.score) for hit in found], query

@@ -50,7 +50,7 @@ def cut(server: OwnServer) -> None:
 def texts(url: str, tenant: str) -> list[list[str]]:
     with kilburn.open(url, tenant=tenant, readonly=True, embedder=None, tokenizer="chars/4") as store:
         sessions = [store.session(info.name) for info in store.sessions()]
-        return [[part.text for message in session.originals() for part in message.parts] for session in sessions]
+        return [[part.text for message in session.contents.originals() for part in message.parts] for session in sessions]
 
 
 def test_what_a_server_lost_is_not_synced(server: OwnServer) -> None:
@@ -67,15 +67,15 @@ def test_what_a_server_lost_is_not_synced(server: OwnServer) -> None:
         other = store.session("t")
         other.append(user("three"))
         store.backend.sync(other.number)
-        session.refresh()
+        session.ledger.refresh()
         session.append(user("four"))
         store.backend.sync(session.number)
-        with suppress(RuntimeError), session.alone():
+        with suppress(RuntimeError), session.contents.alone():
             session.append(user("five"))
             raise RuntimeError
         # What was undone is not lost.
         store.backend.sync(session.number)
-        with session.alone():
+        with session.contents.alone():
             session.append(user("six"))
         cut(server)
         with pytest.raises(StoreUnavailable, match="has lost"):

@@ -230,7 +230,7 @@ def test_a_receipt_says_what_the_server_still_holds(url: str) -> None:
         try:
             # Connections that were there before do not have the setting.
             with Postgres(f"{url}&application_name=fresh") as fresh:
-                places = fresh.unreached()
+                places = fresh.contents.unreached()
                 assert any("the server's log" in place for place in places)
                 assert any("1 replication slot" in place for place in places)
         finally:

@@ -191,4 +191,4 @@ def test_an_append_waits_for_the_server_twice(server: OwnServer, url: str) -> No
             backend.commit(segment, msgspec.structs.replace(batch, said=Digests(head, (bytes([head]),))))
         assert re.fullmatch("(>+<+){2}", "".join(told))
     with Postgres(url) as backend:
-        assert [(owner.at, owner.count) for owner in backend.said_by(bytes([4]), 2)] == [(5, 5)]
+        assert [(owner.at, owner.count) for owner in backend.histories.owners(bytes([4]), 2)] == [(5, 5)]

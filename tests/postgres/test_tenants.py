@@ -24,7 +24,7 @@ def two(url: str) -> Iterator[tuple[Postgres, Postgres]]:
             info = backend.segment("s", time=1.0)
             assert info is not None
             backend.commit(info.number, batch_of(0, {1: f"the word {backend.tenant}", 2: "shared"}))
-            backend.keep_vectors("hash", [(entry, b"data") for entry, _ in backend.unembedded("hash", 9)])
+            backend.vectors.add("hash", [(entry, b"data") for entry, _ in backend.vectors.unembedded("hash", 9)])
         yield one, other
 
 
@@ -44,9 +44,9 @@ def seen(url: str, tenant: str | None) -> dict[str, int]:
 
 def test_each_finds_its_own(two: tuple[Postgres, Postgres]) -> None:
     for backend, word, other in zip(two, ("one", "two"), ("two", "one"), strict=True):
-        assert [hit.page for hit in backend.search(word)] == [1]
-        assert backend.search(f"word {other}", limit=9)[0].page == 1
-        assert not backend.search(other)
+        assert [hit.page for hit in backend.words.search(word)] == [1]
+        assert backend.words.search(f"word {other}", limit=9)[0].page == 1
+        assert not backend.words.search(other)
 
 
 def test_a_query_without_the_tenant_sees_nothing(two: tuple[Postgres, Postgres], url: str) -> None:
@@ -104,9 +104,9 @@ def test_a_user_needs_the_role_and_nothing_else(program: str, url: str) -> None:
         info = backend.segment("s", time=1.0)
         assert info is not None
         backend.commit(info.number, batch_of(0, {1: "a needle"}))
-        assert backend.search("needle")
+        assert backend.words.search("needle")
         backend.commit(info.number, Batch(head=1, erase=[1]))
-        assert not backend.search("needle")
+        assert not backend.words.search("needle")
     left = {"segment": 1, "page": 1, "event": 1, "mention": 1, "counter": 1}
     assert {name: count for name, count in seen(url, "2").items() if count} == left
 

@@ -12,6 +12,7 @@ from tests.memory import test_vectors as promises
 from kilburn.backend import Backend
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.kernel.store import Store
 from kilburn.search.choice import vectors_for
@@ -32,7 +33,7 @@ PROMISES: list[Callable[[Backend], None]] = [
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 def test_vectors_keep_each_promise(promise: Callable[[Backend], None], backend: Postgres) -> None:
     promise(backend)
-    assert backend.findings() == []
+    assert inspect_store(backend) == []
 
 
 def test_nothing_that_is_stored_is_read_into_memory(url: str) -> None:
@@ -63,9 +64,9 @@ def test_vectors_that_were_dropped_beneath_a_program_are_made_again(url: str) ->
         backend.commit(start(backend), batch_of(0, {1: "needle", 2: "hay"}))
         vectors = Vectors(backend, "hashing(64)")
         assert len(vectors.nearest("needle", None, 4)) == 2
-        backend.drop_vectors("hashing(64)")
-        ((entry, _), _) = backend.unembedded("hashing(64)", 2)
-        backend.keep_vectors("hashing(64)", [(entry, b"\0\0\xc0\x7f" + bytes(64))])
+        backend.vectors.drop("hashing(64)")
+        ((entry, _), _) = backend.vectors.unembedded("hashing(64)", 2)
+        backend.vectors.add("hashing(64)", [(entry, b"\0\0\xc0\x7f" + bytes(64))])
         assert len(vectors.nearest("needle", None, 4)) == 2
         assert not vectors._kept.asked
 
@@ -93,7 +94,7 @@ def found(backend: Backend) -> list[Any]:
         return [
             [(hit.session, hit.address, hit.text, hit.score) for hit in hits]
             for query in ("an empty file", "where does Ana live", "bicycle")
-            for hits in (store.search(query), store.search(query, where="facts"), other.search(query), facts.search(query))
+            for hits in (store.search(query), store.search(query, where="facts"), other.words.search(query), facts.search(query))
         ]
 
 

@@ -138,7 +138,7 @@ def test_a_text_that_another_session_needs_stays(url: str) -> None:
                 lambda second=second, text=text: other.commit(second, batch_of(0, {1: text})),  # type: ignore[misc]
             )
             assert refused == []
-            assert one.texts([digest_of(text)]) == {digest_of(text): text}
+            assert one.contents.texts([digest_of(text)]) == {digest_of(text): text}
 
 
 def test_a_mark_that_could_not_be_taken_away_goes_with_the_next_write_that_stays(url: str) -> None:
@@ -173,7 +173,7 @@ def test_a_transaction_of_several_steps_that_the_server_gave_up_is_not_said_to_b
                 backend.commit(segment, batch_of(0, {1: "a text"}))
                 # A server does nothing more in a transaction in which it could not answer something.
                 with suppress(StoreBusy):
-                    backend.settings()
+                    backend.settings.all()
 
         with pytest.raises(StoreStale, match="nothing of it was written"):
             write()

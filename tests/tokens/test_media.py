@@ -194,7 +194,7 @@ def test_a_file_that_is_only_named_has_the_cost_that_was_set() -> None:
     for tokens in (0, 60_000):
         with kilburn.open(":memory:", window=100_000, file_tokens=tokens) as store:
             session = store.session("s")
-            session.count_for("gpt-4o")
+            session.prompts.count_for("gpt-4o")
             session.append({"role": "user", "content": [block]})
             assert tokens <= session.window.pages[1].tokens <= tokens + 60
     with pytest.raises(SpecError):

@@ -164,7 +164,7 @@ def _work(session: Session, rng: random.Random, name: str) -> Callable[[], None]
             if opened.recall(address) != turn.texts[0]:
                 session.found([f"recall: {address} is not what was given, beside other threads"])
             session.found(look(opened, session.window).faults)
-            opened.pages()
+            opened.contents.pages()
             what = rng.random()
             if what < 0.2:
                 opened.forget(address)
@@ -184,7 +184,7 @@ def odd(session: Session) -> None:
     acts = {**ODD, **CARELESS}
     name = session.rng.choice(list(acts))
     session.after = f"odd: {name}"
-    before = session.session.messages()
+    before = session.session.contents.messages()
     session.shrunk = session.shrunk or name.startswith("observe")
     try:
         made = acts[name](session.session)
@@ -197,7 +197,7 @@ def odd(session: Session) -> None:
     if name.startswith("append") and isinstance(made, str):
         # Odd, and yet a message: it has to come back like any other.
         first, last = made[1:].split("-p") if "-" in made else (made[1:], made[1:])
-        more = session.session.messages()[len(before) :]
+        more = session.session.contents.messages()[len(before) :]
         texts: list[Any] = [str(session.session.recall(f"p{at}")) for at in range(int(first), int(last) + 1)]
         session.found(session.book.admit(made, Turn(messages=more, texts=texts)))
 
@@ -217,7 +217,7 @@ def mark(session: Session) -> None:
         if verb == "search":
             opened.search(text[:60])
         elif verb == "idle":
-            opened.idle()
+            opened.edits.idle()
         elif verb == "recall":
             session.found([] if opened.recall(address) == text else [f"recall: {address} is not what was given"])
         else:
@@ -234,7 +234,7 @@ def resize(session: Session) -> None:
     """Another budget; the old one stays where it does not fit."""
     window = session.rng.choice([1, 40, 300, 900, 1500, 3000, 9000])
     try:
-        session.session.resize(kilburn.Budget(window))
+        session.session.edits.resize(kilburn.Budget(window))
     except KernelError:
         return
     session.window = session.talk.size = window
@@ -242,7 +242,7 @@ def resize(session: Session) -> None:
     if window < 300:
         # Nothing is to be said at such a size; what it shows was right, or is told below.
         session.check(outside=True)
-        session.session.resize(kilburn.Budget(3000))
+        session.session.edits.resize(kilburn.Budget(3000))
         session.window = session.talk.size = 3000
 
 

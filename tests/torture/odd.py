@@ -46,7 +46,7 @@ MESSAGES: tuple[Any, ...] = (
 
 
 def _observe(prompt: Any, counted: Any) -> Callable[[Session], Any]:
-    return lambda session: session.observe(Tokens(prompt=prompt, reply=prompt, cached=prompt), counted)
+    return lambda session: session.prompts.observe(Tokens(prompt=prompt, reply=prompt, cached=prompt), counted)
 
 
 def _at(verb: str, *more: Any) -> Callable[[Session], Any]:
@@ -54,11 +54,11 @@ def _at(verb: str, *more: Any) -> Callable[[Session], Any]:
 
 
 def _apply(move: Callable[..., Any], *values: Any, **more: Any) -> Callable[[Session], Any]:
-    return lambda session: session.apply(move(*values, **more))
+    return lambda session: session.edits.apply(move(*values, **more))
 
 
 def _resize(*tokens: Any) -> Callable[[Session], Any]:
-    return lambda session: session.resize(Budget(*tokens))
+    return lambda session: session.edits.resize(Budget(*tokens))
 
 
 ODD: dict[str, Callable[[Session], Any]] = {

@@ -115,7 +115,7 @@ def look(session: Session, window: int) -> Look:
                 seen.faults.append(f"over: a prompt of {size} in a window of {window} ({form})")
             seen.faults += [f"invalid: {fault} ({form})" for fault in rules(prompt)]
             seen.prompt = seen.prompt or list(prompt)
-        seen.messages = session.messages()
+        seen.messages = session.contents.messages()
     except KilburnError as error:
         seen.error = f"{type(error).__name__}: {error}"
     except BaseException as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.kernel.session import HitRateWarning
+from kilburn.errors import HitRateWarning
 from kilburn_lab.evals.roster import SPECS, Entrant
 from torture.mishaps import MISHAPS
 from torture.onlooker import Onlooker

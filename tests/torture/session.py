@@ -149,7 +149,7 @@ class Session:
 
     def attempt(self, turn: Turn, call: Callable[[], str] | None = None, *, again: bool = True) -> None:
         """Append a turn; whatever happens, it is in the transcript whole and once, or not at all."""
-        before = len(self.session.pages())
+        before = len(self.session.contents.pages())
         try:
             address = (call or (lambda: self.session.append(*turn.messages)))()
         except (Struck, KeyboardInterrupt):
@@ -160,7 +160,7 @@ class Session:
                 self.found([f"refused: an ordinary append raises {type(error).__name__}: {error}"])
             if isinstance(error, StoreStale):
                 self.again()
-                before = len(self.session.pages())
+                before = len(self.session.contents.pages())
         except BaseException as error:
             if not isinstance(error, Exception):
                 raise
@@ -168,7 +168,7 @@ class Session:
         else:
             self.found(self.book.admit(address, turn))
             return
-        originals = len(self.session.pages())
+        originals = len(self.session.contents.pages())
         if originals != before:
             self.found([f"pages: {originals - before} more after an append that raised"])
         self.check(outside=True)

@@ -28,18 +28,18 @@ def test_an_odd_value_is_refused_by_type_or_does_no_harm(name: str, tmp_path: Pa
         except refusals:
             made = None
         if not (name.startswith("append") and made is not None):
-            assert session.messages() == given
-        before = session.messages()
+            assert session.contents.messages() == given
+        before = session.contents.messages()
         assert look(session, window).faults == []
     with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER, readonly=True) as store:
         seen = look(store.session("a"), window)
         assert (seen.faults, seen.error) == ([], "")
     with kilburn.open(path, window=window, policy="hybrid", tokenizer=RULER) as store:
         session = store.session("a")
-        assert session.messages() == before
+        assert session.contents.messages() == before
         session.append(user("and on"))
         assert look(session, window).faults == []
-        assert session.messages() == [*before, user("and on")]
+        assert session.contents.messages() == [*before, user("and on")]
 
 
 @pytest.mark.parametrize("name", ["", " ", "half \ud83d", "a\x00b", None, 5, True, b"a", ["a"]], ids=repr)
@@ -70,7 +70,7 @@ def test_an_odd_budget_is_refused_by_type_or_holds(what: str, tokens: object) ->
                 try:
                     session.append(user(f"message {number}"))
                 except PinsExceedWindow:
-                    assert session.messages() == []
+                    assert session.contents.messages() == []
             if what == "window":
                 assert isinstance(tokens, int)
                 assert look(session, tokens).faults == []

@@ -169,7 +169,7 @@ def test_a_compaction_has_the_figures_of_the_ledger_and_the_model_that_it_asked(
     agent = Agent(Scripted([f"reply {number} " + "words of it " * 40 for number in range(12)]), [], session, memory=False)
     for number in range(12):
         agent.run(f"question {number} {CANARY}")
-    receipts = [receipt for receipt in session.receipts() if receipt.policy == "summarize"]
+    receipts = [receipt for receipt in session.ledger.receipts() if receipt.policy == "summarize"]
     made = told.named("compact summarize")
     assert receipts
     assert [given(span)["kilburn.tokens.freed"] for span in made] == [receipt.freed for receipt in receipts]

@@ -222,7 +222,7 @@ def test_what_another_program_wrote_of_a_request_stops_nobody(capsys: pytest.Cap
         session.append(user("hello"))
         odd: Any
         for odd in ("words", ["a"], {"id": ["a"], "x": "a"}, {"id": "a"}):
-            session.record(Act.SHIP, request=odd, turn="no", again=0, window=1)  # type: ignore[arg-type]
+            session.ledger.record(Act.SHIP, request=odd, turn="no", again=0, window=1)  # type: ignore[arg-type]
     assert main(["window", "shipped", "a", "--db", str(tmp_path / "a.db"), "--json"]) == 0
     assert [one["pages"] for one in json.loads(capsys.readouterr().out)["prompts"]] == [["p1"], ["p1"]]
 

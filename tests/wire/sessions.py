@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.kernel.store import Store
 from kilburn.models.scripted import Scripted
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, check_speakers, weight
 
@@ -195,7 +195,7 @@ def run(form: str, policy: str, window: int, seed: int, *, asked: bool = False, 
     prompts = 0
     taken: list[Dicts] = []
     lost: set[str] = set()
-    with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/1", model=model, clock=FakeClock()) as store:
+    with Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/1", model=model, clock=FakeClock()) as store:
         session = store.session("fuzz")
         for message in FORMS[form](seed, steps):
             left = _without(message, lost)

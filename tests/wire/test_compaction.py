@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kilburn.errors import InvalidMessage
 from kilburn.model import Tokens
-from kilburn.wire.compaction import betas_of, block_in, block_of, put_block_first, read_block, read_report
+from kilburn.wire.compaction import betas_for, block_in, block_of, put_block_first, read_block, read_report
 from kilburn.wire.editing import write
 from kilburn.wire.form import dump, parse
 
@@ -122,14 +122,14 @@ def test_headers_are_those_that_are_needed() -> None:
     signed = {"role": "assistant", "content": [{**BLOCK, "signature": "c2ln"}]}
     tools = {"edits": [{"type": "clear_tool_uses_20250919"}]}
     both = {"edits": [*tools["edits"], {"type": "compact_20260112"}]}
-    assert betas_of({}, [said("user", "a")]) == []
-    assert betas_of({"context_management": tools}, []) == ["context-management-2025-06-27"]
-    assert betas_of({"context_management": both}, []) == ["context-management-2025-06-27", "compact-2026-01-12"]
-    assert betas_of({}, [{"role": "assistant", "content": [BLOCK]}]) == ["compact-2026-01-12"]
-    assert betas_of({}, [signed]) == ["compact-2026-09-04"]
-    assert betas_of({"compaction": {"type": "summarize"}}, []) == ["compact-2026-09-04"]
+    assert betas_for({}, [said("user", "a")]) == []
+    assert betas_for({"context_management": tools}, []) == ["context-management-2025-06-27"]
+    assert betas_for({"context_management": both}, []) == ["context-management-2025-06-27", "compact-2026-01-12"]
+    assert betas_for({}, [{"role": "assistant", "content": [BLOCK]}]) == ["compact-2026-01-12"]
+    assert betas_for({}, [signed]) == ["compact-2026-09-04"]
+    assert betas_for({"compaction": {"type": "summarize"}}, []) == ["compact-2026-09-04"]
     with pytest.raises(InvalidMessage):
-        betas_of({"compaction": {"type": "summarize"}, "context_management": tools}, [])
+        betas_for({"compaction": {"type": "summarize"}, "context_management": tools}, [])
 
 
 def test_reports_are_read_and_compactions_counted_apart() -> None:

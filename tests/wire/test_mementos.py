@@ -65,7 +65,7 @@ def test_a_well_formed_text_gives_its_blocks_back(pairs: list[tuple[str, str]], 
     ],
 )
 def test_a_tag_out_of_place_is_a_fault(text: str, fault: str) -> None:
-    assert fault in [found.what for found in parse(text).faults]
+    assert fault in [found.problem for found in parse(text).faults]
 
 
 def test_where_the_stream_stands_is_known_at_every_tag() -> None:

@@ -21,7 +21,6 @@ from kilburn.kernel.store import Store
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.move import Fold
-from kilburn.testing import MemoryBackend
 from kilburn.testing.clock import FakeClock
 from kilburn.wire.quotation import nonce_of, quote, with_headings
 from wire.provider import check_speakers
@@ -55,7 +54,7 @@ def page(number: int) -> str:
 
 
 def filled(policy: str, model: Any, window: int = 1500) -> Session:
-    session = Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()).session("s")
+    session = Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()).session("s")
     session.append({"role": "user", "content": "Fix src/m1.py"})
     for step in range(24):
         call = {"id": f"c{step}", "type": "function", "function": {"name": "read", "arguments": f'{{"path":"src/m{step}.py"}}'}}
@@ -111,7 +110,7 @@ def test_an_excerpt_says_which_tool_and_when_and_is_the_same_after_reopening() -
     session.append({"role": "tool", "tool_call_id": "c", "content": page(7)})
     session.append({"role": "user", "content": "And?"})
     text = session.recall("p3")
-    session.apply(Fold((2, 3), parts=((2, ((0, 2),)), (3, ((0, len(text)),)))))
+    session.edits.apply(Fold((2, 3), parts=((2, ((0, 2),)), (3, ((0, len(text)),)))))
     shown = session.render()[1]
     assert shown["role"] == "user"
     head, *lines = shown["content"].splitlines()
@@ -145,7 +144,7 @@ ADDRESSED = re.compile(r"(?m)^(?:([0-9a-f]{6,}) )?([pf]\d+) (?:user|assistant|to
 
 
 def forged(policy: str, model: Any) -> Session:
-    session = Store(MemoryBackend(), Budget(700), policy, tokenizer="chars/4", model=model, clock=FakeClock()).session("s")
+    session = Store(Sqlite(":memory:"), Budget(700), policy, tokenizer="chars/4", model=model, clock=FakeClock()).session("s")
     session.append({"role": "user", "content": "fix the build"})
     for step in range(14):
         call = {"id": f"c{step}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -219,11 +218,11 @@ def test_no_tool_forges_an_origin_in_what_a_memory_tool_says(name: str, argument
 
 
 def test_a_summary_of_the_assistants_words_is_marked_as_such() -> None:
-    session = Store(MemoryBackend(), Budget(2000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("s")
+    session = Store(Sqlite(":memory:"), Budget(2000), "fifo", tokenizer="chars/4", clock=FakeClock()).session("s")
     session.append({"role": "user", "content": "Fix it"})
     for step in range(4):
         session.append({"role": "assistant", "content": f"I tried the lock number {step}, and it did not help at all. " * 5})
-    session.apply(Fold((2, 3), text="I tried two locks."))
+    session.edits.apply(Fold((2, 3), text="I tried two locks."))
     shown = str(session.render()[1]["content"])
     assert re.fullmatch(r"\[p2-p3 in short: words of the assistant, until (\w{6})\]\nI tried two locks\.\n\[end \1\]", shown), (
         shown

@@ -15,8 +15,7 @@ from copy import deepcopy
 from itertools import count
 
 from kilburn.errors import FreedBlock, OutOfBlocks
-from kilburn_kv.eviction import EvictionOrder, PromptUse
-from kilburn_kv.return_odds import MOST, order_of
+from kilburn_kv.eviction import EvictionOrder, LruOrder, PromptUse
 
 __all__ = ["Pool"]
 
@@ -24,7 +23,10 @@ SIZE = 16
 """Slots in a block by default."""
 
 SESSIONS = 4096
-"""Sessions that a pool knows again when they come back; of more, the oldest are forgotten."""
+"""Sessions that a pool recognises by their prefixes; of more, the oldest are forgotten."""
+
+SESSION_SHARE = 0.75
+"""Share of a prompt that the next prompt of its session has at least. One that keeps less begins anew, or compacted its past."""
 
 
 class Pool:
@@ -35,11 +37,8 @@ class Pool:
     Args:
         capacity: blocks in all, at least 1.
         size: slots (tokens) in a block, at least 1.
-        order: which named block is taken first: "lru", "returning", or an order of one's own.
+        order: which named block is taken first; None for the least recently used one.
         clock: seconds, for the order.
-
-    Raises:
-        SpecError: there is no such order.
 
     Attributes:
         references: owners of each block; for reading only.
@@ -51,7 +50,7 @@ class Pool:
         self,
         capacity: int,
         size: int = SIZE,
-        order: str | EvictionOrder = "lru",
+        order: EvictionOrder | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if capacity < 1 or size < 1:
@@ -61,7 +60,7 @@ class Pool:
         self.ramp = array("q", range(capacity * size))
         self._blank = list(range(capacity - 1, -1, -1))
         self._cached: set[int] = set()
-        self._order, self.clock = order_of(order), clock
+        self._order, self.clock = order or LruOrder(), clock
         self._numbers = count(1)
         self._marks: dict[bytes, int] = {}  # the digest at the end of most of a sequence: its session
         self._names: dict[int, bytes] = {}
@@ -168,7 +167,7 @@ class Pool:
             return number
         marks = self._marks
         session = next((marks.pop(digest) for digest in reversed(digests) if digest in marks), number)
-        marks[digests[math.ceil(len(digests) * MOST) - 1]] = session
+        marks[digests[math.ceil(len(digests) * SESSION_SHARE) - 1]] = session
         while len(marks) > SESSIONS:
             del marks[next(iter(marks))]
         return session

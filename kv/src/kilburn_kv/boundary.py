@@ -67,7 +67,7 @@ class Boundary:
         use, room = len(table), self.tokens - need
         if use <= room:
             return []
-        seen = session.view(Cause.PRESSURE)
+        seen = session.edits.view(Cause.PRESSURE)
         cached = {page: table.count(*borders) for page, borders in table.pages.items().items()}
         whole = {page.id: page for page in seen.pages}
         view = replace(

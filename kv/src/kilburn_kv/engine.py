@@ -42,7 +42,7 @@ class Engine:
         chunk: tokens that are prefilled at a time; another split changes the last bits of logits.
         tenant: whose sequences these are; prefixes are shared only within one tenant.
         share: whether prefixes are shared at all.
-        order: which free block with a known prefix is used again first: "lru", "returning", or an order of one's own.
+        order: which free block with a known prefix is reused first; None for the least recently used one.
 
     Raises:
         SpecError: there is not enough memory for so many tokens.
@@ -57,7 +57,7 @@ class Engine:
         chunk: int = 512,
         tenant: str = "",
         share: bool = True,
-        order: str | EvictionOrder = "lru",
+        order: EvictionOrder | None = None,
     ) -> None:
         if tokens < 1 or size < 1 or chunk < 1:
             raise SpecError(f"an engine with {tokens=}, {size=}, {chunk=} can hold nothing", advice="give at least 1 of each")

@@ -2,7 +2,7 @@
 
 A unit is a number that stands for a stretch of a prompt together with everything before it. So a unit is useful only
 while the units before it are cached. Each order is told of uses and asked for victims. It has only numbers: no keys,
-no values, no clock. `kilburn_kv.return_odds` has the order that knows about sessions; the laboratory has more to compare.
+no values, no clock. The laboratory has more orders to compare, among them one that knows about sessions.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class Residence:
 
     def facts(self) -> Mapping[int, CachedPage]:
         """What the store knows of each cached page, for the page-aware press."""
-        view = self.session.view()
+        view = self.session.edits.view()
         cached = self.sequence.table.pages.items()
         folded = {source for page in view.pages if page.depth and page.id in cached for source in page.sources}
         latest: dict[str, int] = {}
@@ -334,7 +334,7 @@ class Residence:
 
     def _record(self, pages: Any, policy: str, why: str, **data: Unpack[Data]) -> None:
         said: Data = {"cached": len(self.sequence), **data}
-        self.session.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, **said)
+        self.session.ledger.record(Act.CACHE, pages, policy=policy, cause=Cause.PRESSURE, why=why, **said)
 
 
 def _subtract(start: int, stop: int, taken: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -98,7 +98,7 @@ class Spill:
             gone = self.shelf.forget(owner, pages)
             if gone:
                 why = "spilled keys and values were removed"
-                session.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
+                session.ledger.record(Act.NOTE, pages, policy="kernel", why=why, how="forgotten", files=gone)
 
         session.erasers[f"spilled to {self.shelf.folder.resolve()}"] = erase
         forgotten = _forgotten_pages(session)
@@ -326,7 +326,7 @@ def resume(engine: Engine, sequence: CachedSequence, spill: Spill, spilled: Spil
 
 def owner_of(session: Session) -> str:
     """What files say of the window that their sequence showed: tenant and session."""
-    return f"{session.tenant}/{session.name}"
+    return f"{session.backend.tenant}/{session.name}"
 
 
 def _forgotten_pages(session: Session) -> set[int]:

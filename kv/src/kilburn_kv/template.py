@@ -71,9 +71,9 @@ class Template:
     def lines(self, session: Session) -> list[WindowLine]:
         """All lines of a session's window."""
         with session.lock:
-            shown = session.shown()
+            shown = session.contents.shown()
             fresh = [page for _, page, instead in shown if page is not None and not instead]
-            session.fetch(page for page in fresh if _name(page) not in self._kept)
+            session.contents.fetch(page for page in fresh if _name(page) not in self._kept)
             made = []
             kept: dict[_Name, tuple[int, ...]] = {}
             for key, page, instead in shown:
@@ -83,7 +83,7 @@ class Template:
                         made.append(WindowLine(key, 0, self.line(role, instead)))
                     continue
                 name = _name(page)
-                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, session.text(page.id)))
+                kept[name] = self._kept.get(name) or self.line(page.role, self._text(page, session.contents.text(page.id)))
                 made.append(WindowLine(key, page.id, kept[name]))
             self._kept = kept
         return made

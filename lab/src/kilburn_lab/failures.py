@@ -74,14 +74,14 @@ def not_triggered(session: Session, memory: Collection) -> list[Failure]:
     A message needs it if it speaks of the past, or names something that a claim of the memory names and nothing that was
     said before in the session does.
     """
-    rows = [(page, state) for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
+    rows = [(page, state) for page, state in session.contents.pages() if page.id > 0 and state.at is not Place.DROPPED]
     asked = [page for page, _ in rows if page.role is Role.USER and page.kind is Kind.TEXT]
-    used = [event.turn for event in session.events() if event.act in (Act.FAULT, Act.SEARCH)]
-    times = [event.time for event in memory.events() if event.act in (Act.FAULT, Act.SEARCH)]
+    used = [event.turn for event in session.ledger.events() if event.act in (Act.FAULT, Act.SEARCH)]
+    times = [event.time for event in memory.ledger.events() if event.act in (Act.FAULT, Act.SEARCH)]
     known = _names(memory)
     spread = Counter(name for names in known.values() for name in names)
     found, heard = [], ""
-    texts = {page.id: session.text(page.id) for page, _ in rows if page.kind in (Kind.TEXT, Kind.RESULT)}
+    texts = {page.id: session.contents.text(page.id) for page, _ in rows if page.kind in (Kind.TEXT, Kind.RESULT)}
     order = iter(sorted(texts))
     for page, following in zip(asked, [*asked[1:], *([None] if asked else [])], strict=True):
         for earlier in order:
@@ -94,7 +94,7 @@ def not_triggered(session: Session, memory: Collection) -> list[Failure]:
         taught = known.get((session.number, page.id), set())
         if not why and any(spread[name] > (name in taught) and f" {name} " not in heard for name in _mentioned(text)):
             why = "the memory knows a name that the session does not"
-        last = following.message if following is not None else session.turn + 1
+        last = following.message if following is not None else session.window.turn + 1
         until = following.time if following is not None else float("inf")
         recalled = any(page.message <= turn < last for turn in used) or any(page.time <= time < until for time in times)
         if why and not recalled:
@@ -127,7 +127,7 @@ def _names(memory: Collection) -> dict[tuple[int, int], set[str]]:
 def unattributed(memory: Collection) -> list[Failure]:
     """Facts whose origin cannot be found: a page that they were made from is not there, or a policy wrote them and cites
     nothing."""
-    told = {page for event in memory.events() if event.act is Act.ADMIT and event.policy == "user" for page in event.pages}
+    told = {page for event in memory.ledger.events() if event.act is Act.ADMIT and event.policy == "user" for page in event.pages}
     found = []
     for page, _ in _facts(memory):
         keys = [*page.cites, *((memory.number, source) for source in page.sources)]
@@ -148,11 +148,11 @@ def decayed(memory: Collection, now: float, *, stale: float = STALE, embedder: s
     """Facts in force that were neither written, recalled nor found for `stale` seconds; facts past their end that nobody
     retired; and, with the name of an embedder, facts without a vector of it."""
     used: dict[int, float] = {}
-    for event in memory.events():
+    for event in memory.ledger.events():
         if event.act in (Act.FAULT, Act.SEARCH, Act.RESTORE):
             used.update(dict.fromkeys(event.pages, event.time))
-    waiting = [entry for entry, _ in memory.backend.unembedded(embedder, MOST)] if embedder else []
-    bare = {hit.page for hit in memory.backend.passages(waiting).values() if hit.segment == memory.number}
+    waiting = [entry for entry, _ in memory.backend.vectors.unembedded(embedder, MOST)] if embedder else []
+    bare = {hit.page for hit in memory.backend.words.passages(waiting).values() if hit.segment == memory.number}
     found = []
     for page, state in _facts(memory):
         until = until_of(page, state)
@@ -193,21 +193,21 @@ def examine(store: Store, user: str = "", *, stale: float = STALE, embedder: str
     Raises:
         SpecError: no name of a user. StoreReadOnly: there is no such memory.
     """
-    memory, now = store.memory(user), store.clock()
+    memory, now = store.memory(user).collection, store.clock()
     found = [*unattributed(memory), *decayed(memory, now, stale=stale, embedder=embedder), *contaminated(memory, now)]
     for info in store.sessions():
         if info.user == user and not info.damaged:
             found += not_triggered(store.session(info.name), memory)
     figures = Counter(str(failure.kind) for failure in found)
     noted: dict[str, Any] = {kind.replace(" ", "_"): figures[kind] for kind in Failing}
-    memory.record(Act.NOTE, policy="failures", outcome="examined", why="failures", **noted)
+    memory.ledger.record(Act.NOTE, policy="failures", outcome="examined", why="failures", **noted)
     return found
 
 
 def counted(memory: Collection) -> dict[Failing, int]:
     """The counts of the last examination, read from the ledger; zeros before the first."""
     counts = dict.fromkeys(Failing, 0)
-    for event in memory.events():
+    for event in memory.ledger.events():
         if event.policy == "failures" and event.act is Act.NOTE:
             figures: Mapping[str, Any] = event.data
             counts = {kind: int(figures.get(kind.replace(" ", "_"), 0)) for kind in Failing}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kilburn.agents.reasoning_cache import Schedule
 from kilburn.errors import Overlong
 from kilburn.testing import check_model
+from kilburn_lab.reasoning_cache import Schedule
 from recurrences import Recurrence, Stepper, recurrences, solve
 
 TASK = Recurrence(start=7, factor=3, term=5, modulus=97, steps=300)

@@ -118,7 +118,7 @@ def test_a_session_warns_of_it(broken: Path, caplog: pytest.LogCaptureFixture) -
         stats = session.stats()
         assert stats.policy_failures > 5
         assert any(f"the policy failed {stats.policy_failures} times" in warning for warning in stats.warnings)
-        assert "words of the page" not in str([event.data for event in session.events()])
+        assert "words of the page" not in str([event.data for event in session.ledger.events()])
         check_laws(session)
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
     with kilburn.open(str(broken / "a.db"), window=300, policy="lru", tokenizer="chars/4", embedder=None) as store:

@@ -26,7 +26,7 @@ def test_pages_and_turns_are_those_of_a_process() -> None:
             for step in run.steps:
                 for role, text in (("assistant", step.thought), ("assistant", step.action), ("user", step.observation)):
                     session.append({"role": role, "content": text})
-            pages = {page.id: page for page, _ in session.pages()}
+            pages = {page.id: page for page, _ in session.contents.pages()}
             shown = {
                 (turn, session.recall(f"p{page}")[slice(*span)])
                 for page, uses in future.items()

@@ -19,12 +19,12 @@ from kilburn.errors import InvalidMessage, SpecError
 from kilburn_kv.blocks import Pool
 from kilburn_kv.eviction import LruOrder, PromptUse
 from kilburn_kv.prefixes import PrefixKey
-from kilburn_kv.return_odds import ReturnOdds
 from kilburn_kv.tables import Tables
 from kilburn_lab.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample, serve
 from kilburn_lab.evals.kv_orders import FifoOrder, GreedyDual, LfuOrder, S3Fifo
 from kilburn_lab.evals.kv_report import MIN, OURS, draw
 from kilburn_lab.evals.kv_traces import Moment, RecordedPrompt, Trace, read, synthetic, weave
+from kilburn_lab.evals.return_odds import ReturnOdds, order_of
 
 CAPACITY = 6
 
@@ -203,7 +203,7 @@ def test_the_pool_of_an_engine_finds_what_its_order_kept_and_no_more(order: str,
 def test_the_pool_knows_who_comes_back_though_nobody_tells_it() -> None:
     def kept(order: str) -> int:
         now = 0.0
-        tables = Tables(Pool(40, 1, order, lambda: now))
+        tables = Tables(Pool(40, 1, order_of(order), lambda: now))
         key = PrefixKey("m", "d")
 
         def run(tokens: list[int], why: str) -> int:
@@ -389,7 +389,7 @@ def test_what_cannot_be_measured_is_refused(traces: list[Trace], tmp_path: Path)
     with pytest.raises(SpecError, match="known: tune, report"):
         sample(traces, 0, half="other")
     with pytest.raises(SpecError, match="known: lru, returning"):
-        Pool(4, 4, "clairvoyant")
+        order_of("clairvoyant")
 
 
 def test_a_sample_is_drawn_by_the_seed(traces: list[Trace]) -> None:

@@ -56,7 +56,7 @@ def test_prompts_are_what_the_model_was_shown(tmp_path: Path, policy: str, says:
     shown = recorded(db, policy, says, window)
     with kilburn.open(str(db), window=window, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         calls = list(LedgerCalls(store.session("run")))
-        whole = store.session("run").messages()
+        whole = store.session("run").contents.messages()
     assert [msgspec.json.encode(call.prompt) for call in calls] == shown
     assert [call.completion[0] for call in calls] == [message for message in whole if message["role"] == "assistant"]
     assert any(b"out:" in prompt or b"Compressed Step" in prompt or b"in part" in prompt for prompt in shown)

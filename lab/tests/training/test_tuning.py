@@ -98,7 +98,7 @@ def test_a_step_changes_the_adapter_alone_and_the_export_speaks_through_a_sessio
     model = f"kilburn_lab.training.small:Small({str(folder)!r})"
     with kilburn.open(":memory:", window=ROOM, policy="mem1", tokenizer=run.counter, embedder=None) as store:
         said = Agent(model, [tool_of(task)], store.session("s"), limits=Limits(steps=1), memory=False).run(task.question)
-        assert said.text == store.session("s").messages()[1]["content"]
+        assert said.text == store.session("s").contents.messages()[1]["content"]
     prompt = run.counter.prompt([{"role": "user", "content": task.question}])
     assert played(Small(str(folder)), task, window=ROOM).sizes[0] == len(prompt)
 

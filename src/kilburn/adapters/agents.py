@@ -9,18 +9,18 @@ A run begins with the window instead of the whole past; `window` keeps also a lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from kilburn.adapters.history import GONE, KeptHistory, Recollections
+from kilburn.adapters.history import WITHDRAWN, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
 from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
 from kilburn.model import ToolSpec
+from kilburn.wire import responses
 from kilburn.wire.digests import digest
 from kilburn.wire.form import parse
+from kilburn.wire.oddities import response_item
 from kilburn.wire.plain import plain
 
 try:
@@ -33,7 +33,8 @@ except ImportError as error:
 __all__ = ["AgentsSession", "tools"]
 
 ITEM = "agents_item"
-"""The block that carries an item which has no place in a chat message: reasoning, a hosted tool's call."""
+"""The type of the block around an item that has no place in a chat message, such as reasoning or the call of a hosted tool. A
+message of reasoning alone would not be rendered."""
 
 
 class AgentsSession(SessionABC):
@@ -54,7 +55,7 @@ class AgentsSession(SessionABC):
         self._ahead = []
         if limit is None:
             return items_of(await asyncio.to_thread(self.history.render))
-        whole = items_of(await asyncio.to_thread(self.history.session.messages))
+        whole = items_of(await asyncio.to_thread(self.history.session.contents.messages))
         return whole[-limit:] if limit > 0 else []
 
     async def add_items(self, items: list[Any]) -> None:
@@ -64,8 +65,8 @@ class AgentsSession(SessionABC):
     def _add(self, items: list[Any]) -> None:
         new = []
         for message in parse(chat_of(items)):
-            if (said := digest(message)) in self._ahead:
-                self._ahead.remove(said)
+            if (key := digest(message)) in self._ahead:
+                self._ahead.remove(key)
             else:
                 new.append(message)
         self.history.append(new)
@@ -77,93 +78,70 @@ class AgentsSession(SessionABC):
     def _pop(self) -> Any | None:
         session = self.history.session
         with session.lock:
-            pages = [page for page, state in session.pages() if page.id > 0 and state.at not in GONE]
+            pages = [page for page, state in session.contents.pages() if page.id > 0 and state.at not in WITHDRAWN]
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
-            item = items_of(session.messages()[-1:])
-            self.history.session.take_back(page.id for page in last)
+            item = items_of(session.contents.messages()[-1:])
+            self.history.session.edits.take_back(page.id for page in last)
         return item[-1] if item else None
 
     async def clear_session(self) -> None:
         """Take all items back."""
         session = self.history.session
-        await asyncio.to_thread(self.history.session.take_back, list(range(1, session.window.last + 1)))
+        await asyncio.to_thread(self.history.session.edits.take_back, list(range(1, session.window.last + 1)))
 
     async def window(self, data: CallModelData[Any]) -> ModelInputData:
         """Give it to a run as `call_model_input_filter`: each call of the model gets the window, also within a long run."""
-        given = data.model_data
+        prompt = data.model_data
         return ModelInputData(
-            input=await asyncio.to_thread(self._window, given, data.agent.model), instructions=given.instructions
+            input=await asyncio.to_thread(self._window, prompt, data.agent.model), instructions=prompt.instructions
         )
 
-    def _window(self, given: ModelInputData, model: object) -> list[Any]:
+    def _window(self, prompt: ModelInputData, model: object) -> list[Any]:
         with self.history.session.lock:
             self.history.count_for(model)
             # The SDK adds these items to the session later, when their turn has ended.
-            self._ahead += map(digest, self.history.take(chat_of(given.input), rewinds=False))
-            return items_of(self.history.prompt((), "chat", given.instructions, rewinds=False))
+            self._ahead += map(digest, self.history.take(chat_of(prompt.input), rewinds=False))
+            return items_of(self.history.prompt((), "chat", prompt.instructions, rewinds=False))
 
 
 def chat_of(items: Sequence[Any] | str) -> list[dict[str, Any]]:
-    """Items of the SDK as chat messages, one for each."""
-    listed = [{"role": "user", "content": items}] if isinstance(items, str) else [plain(item, "item") for item in items]
-    return [_message_of(item) for item in listed]
+    """Return items of the SDK as chat messages, one for each."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    return [_flat(responses.read(response_item(plain(item, "item")))) for item in items]
 
 
-def _message_of(item: dict[str, Any]) -> dict[str, Any]:
-    kind = item.get("type", "message")
-    if kind == "function_call":
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        call = {"id": item["call_id"], "type": "function", "function": function}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = item["output"]
-        if not isinstance(output, str):
-            output = "\n".join(part.get("text") or msgspec.json.encode(part).decode() for part in output)
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
-    if kind != "message":
-        return {"role": "assistant", "content": [{"type": ITEM, "item": item}], "refusal": None}
-    content = item["content"]
-    if item["role"] == "assistant" and not isinstance(content, str):
-        content = "".join(part.get("text") or part.get("refusal") or "" for part in content)
-    elif not isinstance(content, str):
-        content = [_PARTS.get(part["type"], dict)(part) for part in content]
-    return {"role": item["role"], "content": content}
-
-
-_PARTS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "input_text": lambda part: {"type": "text", "text": part["text"]},
-    "input_image": lambda part: {"type": "image_url", "image_url": {"url": part["image_url"]}},
-    "text": lambda part: {"type": "input_text", "text": part["text"]},
-    "image_url": lambda part: {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"},
-}
-"""The parts of a user's message in one form and in the other."""
+def _flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant's message with one text in place of its texts, or with a block around an item of another type."""
+    content = message["content"]
+    if message["role"] != "assistant" or not isinstance(content, list):
+        return message
+    if {block["type"] for block in content} <= {"text", "refusal"}:
+        return {**message, "content": "".join(block.get("text") or block.get("refusal") or "" for block in content)}
+    return {**message, "content": [{"type": ITEM, "item": item} for item in content], "refusal": None}
 
 
 def items_of(messages: Sequence[dict[str, Any]]) -> list[Any]:
-    """Chat messages as items of the SDK. Reasoning whose reply has left is left out, as the API refuses it alone."""
-    items: list[Any] = []
-    for message in messages:
-        content = message.get("content")
-        if message["role"] == "tool":
-            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": content})
-            continue
-        if isinstance(content, list) and message["role"] != "assistant":
-            content = [_PARTS.get(part["type"], dict)(part) for part in content]
-        elif isinstance(content, list):
-            items += [part["item"] for part in content if part.get("type") == ITEM]
-            content = "".join(part.get("text", "") for part in content)
-        if content:
-            items.append({"role": message["role"], "content": content})
-        for call in message.get("tool_calls") or ():
-            items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
-    following = [*items[1:], {}]
-    return [
-        item
-        for item, after in zip(items, following, strict=False)
-        if item.get("type") != "reasoning" or after.get("type") == "function_call" or after.get("role") == "assistant"
-    ]
+    """Return chat messages as items of the SDK. Reasoning without its reply is left out: the API refuses it."""
+    return [_short(item) for item in responses.write([_bare(message) for message in messages])]
+
+
+def _bare(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its items in place of the blocks around them."""
+    content = message.get("content")
+    return {**message, "content": [block.get("item", block) for block in content]} if isinstance(content, list) else message
+
+
+def _short(item: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in the SDK's short form, without its type, and with one text in place of the assistant's blocks."""
+    if item["type"] != "message":
+        return item
+    content = item["content"]
+    if item["role"] == "assistant":
+        content = "".join(block["text"] for block in content)
+    return {"role": item["role"], "content": content}
 
 
 def tools(session: AgentsSession) -> list[FunctionTool]:

@@ -44,20 +44,20 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
         clean: its tools whose results hold nobody else's words: what follows them is the agent's own.
         secrets: what to do with a text that holds a secret: see `kilburn.memory.secrets.screen`.
     """
-    own = NAMES | set(clean)
+    trusted_tools = NAMES | set(clean)
 
     def edit(label: str, change: Callable[[str], str], new: str, *, whole: bool = False) -> str:
         call = _call_of(session)
         if call is not None:
             _check_turn(session)
             _check_new(core, session, call, label, new)
-        seen = _seen(core, session, call, label) if whole else None
+        version = _seen(core, session, call, label) if whole else None
         size = core.edit(
             label,
             change,
-            seen=seen,
-            tainted=tainted(session, own),
-            cites=shown_pages(session, own),
+            seen=version,
+            tainted=tainted(session, trusted_tools),
+            cites=shown_pages(session, trusted_tools),
             secrets=secrets,
         )
         return f"{label} has {size:,} of {core.limit(label):,} characters"
@@ -77,11 +77,11 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
         new_str it is removed."""
 
         def replaced(text: str) -> str:
-            found = places(text, old_str)
-            if len(found) != 1:
-                lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in found)
-                what = f"it stands in {label!r} in the lines {lines}" if found else f"it does not stand in {label!r}"
-                raise KernelError(f"nothing was replaced: {what}", advice="copy it exactly, with enough around it")
+            positions = places(text, old_str)
+            if len(positions) != 1:
+                lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in positions)
+                reason = f"it stands in {label!r} in the lines {lines}" if positions else f"it does not stand in {label!r}"
+                raise KernelError(f"nothing was replaced: {reason}", advice="copy it exactly, with enough around it")
             return text.replace(old_str, new_str)
 
         return edit(label, replaced, new_str)
@@ -91,7 +91,7 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
         keeping of it must be in new_memory."""
         return edit(label, lambda _: new_memory, new_memory, whole=True)
 
-    return [Tool(each, does=Deed.WRITE, clean=True) for each in (core_memory_append, memory_replace, memory_rethink)]
+    return [Tool(function, does=Deed.WRITE, clean=True) for function in (core_memory_append, memory_replace, memory_rethink)]
 
 
 def _call_of(session: Session) -> Page | None:
@@ -115,16 +115,16 @@ def _check_turn(session: Session) -> None:
 
 def _check_new(core: CoreMemory, session: Session, call: Page, label: str, new: str) -> None:
     """Check that a text is not just recalled from long-term memory, where it is already."""
-    own = core.notes.head and core.notes.collection.number
+    segment_number = core.notes.head and core.notes.collection.number
     keys = {*call.cites}
     for page in _since_request(session):
         keys |= {*page.cites} if page.role is Role.TOOL else set()
     kinds = {info.number: info for info in session.backend.segments() if info.kind is not SegmentKind.SESSION}
     rows = session.backend.read(key for key in keys if key[0] in kinds)
     for (segment, _), (page, state) in rows.items():
-        if state.at is Place.DROPPED or (segment == own and page.name == label):
+        if state.at is Place.DROPPED or (segment == segment_number and page.name == label):
             continue
-        if _is_in(new, session.backend.texts([page.digest])[page.digest]):
+        if _is_in(new, session.backend.contents.texts([page.digest])[page.digest]):
             name = f"{kinds[segment].name} {page.address}"
             raise KernelError(
                 f"that is remembered already, as {name}", advice="nothing was written; it is found again when needed"
@@ -138,10 +138,10 @@ def _seen(core: CoreMemory, session: Session, call: Page | None, label: str) -> 
         KernelError: only its beginning stood there.
     """
     number = core.notes.collection.number if core.notes.head else 0
-    shown = session.backend.read(key for key in (call.cites if call is not None else ()) if key[0] == number)
-    if not shown:
+    pages = session.backend.read(key for key in (call.cites if call is not None else ()) if key[0] == number)
+    if not pages:
         return None
-    key, page = next(((key, page) for key, (page, _) in shown.items() if page.name == label), ((0, 0), None))
+    key, page = next(((key, page) for key, (page, _) in pages.items() if page.name == label), ((0, 0), None))
     if page is None:
         return ""
     if key in core.cut.get(session.number, ()):

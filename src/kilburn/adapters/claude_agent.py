@@ -1,9 +1,9 @@
-"""The Claude Agent SDK: hooks that keep a session in a process, and the memory tools as its own MCP server.
+"""The Claude Agent SDK: hooks that keep a conversation in a session, and the memory tools as an MCP server in the program.
 
     options = ClaudeAgentOptions(**keep(store.session("ana-1")))
 
-Claude's own program makes its prompt, and the hooks see what is said: the user's prompts, every tool call with its result, and
-the last words of each turn. So nothing is lost when it compacts, and the model can search for it.
+Claude's own program makes its prompt. The hooks receive the user's prompts, every tool call with its result, and the last reply
+of each turn. So nothing is lost when it compacts, and the model can search for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERVER = "kilburn"
 
 
 def keep(session: Session, *, recollections: Recollections | None = None) -> dict[str, Any]:
-    """The options for a conversation that is kept in a session: its hooks, and the tools `recall` and `search_memory`.
+    """Return the options for a conversation that is kept in a session: its hooks, and the tools `recall` and `search_memory`.
 
     Args:
         recollections: long-term memory to put beside the user's prompts.
@@ -44,32 +44,32 @@ def keep(session: Session, *, recollections: Recollections | None = None) -> dic
 
 
 def hooks(history: KeptHistory, recollections: Recollections | None = None) -> dict[Any, list[HookMatcher]]:
-    """The hooks alone."""
+    """Return the hooks alone."""
 
-    async def prompted(given: Any, call: str | None, context: Any) -> Any:
-        await asyncio.to_thread(history.append, [{"role": "user", "content": given["prompt"]}])
-        found = await asyncio.to_thread(recollections.about, given["prompt"]) if recollections is not None else None
-        if found is None:
+    async def prompted(event: Any, call: str | None, context: Any) -> Any:
+        await asyncio.to_thread(history.append, [{"role": "user", "content": event["prompt"]}])
+        memories = await asyncio.to_thread(recollections.about, event["prompt"]) if recollections is not None else None
+        if memories is None:
             return {}
-        text = "".join(part.text for part in found.parts if part.kind is Kind.TEXT)
+        text = "".join(part.text for part in memories.parts if part.kind is Kind.TEXT)
         return {"hookSpecificOutput": {"hookEventName": "UserPromptSubmit", "additionalContext": text}}
 
-    async def used(given: Any, call: str | None, context: Any) -> Any:
-        if given["tool_name"].startswith(f"mcp__{SERVER}__"):
-            return {}  # recalled text is there already
-        said = given.get("error") or given.get("tool_response") or ""
-        text = said if isinstance(said, str) else msgspec.json.encode(said, enc_hook=str).decode()
-        number = given["tool_use_id"]
-        block = {"type": "tool_use", "id": number, "name": given["tool_name"], "input": given["tool_input"]}
+    async def used(event: Any, call: str | None, context: Any) -> Any:
+        if event["tool_name"].startswith(f"mcp__{SERVER}__"):
+            return {}  # recalled text is stored already
+        output = event.get("error") or event.get("tool_response") or ""
+        text = output if isinstance(output, str) else msgspec.json.encode(output, enc_hook=str).decode()
+        number = event["tool_use_id"]
+        block = {"type": "tool_use", "id": number, "name": event["tool_name"], "input": event["tool_input"]}
         result: dict[str, Any] = {"type": "tool_result", "tool_use_id": number, "content": text}
-        if "error" in given:
+        if "error" in event:
             result["is_error"] = True
         turn = [{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
         await asyncio.to_thread(history.append, turn)
         return {}
 
-    async def stopped(given: Any, call: str | None, context: Any) -> Any:
-        if text := given.get("last_assistant_message"):
+    async def stopped(event: Any, call: str | None, context: Any) -> Any:
+        if text := event.get("last_assistant_message"):
             await asyncio.to_thread(history.append, [{"role": "assistant", "content": text}])
         return {}
 

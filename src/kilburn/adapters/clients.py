@@ -8,7 +8,8 @@ gateway does beside it, by the same code. All other requests (embeddings, batche
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from kilburn.agents.loop import shrink
 from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.events import Events
+from kilburn.gateway.events import Events, ServerEvent
 from kilburn.gateway.form import Asked, Form, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
@@ -36,7 +37,7 @@ except ImportError as error:
 
 __all__ = ["wrap"]
 
-ROUNDS = 5
+MAX_ROUNDS = 5
 """Times that a model may use its memory before it has to reply."""
 
 CLIENTS = {"openai.OpenAI", "openai.AsyncOpenAI", "anthropic.Anthropic", "anthropic.AsyncAnthropic"}
@@ -80,17 +81,19 @@ def _check(client: object) -> None:
         SpecError: it is none.
     """
     kinds = client.__mro__ if isinstance(client, type) else type(client).__mro__
-    known = [kind.__name__ for kind in kinds if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in CLIENTS]
-    if isinstance(client, type) and known:
+    names = [kind.__name__ for kind in kinds if f"{kind.__module__.partition('.')[0]}.{kind.__name__}" in CLIENTS]
+    if isinstance(client, type) and names:
         raise SpecError(f"the class {client.__name__}, not a client", advice=f"wrap an object: {client.__name__}(...)")
-    if not known:
+    if not names:
         module = getattr(client if isinstance(client, type) else type(client), "__module__", "")
         advice = "wrap OpenAI, Anthropic or their async clients, of the libraries openai and anthropic"
         raise SpecError(f"a client of type {_type(client)}, from {module}", advice=advice)
     inner = getattr(client, "_client", None)
     if not isinstance(inner, httpx2.Client | httpx2.AsyncClient):
-        said = f"a client of type {_type(client)} that this Kilburn does not know"
-        raise SpecError(said, advice=f"another version of its library may do: {command(known[-1].removeprefix('Async').lower())}")
+        problem = f"a client of type {_type(client)} that this Kilburn does not know"
+        raise SpecError(
+            problem, advice=f"another version of its library may do: {command(names[-1].removeprefix('Async').lower())}"
+        )
     if isinstance(inner._transport, _Through | _AsyncThrough):
         raise SpecError("a client that is wrapped already", advice="wrap the plain client, once for each segment")
 
@@ -111,19 +114,19 @@ def _wrapped(client: Client, history: KeptHistory, tools: bool) -> Client:
         http = httpx2.Client(transport=_Through(inner, begin))
     else:
         http = httpx2.AsyncClient(transport=_AsyncThrough(inner, begin))
-    made = source.copy(http_client=http)
-    refused = made._make_status_error
+    copy = source.copy(http_client=http)
+    refused = copy._make_status_error
 
     def raised(message: str, *, body: object, response: Any) -> Exception:
-        own = response.extensions.get("kilburn")
-        return own if own is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
+        error = response.extensions.get("kilburn")
+        return error if error is not None else refused(message, body=body, response=response)  # type: ignore[no-any-return]
 
     def again(**options: Any) -> Any:
         return _wrapped(source.copy(**options), history, tools)
 
-    made._make_status_error = raised
-    made.copy = made.with_options = again
-    return made  # type: ignore[no-any-return]
+    copy._make_status_error = raised
+    copy.copy = copy.with_options = again
+    return copy  # type: ignore[no-any-return]
 
 
 class _Turn:
@@ -137,34 +140,36 @@ class _Turn:
         self._history, self._form = history, form
         if form.unread(body):
             raise SpecError("the provider keeps this conversation", advice="hand over the history, or use a client without wrap")
-        self._asked = asked = form.open(body)
-        form.split(asked)
-        choice = bytes(asked.fields.get("tool_choice", b"")).replace(b" ", b"")
-        self._offered = OFFERED if tools and asked.faults and choice not in (b'"none"', b'{"type":"none"}') else ()
-        beside = b" ".join([*asked.beside, msgspec.json.encode(self._offered)])
-        messages = [message for raw in asked.messages for message in form.read(raw)]
+        self._asked = request = form.open(body)
+        form.split(request)
+        choice = bytes(request.fields.get("tool_choice", b"")).replace(b" ", b"")
+        self._offered = OFFERED if tools and request.faults and choice not in (b'"none"', b'{"type":"none"}') else ()
+        beside = b" ".join([*request.beside, msgspec.json.encode(self._offered)])
+        messages = [message for raw in request.messages for message in form.read(raw)]
         if form.name == "responses":
             messages = _joined(messages)
         with history.session.lock:
-            self.foreign = history.is_foreign(messages, _lead_of(form, asked))
+            self.foreign = history.is_foreign(messages, _lead_of(form, request))
             if self.foreign:
                 return
-            self._put(history.prompt(messages, form.rendered, beside.decode(), model=asked.model))
-        self._left, self._shortened = ROUNDS, False
-        self.stream = asked.stream
+            self._put(history.prompt(messages, form.rendered, beside.decode(), model=request.model))
+        self._rounds_left, self._shortened = MAX_ROUNDS, False
+        self.stream = request.stream
         self.reading: Reading = form.reading(bool(self._offered))
 
     def _put(self, prompt: Prompt) -> None:
-        asked = self._asked
+        request = self._asked
         if prompt.system:
-            own = wire.as_blocks(msgspec.json.decode(asked.fields["system"])) if "system" in asked.fields else []
-            asked = msgspec.structs.replace(asked, fields={**asked.fields, "system": [*own, *wire.as_blocks(prompt.system)]})
-        self.body = self._form.splice(asked, to_send(prompt), self._offered)
+            blocks = wire.as_blocks(msgspec.json.decode(request.fields["system"])) if "system" in request.fields else []
+            request = msgspec.structs.replace(
+                request, fields={**request.fields, "system": [*blocks, *wire.as_blocks(prompt.system)]}
+            )
+        self.body = self._form.splice(request, to_send(prompt), self._offered)
         self._tokens = prompt.tokens
 
-    def shortens(self, answer: httpx2.Response) -> bool:
-        """Whether the provider's error is that the prompt was too long, for the first time, and `body` is shorter now."""
-        error = error_of("the provider", answer.status_code, None, answer.text, answer.headers)
+    def shortens(self, response: httpx2.Response) -> bool:
+        """Shorten `body` if the provider's error is that the prompt was too long, once; return whether it was shortened."""
+        error = _provider_error(response)
         if self._shortened or not isinstance(error, Overlong):
             return False
         self._shortened = True
@@ -175,28 +180,28 @@ class _Turn:
         self._put(self._history.render(self._form.rendered))
         return True
 
-    def goes_on(self) -> bool:
-        """Append this round's reply, and what our tools answer; whether another round follows, with another `body`."""
+    def continues(self) -> bool:
+        """Append this round's reply and the results of our tools; return whether another round follows, with another `body`."""
         reply = self.reading.reply()
         ours = self.reading.ours(reply)
-        # Which one of several the client takes, its next request says.
+        # Of several choices, the client's next request has the one that it took.
         if self._asked.choices == 1 and not ours:
             self._history.append([reply.message])
         rest = self._history.answered(reply.message) if self._asked.choices == 1 and ours else None
         self._history.observe(reply.usage)
-        if self._asked.choices != 1 or not ours or rest is not None or not self._left:
+        if self._asked.choices != 1 or not ours or rest is not None or not self._rounds_left:
             return False
-        self._left -= 1
-        if not self._left:
+        self._rounds_left -= 1
+        if not self._rounds_left:
             self._asked.fields["tool_choice"] = msgspec.Raw(b'{"type":"none"}' if self._form.name == "messages" else b'"none"')
         self._put(self._history.render(self._form.rendered))
         self.reading.again()
         return True
 
-    def took(self, body: bytes) -> bool:
-        """Take a whole reply; whether another round follows."""
+    def take(self, body: bytes) -> bool:
+        """Read a whole reply; return whether another round follows."""
         self.reading.take(body)
-        return self.goes_on()
+        return self.continues()
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
@@ -209,16 +214,16 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, asked: Asked) -> str:
+def _lead_of(form: Form, request: Asked) -> str:
     """The system prompt that stands before a conversation."""
-    told = [part.text for raw in asked.lead for message in form.read(raw) for part in message.parts]
+    texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
-        blocks = wire.as_blocks(msgspec.json.decode(asked.fields[key])) if key in asked.fields else None
-        told += [str(block.get("text", "")) for block in blocks or () if isinstance(block, dict)]
-    return "\n".join(told)
+        blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None
+        texts += [str(block.get("text", "")) for block in blocks or () if isinstance(block, dict)]
+    return "\n".join(texts)
 
 
-def _form_of(request: httpx2.Request) -> Form | None:
+def _request_form(request: httpx2.Request) -> Form | None:
     return next((form for form in FORMS if request.method == "POST" and request.url.path.endswith(form.path)), None)
 
 
@@ -227,80 +232,92 @@ def _with_body(request: httpx2.Request, body: bytes) -> httpx2.Request:
     return httpx2.Request(request.method, request.url, headers=headers, content=body, extensions=request.extensions)
 
 
-def _answer(answer: httpx2.Response, **body: Any) -> httpx2.Response:
-    """A response like the provider's, with another body."""
-    headers = [(name, value) for name, value in answer.headers.raw if name.lower().decode() not in CARRIED]
-    return httpx2.Response(answer.status_code, headers=headers, extensions=answer.extensions, **body)
+def _response(response: httpx2.Response, **body: Any) -> httpx2.Response:
+    """Return a response like the provider's, with another body."""
+    headers = [(name, value) for name, value in response.headers.raw if name.lower().decode() not in CARRIED]
+    return httpx2.Response(response.status_code, headers=headers, extensions=response.extensions, **body)
+
+
+def _provider_error(response: httpx2.Response) -> KilburnError:
+    return error_of("the provider", response.status_code, None, response.text, response.headers)
 
 
 def _refusal(error: KilburnError) -> httpx2.Response:
-    """What the SDKs neither try again nor read, and raise as it is."""
+    """Return a response that the SDKs neither retry nor read: they raise the error in it."""
     return httpx2.Response(400, headers={"x-should-retry": "false"}, json={}, extensions={"kilburn": error})
 
 
-def _broken(answer: httpx2.Response) -> KilburnError:
-    """The error of a later round whose beginning the client has seen."""
-    return error_of("the provider", answer.status_code, None, answer.text, answer.headers)
+_Step = httpx2.Request | httpx2.Response | Callable[[], Any]
+"""A step of an exchange: a request to send, a response to read whole, or a call that may wait for the session's lock."""
+
+_Exchange = Generator[_Step, Any, Any]
+"""The steps of an exchange, each of which gets its result: one program for plain and async clients."""
+
+
+def _run(steps: _Exchange, inner: httpx2.Client) -> Any:
+    """Run the steps of an exchange, and return its result."""
+    result: Any = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, httpx2.Request):
+            result = inner.send(step, stream=True)
+        else:
+            result = step.read() if isinstance(step, httpx2.Response) else step()
+
+
+async def _run_async(steps: _Exchange, inner: httpx2.AsyncClient) -> Any:
+    """Run the steps of an exchange for an async client."""
+    result: Any = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        if isinstance(step, httpx2.Request):
+            result = await inner.send(step, stream=True)
+        else:
+            result = await (step.aread() if isinstance(step, httpx2.Response) else asyncio.to_thread(step))
+
+
+def _exchange(begin: Callable[[], _Turn], request: httpx2.Request, stream: Callable[[_Turn, httpx2.Response], Any]) -> _Exchange:
+    """Send a request through the session, with all rounds of its reply; a streamed reply goes on in `stream`."""
+    turn = yield begin
+    if turn.foreign:
+        return (yield request)
+    while True:
+        response = yield _with_body(request, turn.body)
+        if turn.stream and response.status_code < 400:
+            return _response(response, stream=stream(turn, response))
+        body = yield response
+        if response.status_code >= 400:
+            if not (yield partial(turn.shortens, response)):
+                return _response(response, content=body)
+        elif not (yield partial(turn.take, body)):
+            return _response(response, content=turn.reading.end())
 
 
 class _Through(httpx2.BaseTransport):
-    """Sends requests by a client's own connections, and through the session."""
+    """Sends requests over a client's own connections, and through the session."""
 
     def __init__(self, inner: httpx2.Client, begin: Callable[[Form, bytes], _Turn]) -> None:
         self._inner, self._begin = inner, begin
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        form = _form_of(request)
+        form = _request_form(request)
         if form is None:
             return self._inner.send(request, stream=True)
+        begin = partial(self._begin, form, request.read())
         try:
-            turn = self._begin(form, request.read())
-            if turn.foreign:
-                return self._inner.send(request, stream=True)
-            while True:
-                answer = self._inner.send(_with_body(request, turn.body), stream=True)
-                if turn.stream and answer.status_code < 400:
-                    return _answer(answer, stream=_Streamed(self._inner, request, turn, answer))
-                body = answer.read()
-                if answer.status_code >= 400:
-                    if not turn.shortens(answer):
-                        return _answer(answer, content=body)
-                elif not turn.took(body):
-                    return _answer(answer, content=turn.reading.end())
+            response: httpx2.Response = _run(_exchange(begin, request, partial(_Streamed, self._inner, request)), self._inner)
         except KilburnError as error:
             return _refusal(error)
+        return response
 
     def close(self) -> None:
         self._inner.close()
-
-
-class _Streamed(httpx2.SyncByteStream):
-    """A streamed reply, over all rounds. If it is closed early, nothing of the round that was under way is appended."""
-
-    def __init__(self, inner: httpx2.Client, request: httpx2.Request, turn: _Turn, answer: httpx2.Response) -> None:
-        self._inner, self._request, self._turn, self._answer = inner, request, turn, answer
-
-    def __iter__(self) -> Iterator[bytes]:
-        turn = self._turn
-        while True:
-            events = Events()
-            for piece in self._answer.iter_bytes():
-                yield b"".join(map(turn.reading.feed, events.feed(piece)))
-            yield b"".join(map(turn.reading.feed, events.end()))
-            self._answer.close()
-            if turn.reading.failed is not None:
-                yield turn.reading.left()
-                return
-            if not turn.goes_on():
-                yield turn.reading.end()
-                return
-            self._answer = self._inner.send(_with_body(self._request, turn.body), stream=True)
-            if self._answer.status_code >= 400:
-                self._answer.read()
-                raise _broken(self._answer)
-
-    def close(self) -> None:
-        self._answer.close()
 
 
 class _AsyncThrough(httpx2.AsyncBaseTransport):
@@ -310,54 +327,76 @@ class _AsyncThrough(httpx2.AsyncBaseTransport):
         self._inner, self._begin = inner, begin
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        form = _form_of(request)
+        form = _request_form(request)
         if form is None:
             return await self._inner.send(request, stream=True)
+        begin = partial(self._begin, form, await request.aread())
+        steps = _exchange(begin, request, partial(_AsyncStreamed, self._inner, request))
         try:
-            turn = await asyncio.to_thread(self._begin, form, await request.aread())
-            if turn.foreign:
-                return await self._inner.send(request, stream=True)
-            while True:
-                answer = await self._inner.send(_with_body(request, turn.body), stream=True)
-                if turn.stream and answer.status_code < 400:
-                    return _answer(answer, stream=_AsyncStreamed(self._inner, request, turn, answer))
-                body = await answer.aread()
-                if answer.status_code >= 400:
-                    if not await asyncio.to_thread(turn.shortens, answer):
-                        return _answer(answer, content=body)
-                elif not await asyncio.to_thread(turn.took, body):
-                    return _answer(answer, content=turn.reading.end())
+            response: httpx2.Response = await _run_async(steps, self._inner)
         except KilburnError as error:
             return _refusal(error)
+        return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-class _AsyncStreamed(httpx2.AsyncByteStream):
+class _Rounds:
+    """The rounds of a streamed reply. If it is closed early, nothing of the round in progress is appended."""
+
+    def __init__(self, inner: Any, request: httpx2.Request, turn: _Turn, response: httpx2.Response) -> None:
+        self._inner, self._request, self._turn, self._response = inner, request, turn, response
+
+    def _feed(self, events: Iterable[ServerEvent]) -> bytes:
+        return b"".join(map(self._turn.reading.feed, events))
+
+    def _end_round(self) -> _Exchange:
+        """Begin another round and return None, or return the end of the reply."""
+        turn = self._turn
+        if turn.reading.failed is not None:
+            return turn.reading.left()
+        if not (yield turn.continues):
+            return turn.reading.end()
+        self._response = yield _with_body(self._request, turn.body)
+        if self._response.status_code >= 400:
+            yield self._response
+            # The client has seen the beginning of the reply.
+            raise _provider_error(self._response)
+        return None
+
+
+class _Streamed(_Rounds, httpx2.SyncByteStream):
+    """A streamed reply, over all rounds."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        end: bytes | None = None
+        while end is None:
+            events = Events()
+            for piece in self._response.iter_bytes():
+                yield self._feed(events.feed(piece))
+            yield self._feed(events.end())
+            self._response.close()
+            end = _run(self._end_round(), self._inner)
+        yield end
+
+    def close(self) -> None:
+        self._response.close()
+
+
+class _AsyncStreamed(_Rounds, httpx2.AsyncByteStream):
     """`_Streamed` for async clients."""
 
-    def __init__(self, inner: httpx2.AsyncClient, request: httpx2.Request, turn: _Turn, answer: httpx2.Response) -> None:
-        self._inner, self._request, self._turn, self._answer = inner, request, turn, answer
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        turn = self._turn
-        while True:
+        end: bytes | None = None
+        while end is None:
             events = Events()
-            async for piece in self._answer.aiter_bytes():
-                yield b"".join(map(turn.reading.feed, events.feed(piece)))
-            yield b"".join(map(turn.reading.feed, events.end()))
-            await self._answer.aclose()
-            if turn.reading.failed is not None:
-                yield turn.reading.left()
-                return
-            if not await asyncio.to_thread(turn.goes_on):
-                yield turn.reading.end()
-                return
-            self._answer = await self._inner.send(_with_body(self._request, turn.body), stream=True)
-            if self._answer.status_code >= 400:
-                await self._answer.aread()
-                raise _broken(self._answer)
+            async for piece in self._response.aiter_bytes():
+                yield self._feed(events.feed(piece))
+            yield self._feed(events.end())
+            await self._response.aclose()
+            end = await _run_async(self._end_round(), self._inner)
+        yield end
 
     async def aclose(self) -> None:
-        await self._answer.aclose()
+        await self._response.aclose()

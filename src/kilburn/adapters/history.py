@@ -38,7 +38,7 @@ from kilburn.wire.form import parse
 
 log = logging.getLogger("kilburn")
 
-GONE = (Place.RETIRED, Place.DROPPED)
+WITHDRAWN = (Place.RETIRED, Place.DROPPED)
 
 LEADS = 8
 """System prompts that are remembered: agents that take turns have one each."""
@@ -63,13 +63,13 @@ class Recollections(NamedTuple):
     def about(self, query: str, running: str = "") -> Message | None:
         """What is remembered about it outside of the running session, marked with origin and age, as a message that cites its
         pages; None for nothing."""
-        found = known(self.store, query, self.tokens, self.user, without=running)
-        if found is None:
+        memories = known(self.store, query, self.tokens, self.user, without=running)
+        if memories is None:
             return None
-        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=found.text),), trust=Trust.TOOL, cites=found.pages)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=memories.text),), trust=Trust.TOOL, cites=memories.pages)
 
 
-class _Known(NamedTuple):
+class _StoredMessage(NamedTuple):
     """A message of the session that the framework has too."""
 
     digests: tuple[bytes, ...]
@@ -101,11 +101,11 @@ class KeptHistory:
 
     def count_for(self, model: object) -> None:
         """Count by the tokenizer of a framework's model, which is a name, or has one as `model_name` or `model`; what has no name
-        changes nothing. See `Session.count_for`."""
+        changes nothing. See `Session.prompts.count_for`."""
         names = (model, getattr(model, "model_name", None), getattr(model, "model", None))
         name = next((name for name in names if isinstance(name, str) and name), None)
         if name is not None:
-            self.session.count_for(name)
+            self.session.prompts.count_for(name)
 
     def prompt(
         self, messages: Iterable[Any], form: str = "chat", beside: Any = None, *, model: object = None, rewinds: bool = True
@@ -143,103 +143,113 @@ class KeptHistory:
             messages: the whole history, as for `prompt`.
             lead: the system prompt that stands before it and is not among the messages.
         """
-        given = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
+        history = [message for message in apart(parse(list(messages))) if message.role is not Role.SYSTEM]
         with self.session.lock:
-            self.session.refresh()
-            known = [(entry, self.session.window.pages[entry.first].role) for entry in self._known()]
-            known = [(entry, role) for entry, role in known if role is not Role.SYSTEM]
-            said = [digest(message) for message in given]
-            chain = list(chained(said))
+            self.session.ledger.refresh()
+            entries = [(entry, self.session.window.pages[entry.first].role) for entry in self._stored_messages()]
+            entries = [(entry, role) for entry, role in entries if role is not Role.SYSTEM]
+            digests = [digest(message) for message in history]
+            chain = list(chained(digests))
             # How much of it was foreign before, and came back.
-            before = next((at for at in reversed(range(1, len(chain))) if self._went_past(chain[at - 1], lead)), 0)
-            if not known:
+            passed = next((at for at in reversed(range(1, len(chain))) if self._has_passed(chain[at - 1], lead)), 0)
+            if not entries:
                 self._began = True
-            elif not self._is_own(known, given, said, lead, before):
-                roles = [role for _, role in known]
+            elif not self._is_own(entries, history, digests, lead, passed):
+                roles = [role for _, role in entries]
                 answered = roles.index(Role.ASSISTANT) if Role.ASSISTANT in roles else len(roles)
                 went_on = any(role is not Role.ASSISTANT for role in roles[answered:])
-                if not before or went_on or not self._began:
-                    self._pass(chain, lead, before)
+                if not passed or went_on or not self._began:
+                    self._pass(chain, lead, passed)
                     return True
-                mine = [page.id for page, _ in self.session.pages() if page.id > 0 and page.role is not Role.SYSTEM]
-                self.session.take_back(mine)
+                mine = [page.id for page, _ in self.session.contents.pages() if page.id > 0 and page.role is not Role.SYSTEM]
+                self.session.edits.take_back(mine)
             if lead not in self._leads:
                 self._leads.append(lead)
             return False
 
     def _is_own(
-        self, known: Sequence[tuple[_Known, Role]], given: Sequence[Message], said: Sequence[bytes], lead: str, before: int
+        self,
+        entries: Sequence[tuple[_StoredMessage, Role]],
+        history: Sequence[Message],
+        digests: Sequence[bytes],
+        lead: str,
+        passed: int,
     ) -> bool:
         """Whether a history is this session's by what both say; see `is_foreign`."""
-        if self._answers(given):
+        if self._answers(history):
             return True
-        alike = [each in entry.digests for (entry, _), each in zip(known, said, strict=False)]
+        alike = [value in entry.digests for (entry, _), value in zip(entries, digests, strict=False)]
         same = alike.index(False) if False in alike else len(alike)
-        near = not self._leads or any(_alike(each, lead) for each in self._leads)
-        if same == len(known) and (near or same > 1 or same < len(said)):
+        near = not self._leads or any(_alike(value, lead) for value in self._leads)
+        if same == len(entries) and (near or same > 1 or same < len(digests)):
             return True
-        last = max((at for at, (_, role) in enumerate(known) if role is Role.USER), default=0)
-        if same > (not near) and (same >= last or before > same or not self._fits(given)):
+        last = max((at for at, (_, role) in enumerate(entries) if role is Role.USER), default=0)
+        if same > (not near) and (same >= last or passed > same or not self._fits(history)):
             return True
-        return near and (self._keeps_the_end(known, last, given, said, same) or self._sums_up(given))
+        return near and (self._keeps_the_end(entries, last, history, digests, same) or self._sums_up(history))
 
     def _keeps_the_end(
-        self, known: Sequence[tuple[_Known, Role]], last: int, given: Sequence[Message], said: Sequence[bytes], same: int
+        self,
+        entries: Sequence[tuple[_StoredMessage, Role]],
+        last: int,
+        history: Sequence[Message],
+        digests: Sequence[bytes],
+        same: int,
     ) -> bool:
         """Whether a history has the session's last request beside something else, or enough of what was said at its end."""
-        if len(said) > 1 and not {*known[last][0].digests}.isdisjoint(said):
+        if len(digests) > 1 and not {*entries[last][0].digests}.isdisjoint(digests):
             return True
-        there = set(said)
-        session = [next(filter(there.__contains__, entry.digests), b"") for entry, _ in known]
+        present = set(digests)
+        session = [next(filter(present.__contains__, entry.digests), b"") for entry, _ in entries]
         places: dict[bytes, list[int]] = {}
-        for at, each in enumerate(said):
-            places.setdefault(each, []).append(at)
-        end = end_of(session, said, places, same)
-        return is_own(given[end.start : end.stop])
+        for at, value in enumerate(digests):
+            places.setdefault(value, []).append(at)
+        end = end_of(session, digests, places, same)
+        return is_own(history[end.start : end.stop])
 
-    def _sums_up(self, given: Sequence[Message]) -> bool:
+    def _sums_up(self, history: Sequence[Message]) -> bool:
         """Whether a history begins with a summary that the session itself gave last."""
         reply = last_reply(self.session)
-        for message in given[:-1][:OPENING]:
-            found = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
-            if found and is_summary(reply, found, self.session.originals()):
+        for message in history[:-1][:OPENING]:
+            quotations = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
+            if quotations and is_summary(reply, quotations, self.session.contents.originals()):
                 return True
         return False
 
-    def _answers(self, given: Sequence[Message]) -> bool:
+    def _answers(self, history: Sequence[Message]) -> bool:
         """Whether a history has the result of a call that is open here, and not the call. So do clients whose provider keeps the
         earlier messages."""
         window = self.session.window
-        asked = {call for message in given for call in _calls(message)}
-        results = [part.call or "" for message in given for part in message.parts if part.kind is Kind.RESULT]
-        return any(window.calls.get(call) in window.open for call in results if call not in asked)
+        calls = {call for message in history for call in _calls(message)}
+        results = [part.call or "" for message in history for part in message.parts if part.kind is Kind.RESULT]
+        return any(window.calls.get(call) in window.open for call in results if call not in calls)
 
-    def _fits(self, given: Sequence[Message]) -> bool:
+    def _fits(self, history: Sequence[Message]) -> bool:
         """Whether a history is no longer than the window."""
-        counter, left = self.session.counter, self.session.capacity
-        for message in given:
-            left -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
-            if left < 0:
+        counter, remaining = self.session.counter, self.session.prompts.capacity
+        for message in history:
+            remaining -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
+            if remaining < 0:
                 return False
         return True
 
-    def _went_past(self, end: bytes, lead: str) -> bool:
+    def _has_passed(self, end: bytes, lead: str) -> bool:
         """Whether a history that ends so was foreign, under such a system prompt."""
         return end in self._passed and _alike(self._passed[end][0], lead)
 
-    def _pass(self, chain: Sequence[bytes], lead: str, before: int) -> None:
+    def _pass(self, chain: Sequence[bytes], lead: str, passed: int) -> None:
         """Remember a foreign history; of one that goes on, say so once."""
-        if before and not self._passed[chain[before - 1]][1]:
+        if passed and not self._passed[chain[passed - 1]][1]:
             advice = "wrap a client for it, with a session of its own"
             log.warning("a conversation that is none of session %r goes past it, without a window: %s", self.session.name, advice)
-        self._passed.update({end: (lead, bool(before)) for end in chain[-1:]})
+        self._passed.update({end: (lead, bool(passed)) for end in chain[-1:]})
         while len(self._passed) > PASSED:
             self._passed.popitem(last=False)
 
     def render(self, form: str = "chat") -> Prompt:
         """The window, as it is."""
         prompt = self.session.render(form)
-        self._counted = prompt.tokens + self.session.budget.overhead
+        self._counted = prompt.tokens + self.session.prompts.budget.overhead
         self._shown.update(digest(message) for message in apart(parse(list(prompt))))
         return prompt
 
@@ -248,54 +258,56 @@ class KeptHistory:
         if usage is not None and usage.prompt:
             # The reply is stored already, and the session is made to fit when it is rendered.
             with suppress(StoreError):
-                self.session.observe(usage, self._counted)
+                self.session.prompts.observe(usage, self._counted)
 
     def take(self, messages: Iterable[Any], *, rewinds: bool = True) -> list[Message]:
         """Append what is new of a whole history, and return it; see `prompt`."""
-        given = apart(parse(list(messages)))
+        history = apart(parse(list(messages)))
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             if not self._shown and self.session.window.last:
                 self.render()
-            known = self._known()
-            digests = [digest(message) for message in given]
-            there = set(digests)
-            pairs = _pairs([next(filter(there.__contains__, entry.digests), b"") for entry in known], digests)
-            while (again := self._asked_again(given, known, pairs)) is not None:
-                pairs = {at: place for at, place in pairs.items() if at < again}
+            entries = self._stored_messages()
+            digests = [digest(message) for message in history]
+            present = set(digests)
+            pairs = _pairs([next(filter(present.__contains__, entry.digests), b"") for entry in entries], digests)
+            while (repeat := self._first_changed_call(history, entries, pairs)) is not None:
+                pairs = {at: place for at, place in pairs.items() if at < repeat}
             ids: dict[str, str] = {}
             new: list[Message] = []
-            for at, message in enumerate(given):
+            for at, message in enumerate(history):
                 if at in pairs:
-                    ids.update(zip(_calls(message), known[pairs[at]].calls, strict=True))
+                    ids.update(zip(_calls(message), entries[pairs[at]].calls, strict=True))
                 elif (rewinds or digests[at] not in self._shown) and not self._is_answered(message, ids):
                     new.append(self._renamed(message, ids))
-            last = max(pairs.values(), default=len(known))
-            lost = list(range(last + 1, len(known))) if rewinds else []
-            if new and given[-1].role is Role.USER and len(given) - 1 in pairs:
+            last = max(pairs.values(), default=len(entries))
+            lost = list(range(last + 1, len(entries))) if rewinds else []
+            if new and history[-1].role is Role.USER and len(history) - 1 in pairs:
                 # Something new stands before the request, a summary for example: the request comes last all the same.
-                new.append(given[-1])
-                lost.append(pairs[len(given) - 1])
-            ends = [*(entry.first for entry in known[1:]), self.session.window.last + 1]
-            gone = [page for place in lost for page in range(known[place].first, ends[place])]
+                new.append(history[-1])
+                lost.append(pairs[len(history) - 1])
+            ends = [*(entry.first for entry in entries[1:]), self.session.window.last + 1]
+            pages = [page for place in lost for page in range(entries[place].first, ends[place])]
             if new:
-                self.session.append(*self._with_recollections(new), instead_of=gone)
-            elif gone:
-                self.session.take_back(gone)
+                self.session.append(*self._with_recollections(new), instead_of=pages)
+            elif pages:
+                self.session.edits.take_back(pages)
             return new
 
-    def _asked_again(self, given: Sequence[Message], known: Sequence[_Known], pairs: dict[int, int]) -> int | None:
+    def _first_changed_call(
+        self, history: Sequence[Message], entries: Sequence[_StoredMessage], pairs: dict[int, int]
+    ) -> int | None:
         """The first message whose calls got other results at the end of the history than they have in the process: both are
         new then, because a call has one result."""
         window, last = self.session.window, max(pairs.values(), default=-1)
-        behind = {window.pages[entry.first].answers for entry in known[last + 1 :]} - {0}
-        for at, message in enumerate(given):
+        behind = {window.pages[entry.first].answers for entry in entries[last + 1 :]} - {0}
+        for at, message in enumerate(history):
             if at in pairs or message.role is not Role.TOOL:
                 continue
             call = message.parts[0].call or ""
-            asked = next((n for n in reversed(range(at)) if call in _calls(given[n])), None)
-            if asked in pairs and window.calls.get(known[pairs[asked]].calls[_calls(given[asked]).index(call)]) in behind:
-                return asked
+            caller = next((n for n in reversed(range(at)) if call in _calls(history[n])), None)
+            if caller in pairs and window.calls.get(entries[pairs[caller]].calls[_calls(history[caller]).index(call)]) in behind:
+                return caller
         return None
 
     def _is_answered(self, message: Message, ids: dict[str, str]) -> bool:
@@ -307,7 +319,7 @@ class KeptHistory:
     def append(self, messages: Iterable[Any]) -> None:
         """Append messages that are new, a reply for example."""
         with self.session.lock:
-            self.session.refresh()
+            self.session.ledger.refresh()
             ids: dict[str, str] = {}
             new = [self._renamed(message, ids) for message in apart(parse(list(messages)))]
             if new:
@@ -315,9 +327,9 @@ class KeptHistory:
 
     def answer(self, name: str, arguments: str) -> str:
         """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
-        said = memory_tools.call(self.session, name, arguments)
-        self._recalled[said.text] = said.sources
-        return said.text
+        result = memory_tools.call(self.session, name, arguments)
+        self._recalled[result.text] = result.sources
+        return result.text
 
     def answered(self, reply: Message) -> Message | None:
         """Append a reply that calls tools of ours, with their results; the framework never sees either.
@@ -330,15 +342,15 @@ class KeptHistory:
             memory_tools.call(self.session, part.name or "", part.text).message(HIDDEN + (part.call or "")) for part in ours
         ]
         self.append([hidden(reply), *results])
-        left = tuple(part for part in reply.parts if part not in ours)
-        return msgspec.structs.replace(reply, parts=left) if any(part.kind is Kind.CALL for part in left) else None
+        remaining = tuple(part for part in reply.parts if part not in ours)
+        return msgspec.structs.replace(reply, parts=remaining) if any(part.kind is Kind.CALL for part in remaining) else None
 
     def _with_recollections(self, new: Sequence[Message]) -> Iterator[Message]:
         last = max((at for at, message in enumerate(new) if message.role is Role.USER), default=-1)
         for at, message in enumerate(new):
             if at == last and self.recollections is not None:
-                said = "\n".join(part.text for part in message.parts if part.kind is Kind.TEXT)
-                if said and (remembered := self.recollections.about(said, self.session.name)) is not None:
+                query = "\n".join(part.text for part in message.parts if part.kind is Kind.TEXT)
+                if query and (remembered := self.recollections.about(query, self.session.name)) is not None:
                     yield remembered
             # What a framework's tool recalled keeps its sources, so that it is not indexed as if it were new.
             sources = self._recalled.pop(message.parts[0].text, ()) if message.role is Role.TOOL else ()
@@ -346,10 +358,10 @@ class KeptHistory:
 
     def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
         """The message with call ids that the session does not have yet, and results with the ids that their calls got."""
-        taken, turn = self.session.window.calls, self.session.window.turn
+        used_ids, turn = self.session.window.calls, self.session.window.turn
         for call in _calls(message):
             new, number = call, 0
-            while new in taken or new in ids.values():
+            while new in used_ids or new in ids.values():
                 number += 1
                 new = f"{call}_{turn}_{number}"
             ids[call] = new
@@ -358,39 +370,39 @@ class KeptHistory:
         parts = (msgspec.structs.replace(part, call=ids.get(part.call or "", part.call)) for part in message.parts)
         return msgspec.structs.replace(message, parts=tuple(parts))
 
-    def _known(self) -> list[_Known]:
+    def _stored_messages(self) -> list[_StoredMessage]:
         """The messages of the session that the framework has too, in order: those that are neither hidden from it nor taken
         back."""
         groups: list[list[Page]] = []
-        for page, state in self.session.pages():
-            if page.id < 0 or state.at in GONE or page.cites:
+        for page, state in self.session.contents.pages():
+            if page.id < 0 or state.at in WITHDRAWN or page.cites:
                 continue
             if groups and groups[-1][0].message == page.message and page.kind is not Kind.RESULT:
                 groups[-1].append(page)
             else:
                 groups.append([page])
-        self.session.fetch(page for group in groups if group[0].id not in self._digests for page in group)
-        known: list[_Known] = []
-        said = ""
+        self.session.contents.fetch(page for group in groups if group[0].id not in self._digests for page in group)
+        entries: list[_StoredMessage] = []
+        preamble = ""
         for group in groups:
             calls = [page.call or "" for page in group if page.kind is Kind.CALL]
             if group[0].role is Role.TOOL and (group[0].call or "").startswith(HIDDEN):
                 continue
             if calls and all(call.startswith(HIDDEN) for call in calls):
                 # A stream has shown these words to the framework, as the beginning of the reply.
-                said += "".join(self.session.text(page.id) for page in group if page.kind is Kind.TEXT)
+                preamble += "".join(self.session.contents.text(page.id) for page in group if page.kind is Kind.TEXT)
                 continue
             key = group[0].id
             if key not in self._digests:
-                parts = [self.session.part(page)[0] for page in group]
+                parts = [self.session.contents.part(page)[0] for page in group]
                 self._digests[key] = (digest(Message(role=group[0].role, parts=tuple(parts))),)
-                if said and group[0].role is Role.ASSISTANT:
-                    whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=said), *parts))
+                if preamble and group[0].role is Role.ASSISTANT:
+                    whole = Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=preamble), *parts))
                     self._digests[key] += (digest(whole),)
-            said = ""
-            seen = tuple(call for call in calls if not call.startswith(HIDDEN))
-            known.append(_Known(self._digests[key], key, seen))
-        return known
+            preamble = ""
+            visible = tuple(call for call in calls if not call.startswith(HIDDEN))
+            entries.append(_StoredMessage(self._digests[key], key, visible))
+        return entries
 
     def _leave_room(self, beside: Any) -> None:
         session, counter = self.session, self.session.counter
@@ -398,33 +410,35 @@ class KeptHistory:
         if beside:
             text = beside if isinstance(beside, str) else msgspec.json.encode(beside, enc_hook=str).decode()
             overhead += counter.count(text)
-        budget = session.budget
+        budget = session.prompts.budget
         if overhead != budget.overhead:
-            session.resize(Budget(budget.window, budget.reserve, overhead))
+            session.edits.resize(Budget(budget.window, budget.reserve, overhead))
 
 
-def _alike(one: str, other: str) -> bool:
+def _alike(first: str, second: str) -> bool:
     """Whether two system prompts are the same but for a date, or the like: two thirds of the longer one."""
-    start = _begin_alike(one, other)
-    end = _begin_alike(one[start:][::-1], other[start:][::-1])
-    return 3 * (start + end) >= 2 * max(len(one), len(other))
+    start = _begin_alike(first, second)
+    end = _begin_alike(first[start:][::-1], second[start:][::-1])
+    return 3 * (start + end) >= 2 * max(len(first), len(second))
 
 
-def _begin_alike(one: str, other: str) -> int:
+def _begin_alike(first: str, second: str) -> int:
     """How many characters two texts have in common at their beginning."""
-    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+    return next(
+        (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), min(len(first), len(second))
+    )
 
 
 def _calls(message: Message) -> list[str]:
     return [part.call or "" for part in message.parts if part.kind is Kind.CALL]
 
 
-def _pairs(known: Sequence[bytes], given: Sequence[bytes]) -> dict[int, int]:
+def _pairs(session: Sequence[bytes], history: Sequence[bytes]) -> dict[int, int]:
     """Which of the given is which of the known: the index of the one for that of the other, in order in both."""
-    both = list(zip(known, given, strict=False))
-    same = next((at for at, (one, other) in enumerate(both) if one != other), len(both))
+    aligned = list(zip(session, history, strict=False))
+    same = next((at for at, (first, second) in enumerate(aligned) if first != second), len(aligned))
     pairs = {at: at for at in range(same)}
-    match = SequenceMatcher(None, known[same:], given[same:], autojunk=False)
+    match = SequenceMatcher(None, session[same:], history[same:], autojunk=False)
     for block in match.get_matching_blocks():
         pairs.update({same + block.b + at: same + block.a + at for at in range(block.size)})
     return pairs

@@ -50,15 +50,15 @@ class WindowMiddleware(AgentMiddleware):
         session = self._where
         if isinstance(session, Store):
             session = session.session(str(get_config()["configurable"]["thread_id"]))
-        known = self._histories.get(session.name)
-        if known is None or known.session is not session:
-            known = self._histories[session.name] = KeptHistory(session, self._recollections)
-        return known
+        history = self._histories.get(session.name)
+        if history is None or history.session is not session:
+            history = self._histories[session.name] = KeptHistory(session, self._recollections)
+        return history
 
     def _tool(self, spec: ToolSpec) -> StructuredTool:
         def answer(**arguments: Any) -> str:
-            given = {key: value for key, value in arguments.items() if value is not None}
-            return self._history().answer(spec.name, msgspec.json.encode(given).decode())
+            fields = {key: value for key, value in arguments.items() if value is not None}
+            return self._history().answer(spec.name, msgspec.json.encode(fields).decode())
 
         return StructuredTool.from_function(
             func=answer, name=spec.name, description=spec.description, args_schema=spec.parameters, infer_schema=False
@@ -82,11 +82,13 @@ class WindowMiddleware(AgentMiddleware):
 
 
 def _windowed(request: ModelRequest[Any], history: KeptHistory) -> ModelRequest[Any]:
-    given = _chat(request.messages)
-    own = {_key(message): original for message, original in zip(given, request.messages, strict=True)}
-    specs = [each if isinstance(each, dict) else [each.name, each.description, each.args] for each in request.tools]
-    prompt = history.prompt(given, "chat", [request.system_prompt, *specs], model=request.model)
-    return request.override(messages=[own.get(_key(each)) or convert_to_messages([each])[0] for each in prompt])
+    messages = _chat(request.messages)
+    originals = {_key(message): original for message, original in zip(messages, request.messages, strict=True)}
+    specs = [
+        message if isinstance(message, dict) else [message.name, message.description, message.args] for message in request.tools
+    ]
+    prompt = history.prompt(messages, "chat", [request.system_prompt, *specs], model=request.model)
+    return request.override(messages=[originals.get(_key(message)) or convert_to_messages([message])[0] for message in prompt])
 
 
 def _keep(response: ModelResponse[Any], history: KeptHistory) -> None:
@@ -98,7 +100,7 @@ def _keep(response: ModelResponse[Any], history: KeptHistory) -> None:
 
 
 def _chat(messages: Sequence[AnyMessage]) -> list[dict[str, Any]]:
-    """One chat dict for each message."""
+    """Return one chat dict for each message."""
     return [dict(convert_to_openai_messages(message)) for message in messages]
 
 

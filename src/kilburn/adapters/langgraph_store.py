@@ -4,7 +4,7 @@
 
 A namespace is the memory of the user of that name, its labels joined by "." (`("ana", "tea")` is `store.memory("ana.tea")`), and
 an item is a page there, so `recall` finds it and `forget` erases it. A put adds a page and retires its predecessor; a delete
-retires it. So what was is kept, and a recall as of an earlier time finds it.
+retires it. So earlier values stay readable, and a recall as of an earlier time finds them.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ __all__ = ["KilburnStore"]
 ITEM, UNSEARCHED = "item", "item that is not searched"
 """What an item's page claims to be; its subject is the key."""
 
-READ = 500
+READ_BATCH = 500
 """Pages that are read at a time."""
 
 RANKED = 4000
 """Tokens for which a search ranks items: enough for the deepest one."""
 
 
-class _Kept(NamedTuple):
-    """The last page of a key; when and as which page it began, and when it ended."""
+class _Entry(NamedTuple):
+    """The newest page of a key, its first page and the time of that, and the time at which it ended."""
 
     page: int
     first: int
@@ -68,7 +68,7 @@ class _Kept(NamedTuple):
 
 class _Row(NamedTuple):
     memory: Collection
-    kept: _Kept
+    entry: _Entry
     page: Page
 
 
@@ -88,10 +88,10 @@ class KilburnStore(BaseStore):
         self._store = store
         self.ttl_config: TTLConfig | None = {"refresh_on_read": False}
         self._lock = threading.RLock()
-        self._seen: dict[int, tuple[int, dict[str, _Kept]]] = {}
+        self._seen: dict[int, tuple[int, dict[str, _Entry]]] = {}
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Carry out operations: first what reads, then what writes; of two puts of one key the last one counts.
+        """Carry out operations: reads first, then writes. Of two puts of one key the last one counts.
 
         Raises:
             InvalidNamespaceError, SpecError, KernelError: nothing was written. StoreError.
@@ -114,13 +114,13 @@ class KilburnStore(BaseStore):
     def _answer(self, op: Op) -> Result:
         if isinstance(op, GetOp):
             memory = self._memory(op.namespace)
-            found = [] if memory is None else list(self._rows(memory, [op.key]))
-            return next(iter(self._items(found, Item)), None)
+            rows = [] if memory is None else list(self._rows(memory, [op.key]))
+            return next(iter(self._items(rows, Item)), None)
         if isinstance(op, SearchOp):
             return self._search(op)
         if isinstance(op, ListNamespacesOp):
             names = {_namespace(memory) for memory in self._memories() if any(self._rows(memory))}
-            names = {name for name in names if all(_matches(name, each) for each in op.match_conditions or ())}
+            names = {name for name in names if all(_matches(name, condition) for condition in op.match_conditions or ())}
             return sorted({name[: op.max_depth] for name in names})[op.offset :][: op.limit]
         if isinstance(op, PutOp):
             return None
@@ -137,35 +137,35 @@ class KilburnStore(BaseStore):
         if op.query:
             search = Searcher(self._store.backend, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
             ranked = search.ranked(op.query, self._store.clock(), RANKED, wanted=lambda page, _: _relation(page) == ITEM)
-            scores = {one.key: one.scored.score for one in ranked}
+            scores = {hit.key: hit.scored.score for hit in ranked}
             order = {key: place for place, key in enumerate(scores)}
             rows.sort(key=lambda row: order.get((row.memory.number, row.page.id), len(order)))
         rows = rows[op.offset :][: op.limit]
         for memory in memories if op.query else ():
             if hits := [row.page.id for row in rows if row.memory is memory]:
-                memory.record(Act.SEARCH, hits, cause="fault")
-        found = self._items(rows, SearchItem)
-        for item, row in zip(found, rows, strict=True):
+                memory.ledger.record(Act.SEARCH, hits, cause="fault")
+        items = self._items(rows, SearchItem)
+        for item, row in zip(items, rows, strict=True):
             item.score = scores.get((row.memory.number, row.page.id))
-        return found
+        return items
 
     def _items(self, rows: Sequence[_Row], kind: Any) -> list[Any]:
         texts: dict[str, str] = {}
-        for at in range(0, len(rows), READ):
-            texts |= self._store.backend.texts({row.page.digest for row in rows[at : at + READ]})
+        for at in range(0, len(rows), READ_BATCH):
+            texts |= self._store.backend.contents.texts({row.page.digest for row in rows[at : at + READ_BATCH]})
         return [
             kind(
                 namespace=_namespace(row.memory),
                 key=row.page.claim.subject if row.page.claim else "",
                 value=json.loads(texts[row.page.digest]),
-                created_at=dt.datetime.fromtimestamp(row.kept.created, tz=dt.UTC),
+                created_at=dt.datetime.fromtimestamp(row.entry.created, tz=dt.UTC),
                 updated_at=dt.datetime.fromtimestamp(row.page.time, tz=dt.UTC),
             )
             for row in rows
         ]
 
     def _add(self, op: PutOp) -> Add | None:
-        """The page of an item; None for a delete."""
+        """Return the page of an item, or None for a delete."""
         if op.value is None:
             return None
         try:
@@ -187,10 +187,10 @@ class KilburnStore(BaseStore):
         if memory is None:
             if not any(adds.values()):
                 return
-            memory = self._store.memory(".".join(namespace))
+            memory = self._store.memory(".".join(namespace)).collection
 
         def write() -> None:
-            seen = memory.head
+            head = memory.ledger.head
             standing = {row.page.claim.subject: row.page.id for row in self._rows(memory, adds) if row.page.claim}
             new = [add for add in adds.values() if add is not None]
             places = {add.claim.subject: at for at, add in enumerate(new) if add.claim}
@@ -198,65 +198,65 @@ class KilburnStore(BaseStore):
                 Retire((page,), refers=places.get(key), why="put" if key in places else "deleted")
                 for key, page in standing.items()
             ]
-            memory.apply(*new, *old, seen=seen)
+            memory.apply(*new, *old, seen=head)
 
         undisturbed(write)
 
     def _memories(self) -> Iterator[Collection]:
-        return (memory for memory in self._store.collections() if memory.kind is SegmentKind.MEMORY)
+        return (memory for memory in self._store.collections() if memory.info.kind is SegmentKind.MEMORY)
 
     def _memory(self, namespace: tuple[str, ...]) -> Collection | None:
         name = ".".join(namespace)
         info = self._store.backend.segment(f"{MEMORY}/{name}" if name else MEMORY, time=0.0, create=False)
-        return None if info is None else self._store.memory(name)
+        return None if info is None else self._store.memory(name).collection
 
     def _rows(self, memory: Collection, keys: Iterable[str] | None = None) -> Iterator[_Row]:
-        """The items that are there now, of these keys or all, in the order in which they were first put."""
-        known = self._kept(memory)
-        kept = known.values() if keys is None else [known[key] for key in keys if key in known]
-        left = iter(sorted(kept, key=lambda one: one.first))
-        now = max(self._store.clock(), memory.info.used)
-        while some := list(itertools.islice(left, READ)):
-            there = self._read(memory, [one.page for one in some])
-            for one, (page, state) in zip(some, there, strict=True):
-                if state.at is Place.OUT and is_true(page, state, now, now=True):
-                    yield _Row(memory, one, page)
+        """Yield the present items of these keys, or of all, in the order in which they were first put."""
+        latest = self._entries(memory)
+        entries = latest.values() if keys is None else [latest[key] for key in keys if key in latest]
+        remaining = iter(sorted(entries, key=lambda entry: entry.first))
+        time = max(self._store.clock(), memory.info.used)
+        while batch := list(itertools.islice(remaining, READ_BATCH)):
+            states = self._read(memory, [entry.page for entry in batch])
+            for entry, (page, state) in zip(batch, states, strict=True):
+                if state.at is Place.OUT and is_true(page, state, time, now=True):
+                    yield _Row(memory, entry, page)
 
     def _read(self, memory: Collection, pages: Sequence[int]) -> list[tuple[Page, State]]:
         rows = self._store.backend.read((memory.number, page) for page in pages)
         return [rows[memory.number, page] if (memory.number, page) in rows else memory.read(page) for page in pages]
 
-    def _kept(self, memory: Collection) -> dict[str, _Kept]:
-        """The last page of each key; only what happened since the last look is read."""
+    def _entries(self, memory: Collection) -> dict[str, _Entry]:
+        """Return the newest page of each key. Only events since the last call are read."""
         with self._lock:
-            head = memory.head
-            after, before = self._seen.get(memory.number, (0, {}))
-            if after == head:
-                return before
-            changed = sorted({page for event in memory.events(after) if event.act in STATE for page in event.pages})
-            rows = [row for at in range(0, len(changed), READ) for row in self._read(memory, changed[at : at + READ])]
-            known = dict(before)
+            head = memory.ledger.head
+            read_head, cached = self._seen.get(memory.number, (0, {}))
+            if read_head == head:
+                return cached
+            changed = sorted({page for event in memory.ledger.events(read_head) if event.act in STATE for page in event.pages})
+            rows = [row for at in range(0, len(changed), READ_BATCH) for row in self._read(memory, changed[at : at + READ_BATCH])]
+            entries = dict(cached)
             for page, state in sorted(rows, key=lambda row: (row[1].at is Place.OUT, row[0].id)):
                 if page.claim is None or not _relation(page):
                     continue
                 key = page.claim.subject
-                old = known.get(key)
+                old = entries.get(key)
                 if old is None or old.page < page.id or state.at is Place.OUT:
-                    goes_on = old is not None and old.ended == page.time
-                    first, created = (old.first, old.created) if old and goes_on else (page.id, page.time)
-                    known[key] = _Kept(page.id, first, created, state.until)
+                    continued = old is not None and old.ended == page.time
+                    first, created = (old.first, old.created) if old and continued else (page.id, page.time)
+                    entries[key] = _Entry(page.id, first, created, state.until)
                 elif old.page == page.id:
-                    known[key] = old._replace(ended=state.until)
-            self._seen[memory.number] = head, known
-            return known
+                    entries[key] = old._replace(ended=state.until)
+            self._seen[memory.number] = head, entries
+            return entries
 
 
 def _namespace(memory: Collection) -> tuple[str, ...]:
-    return tuple(memory.user.split(".")) if memory.user else ()
+    return tuple(memory.info.user.split(".")) if memory.info.user else ()
 
 
 def _relation(page: Page) -> str:
-    """How a page is an item; "" if it is none."""
+    """Return the relation of a page that is an item, or "" for another page."""
     return page.claim.relation if page.claim is not None and page.claim.relation in (ITEM, UNSEARCHED) else ""
 
 
@@ -265,27 +265,27 @@ def _matches(namespace: Sequence[str], condition: Any) -> bool:
     if len(path) > len(namespace):
         return False
     part = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
-    return all(wanted in ("*", label) for wanted, label in zip(path, part, strict=True))
+    return all(pattern in ("*", label) for pattern, label in zip(path, part, strict=True))
 
 
-def _meets(value: Any, wanted: Any) -> bool:
-    """Whether a value is as a filter wants it, as LangGraph's own stores understand filters."""
-    if isinstance(wanted, dict) and any(name.startswith("$") for name in wanted):
-        return all(_compares(value, name, other) for name, other in wanted.items())
-    if isinstance(wanted, dict):
-        return isinstance(value, dict) and all(_meets(value.get(name), other) for name, other in wanted.items())
-    if isinstance(wanted, list | tuple):
-        return isinstance(value, list) and len(value) == len(wanted) and all(map(_meets, value, wanted))
-    return bool(value == wanted)
+def _meets(value: Any, condition: Any) -> bool:
+    """Return whether a value meets the condition of a filter, as LangGraph's own stores understand filters."""
+    if isinstance(condition, dict) and any(name.startswith("$") for name in condition):
+        return all(_compares(value, name, operand) for name, operand in condition.items())
+    if isinstance(condition, dict):
+        return isinstance(value, dict) and all(_meets(value.get(name), inner) for name, inner in condition.items())
+    if isinstance(condition, list | tuple):
+        return isinstance(value, list) and len(value) == len(condition) and all(map(_meets, value, condition))
+    return bool(value == condition)
 
 
-def _compares(value: Any, operator: str, other: Any) -> bool:
+def _compares(value: Any, operator: str, operand: Any) -> bool:
     if operator in ("$eq", "$ne"):
-        return bool(value == other) == (operator == "$eq")
+        return bool(value == operand) == (operator == "$eq")
     if operator not in ("$gt", "$gte", "$lt", "$lte"):
         raise SpecError(f"the filter {operator!r}", advice="use $eq, $ne, $gt, $gte, $lt or $lte")
     try:
-        one, two = float(value), float(other)
+        left, right = float(value), float(operand)
     except (TypeError, ValueError):
         return False
-    return {"$gt": one > two, "$gte": one >= two, "$lt": one < two, "$lte": one <= two}[operator]
+    return {"$gt": left > right, "$gte": left >= right, "$lt": left < right, "$lte": left <= right}[operator]

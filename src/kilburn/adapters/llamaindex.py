@@ -28,9 +28,9 @@ except ImportError as error:
 __all__ = ["SessionMemory", "tools"]
 
 
-OTHER = "input_llamaindex"
-"""The block that carries what has no place in a chat message: a sound, a document, the model's thoughts. It is named as blocks of
-OpenAI's form are, so that it stays in it."""
+OTHER_BLOCK = "input_llamaindex"
+"""The type of the block around content that a chat message has no place for: a sound, a document, the model's thoughts. It is
+named like blocks of OpenAI's form, so that it stays in that form."""
 
 
 class SessionMemory(BaseMemory):
@@ -40,34 +40,34 @@ class SessionMemory(BaseMemory):
 
     @classmethod
     def of(cls, session: Session, *, recollections: Recollections | None = None) -> SessionMemory:
-        """The memory in a session.
+        """Return the memory in a session.
 
         Args:
             recollections: long-term memory to put before the user's messages.
         """
-        made = cls()
-        made._history = KeptHistory(session, recollections)
-        return made
+        memory = cls()
+        memory._history = KeptHistory(session, recollections)
+        return memory
 
     @classmethod
     def class_name(cls) -> str:
-        """Its name in LlamaIndex."""
+        """Return its name in LlamaIndex."""
         return "SessionMemory"
 
     @classmethod
     def from_defaults(cls, session: Session | None = None, **options: Any) -> SessionMemory:
         """See `of`."""
         if session is None:
-            raise SpecError("a memory without a session", advice="give process=store.session(NAME)")
+            raise SpecError("a memory without a session", advice="give session=store.session(NAME)")
         return cls.of(session, **options)
 
     def get(self, input: str | None = None, **options: Any) -> list[ChatMessage]:
-        """The window."""
-        return [_message_of(each) for each in self._history.render()]
+        """Return the window."""
+        return [_message_of(message) for message in self._history.render()]
 
     def get_all(self) -> list[ChatMessage]:
-        """Everything, as it was put in."""
-        return [_message_of(each) for each in self._history.session.messages()]
+        """Return all messages, as they were put in."""
+        return [_message_of(message) for message in self._history.session.contents.messages()]
 
     def put(self, message: ChatMessage) -> None:
         """Append a message."""
@@ -78,12 +78,12 @@ class SessionMemory(BaseMemory):
         self._history.append([_chat(message) for message in messages])
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """Make this the history: what is new is appended; what is missing at the end is taken back, and stays readable."""
+        """Make this the history: new messages are appended; those missing at the end are withdrawn, and stay readable."""
         self._history.take([_chat(message) for message in messages])
 
     def reset(self) -> None:
-        """Take everything back."""
-        self._history.session.take_back(range(1, self._history.session.window.last + 1))
+        """Withdraw all messages."""
+        self._history.session.edits.take_back(range(1, self._history.session.window.last + 1))
 
 
 def tools(memory: SessionMemory) -> list[FunctionTool]:
@@ -96,8 +96,8 @@ def tools(memory: SessionMemory) -> list[FunctionTool]:
     def search_memory(query: str, tokens: int = 1000) -> str:
         return history.answer("search_memory", msgspec.json.encode({"query": query, "tokens": tokens}).decode())
 
-    made: dict[str, Any] = {"recall": recall, "search_memory": search_memory}
-    return [FunctionTool.from_defaults(made[spec.name], name=spec.name, description=spec.description) for spec in OFFERED]
+    functions: dict[str, Any] = {"recall": recall, "search_memory": search_memory}
+    return [FunctionTool.from_defaults(functions[spec.name], name=spec.name, description=spec.description) for spec in OFFERED]
 
 
 def _chat(message: ChatMessage) -> dict[str, Any]:
@@ -108,20 +108,20 @@ def _chat(message: ChatMessage) -> dict[str, Any]:
         if isinstance(block, TextBlock):
             blocks.append({"type": "text", "text": block.text})
         elif isinstance(block, ToolCallBlock):
-            given = block.tool_kwargs
-            text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+            arguments = block.tool_kwargs
+            text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
             calls.append({"id": block.tool_call_id, "type": "function", "function": {"name": block.tool_name, "arguments": text}})
         elif isinstance(block, ImageBlock):
             blocks.append({"type": "image_url", "image_url": {"url": str(block.url) if block.url else block.inline_url()}})
         else:
-            blocks.append({"type": OTHER, "block": msgspec.json.decode(block.model_dump_json())})
+            blocks.append({"type": OTHER_BLOCK, "block": msgspec.json.decode(block.model_dump_json())})
     plain = all(block["type"] == "text" for block in blocks)
-    said: Any = "".join(block["text"] for block in blocks) if plain else blocks
+    content: Any = "".join(block["text"] for block in blocks) if plain else blocks
     if role == "tool":
-        return {"role": role, "tool_call_id": message.additional_kwargs["tool_call_id"], "content": said}
+        return {"role": role, "tool_call_id": message.additional_kwargs["tool_call_id"], "content": content}
     if role == "assistant":
-        return {"role": role, "content": said} | ({"tool_calls": calls} if calls else {})
-    return {"role": role if role in ("system", "developer") else "user", "content": said}
+        return {"role": role, "content": content} | ({"tool_calls": calls} if calls else {})
+    return {"role": role if role in ("system", "developer") else "user", "content": content}
 
 
 def _message_of(message: dict[str, Any]) -> ChatMessage:
@@ -131,7 +131,7 @@ def _message_of(message: dict[str, Any]) -> ChatMessage:
     for block in listed:
         if block["type"] == "image_url":
             blocks.append(ImageBlock(url=block["image_url"]["url"]))
-        elif block["type"] == OTHER:
+        elif block["type"] == OTHER_BLOCK:
             blocks += ChatMessage.model_validate({"role": "user", "blocks": [block["block"]]}).blocks
         else:
             blocks.append(TextBlock(text=block.get("text", "")))
@@ -145,5 +145,5 @@ def _message_of(message: dict[str, Any]) -> ChatMessage:
 
 
 def _arguments(text: str) -> Any:
-    given = load_object(text) if text.strip() else {}
-    return text if given is None else given
+    value = load_object(text) if text.strip() else {}
+    return text if value is None else value

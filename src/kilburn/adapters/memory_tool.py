@@ -1,6 +1,6 @@
 """Anthropic's memory tool (`memory_20250818`) over notes: the files below `/memories` are the notes of one owner.
 
-`run` carries out one command and returns what the model is told, in the words of Anthropic's own tool, which models know.
+`MemoryFiles.run` carries out one command and returns the model's result, in the words of Anthropic's own tool, which models know.
 `memory_tool` makes the tool for the SDK's runner. Nothing of this is on unless it is handed to a model.
 
     notes, session = store.notes("ana"), store.session("monday", user="ana")
@@ -8,8 +8,8 @@
     client.beta.messages.run_tools(model=..., messages=..., tools=[memory_tool(notes, session=session)])
 
 An edit is a version of the note, by the policy `agent`: it is trusted as an agent's words, or as a tool's once the agent has read
-what a tool returned. It is forgotten with what the agent was shown. Two writers edit one after the other; what does not
-fit any more is refused.
+what a tool returned. It is forgotten with the pages that the agent was shown. Writers take turns; an edit of a version that has
+changed since is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from kilburn.errors import (
     SpecError,
     StoreStale,
     ToolError,
-    UnknownAddress,
 )
 from kilburn.kernel.session import Session
 from kilburn.kernel.taint import shown_pages
@@ -45,22 +44,22 @@ __all__ = ["MemoryFiles", "memory_tool"]
 ROOT = "/memories"
 
 NAME = "memory"
-"""Of the tool, as models call it."""
+"""The tool's name, as models call it."""
 
-WIDTH = 6
-"""Of the numbers of lines."""
+LINE_NUMBER_WIDTH = 6
+"""Characters of a line number."""
 
 LEVELS = 2
-"""Below a folder that `view` lists."""
+"""Levels below a folder that `view` lists."""
 
-AROUND = 2
-"""Lines that stand before and after a replacement in what is told of it."""
+CONTEXT_LINES = 2
+"""Lines before and after a replacement in the message about it."""
 
-TRIES = 20
-"""How often an edit is made anew because another writer was faster."""
+MAX_ATTEMPTS = 20
+"""How often an edit is repeated because another writer was faster."""
 
 _ENCODED = re.compile(r"%(?:2e|2f|5c|00)", re.IGNORECASE)
-"""Dots, slashes and the like in disguise: no note needs them."""
+"""Percent-encoded dots, slashes and NULs: no note needs them."""
 
 
 class _View(msgspec.Struct, tag_field="command", tag="view"):
@@ -97,13 +96,6 @@ class _Rename(msgspec.Struct, tag_field="command", tag="rename"):
 _Command = _View | _Create | _StrReplace | _Insert | _Delete | _Rename
 
 
-def run(
-    notes: Notes, command: Mapping[str, Any], *, policy: str = "agent", tainted: bool = False, secrets: Secrets = None
-) -> str:
-    """Carry out one command of the memory tool, for a model that has read no other note; see `MemoryFiles`."""
-    return MemoryFiles(notes, policy=policy, tainted=tainted, secrets=secrets).run(command)
-
-
 class MemoryFiles:
     """Notes as files below `/memories`, for one run of an agent.
 
@@ -135,18 +127,18 @@ class MemoryFiles:
         self._session, self._clean = session, {NAME, *clean}
         self._read: set[int] = set()
         if session is not None and any(page.name == NAME for page in session.window.pages.originals()):
-            # The conversation goes on, and what it has read of them does not stand in it.
+            # The conversation continues, and does not record which notes it has read.
             for note in notes.list():
                 self._see(note)
 
     def run(self, command: Mapping[str, Any]) -> str:
-        """Carry out a command; return what the model is told.
+        """Carry out a command; return the tool's result.
 
         Args:
             command: the input of the model's call: `{"command": "view", "path": "/memories"}`.
 
         Raises:
-            ToolError: it cannot be done; `what` is what the model is told. StoreError.
+            ToolError: the command failed; `what` is the text for the model. StoreError.
         """
         if self._session is not None:
             self.tainted = self.tainted or is_tainted(self._session, self._clean)
@@ -159,43 +151,43 @@ class MemoryFiles:
         except (SpecError, UnicodeEncodeError) as error:
             raise ToolError("a text with half a character in it: leave it out") from error
 
-    def _carry_out(self, asked: _Command) -> str:
-        """What the model is told."""
-        match asked:
+    def _carry_out(self, command: _Command) -> str:
+        """Return the tool's result."""
+        match command:
             case _View():
-                return self._view(asked)
+                return self._view(command)
             case _Create():
-                return self._create(asked)
+                return self._create(command)
             case _StrReplace():
-                return self._edited(asked.path, lambda text: _replaced(text, asked))
+                return self._edited(command.path, lambda text: _replaced(text, command))
             case _Insert():
-                return self._edited(asked.path, lambda text: _inserted(text, asked))
+                return self._edited(command.path, lambda text: _inserted(text, command))
             case _Delete():
-                return self._again(lambda: self._delete(asked))
+                return self._again(lambda: self._delete(command))
             case _Rename():
-                return self._again(lambda: self._rename(asked))
+                return self._again(lambda: self._rename(command))
 
-    def _view(self, asked: _View) -> str:
-        name = _name_of(asked.path)
+    def _view(self, command: _View) -> str:
+        name = _name_of(command.path)
         note = self._find(name)
         if note is None:
-            return self._listing(asked.path, name)
+            return self._listing(command.path, name)
         self._see(note)
         lines, first = note.text.split("\n"), 1
-        if asked.view_range and len(asked.view_range) == 2:
-            first = max(1, asked.view_range[0])
-            lines = lines[first - 1 : None if asked.view_range[1] == -1 else asked.view_range[1]]
-        return f"Here's the content of {asked.path} with line numbers:\n" + _numbered(lines, first)
+        if command.view_range and len(command.view_range) == 2:
+            first = max(1, command.view_range[0])
+            lines = lines[first - 1 : None if command.view_range[1] == -1 else command.view_range[1]]
+        return f"Here's the content of {command.path} with line numbers:\n" + _numbered(lines, first)
 
     def _listing(self, path: str, folder: str) -> str:
-        found = self.notes.list(folder)
-        if not found and folder:
+        notes = self.notes.list(folder)
+        if not notes and folder:
             raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
-        # A name is a text of its writer's, too.
-        self.tainted = self.tainted or any(note.trust < Trust.AGENT for note in found)
+        # A name is text of its writer, too.
+        self.tainted = self.tainted or any(note.trust < Trust.AGENT for note in notes)
         sizes: dict[str, int] = {}
-        texts = self.notes.texts(found)
-        for note in found:
+        texts = self.notes.texts(notes)
+        for note in notes:
             size = len(texts[note.digest].encode("utf-8"))
             parts = note.name.removeprefix(f"{folder}/" if folder else "").split("/")
             for depth in range(1, min(LEVELS, len(parts)) + 1):
@@ -203,17 +195,17 @@ class MemoryFiles:
                 sizes[inner] = sizes.get(inner, 0) + size
         head = f"Here're the files and directories up to {LEVELS} levels deep in {path}, excluding hidden items:"
         whole = sum(size for inner, size in sizes.items() if "/" not in inner.rstrip("/"))
-        # A folder stands before what is in it.
+        # A folder comes before its contents.
         order = sorted(sizes, key=lambda inner: [part for part in inner.split("/") if part])
-        return "\n".join([head, f"{_size(whole)}\t{path}", *(f"{_size(sizes[one])}\t{path}/{one}" for one in order)])
+        return "\n".join([head, f"{_size(whole)}\t{path}", *(f"{_size(sizes[inner])}\t{path}/{inner}" for inner in order)])
 
-    def _create(self, asked: _Create) -> str:
-        name = _file_of(asked.path)
+    def _create(self, command: _Create) -> str:
+        name = _file_of(command.path)
         try:
-            self._write(name, asked.file_text, "")
+            self._write(name, command.file_text, "")
         except NoteConflict:
-            raise ToolError(f"File {asked.path} already exists") from None
-        return f"File created successfully at: {asked.path}"
+            raise ToolError(f"File {command.path} already exists") from None
+        return f"File created successfully at: {command.path}"
 
     def _edited(self, path: str, edit: Callable[[str], tuple[str, str]]) -> str:
         def edited() -> str:
@@ -224,74 +216,71 @@ class MemoryFiles:
                     raise ToolError(f"The path {path} is not a file.")
                 raise ToolError(f"The path {path} does not exist. Please provide a valid path.")
             self._see(note)
-            text, told = edit(note.text)
+            text, answer = edit(note.text)
             self._write(name, text, note.digest)
-            return told
+            return answer
 
         return self._again(edited)
 
-    def _delete(self, asked: _Delete) -> str:
-        head, pages = self.notes.head, self._below(asked.path, "delete")
+    def _delete(self, command: _Delete) -> str:
+        head, pages = self.notes.head, self._below(command.path, "delete")
         if not pages:
-            raise ToolError(f"The path {asked.path} does not exist")
+            raise ToolError(f"The path {command.path} does not exist")
         retired = Retire(tuple(note.page for note in pages.values()), why="deleted")
-        self._apply([note.name for note in pages.values()], retired, seen=head)
-        return f"Successfully deleted {asked.path}"
+        self._apply([note.name for note in pages.values()], retired, head=head)
+        return f"Successfully deleted {command.path}"
 
-    def _rename(self, asked: _Rename) -> str:
-        head, pages, to = self.notes.head, self._below(asked.old_path, "rename"), _file_of(asked.new_path)
+    def _rename(self, command: _Rename) -> str:
+        head, pages, to = self.notes.head, self._below(command.old_path, "rename"), _file_of(command.new_path)
         if self._find(to) is not None or self.notes.list(to):
-            raise ToolError(f"The destination {asked.new_path} already exists")
+            raise ToolError(f"The destination {command.new_path} already exists")
         if not pages:
-            raise ToolError(f"The path {asked.old_path} does not exist")
-        shown = tuple(self._shown())
+            raise ToolError(f"The path {command.old_path} does not exist")
+        cites = tuple(self._shown_pages())
         changes: list[Add | Retire] = [
-            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,), cites=shown)
+            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,), cites=cites)
             for rest, note in pages.items()
         ]
         names = [note.name for note in pages.values()] + [add.name for add in changes if isinstance(add, Add)]
         changes += [Retire((note.page,), refers=at) for at, note in enumerate(pages.values())]
-        self._apply(names, *changes, seen=head)
-        return f"Successfully renamed {asked.old_path} to {asked.new_path}"
+        self._apply(names, *changes, head=head)
+        return f"Successfully renamed {command.old_path} to {command.new_path}"
 
     def _below(self, path: str, doing: str) -> dict[str, NoteVersion]:
-        """The notes that a path means: one, or all in a folder; by what is left of their names behind the path's."""
+        """Return the note at a path, or all notes in a folder, by their names without the path."""
         name = _name_of(path)
         if not name:
             raise ToolError(f"Cannot {doing} the {ROOT} directory itself")
         note = self._find(name)
-        return {"": note} if note is not None else {one.name.removeprefix(name): one for one in self.notes.list(name)}
+        return {"": note} if note is not None else {note.name.removeprefix(name): note for note in self.notes.list(name)}
 
-    def _write(self, name: str, text: str, seen: str) -> None:
+    def _write(self, name: str, text: str, digest: str) -> None:
         if not text.strip():
             raise ToolError(f"{ROOT}/{name} would be empty: write something into it, or delete it")
         write = partial(self.notes.write, policy=self.policy, tainted=self.tainted, secrets=self.secrets)
-        write(name, text, seen=seen, sources=sorted(self._there()), cites=self._shown())
+        write(name, text, seen=digest, sources=sorted(self._read_pages()), cites=self._shown_pages())
 
     def _find(self, name: str) -> NoteVersion | None:
-        try:
-            return self.notes.read(name) if name else None
-        except UnknownAddress:
-            return None
+        return self.notes.find(name) if name else None
 
     def _see(self, note: NoteVersion) -> None:
         """Remember that the model reads a note."""
         self._read.add(note.page)
         self.tainted = self.tainted or note.trust < Trust.AGENT
 
-    def _there(self) -> Iterator[int]:
-        """The versions that the model has read, without those that were forgotten since."""
+    def _read_pages(self) -> Iterator[int]:
+        """Return the versions that the model has read, without forgotten ones."""
         rows = self.notes.collection.backend.read((self.notes.collection.number, page) for page in self._read)
         return (page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED)
 
-    def _shown(self) -> Sequence[tuple[int, int]]:
+    def _shown_pages(self) -> Sequence[tuple[int, int]]:
         return () if self._session is None else shown_pages(self._session, self._clean)
 
-    def _apply(self, names: Sequence[str], *changes: Add | Retire, seen: int) -> None:
-        self.notes.apply(names, *changes, policy=self.policy, tainted=self.tainted, seen=seen)
+    def _apply(self, names: Sequence[str], *changes: Add | Retire, head: int) -> None:
+        self.notes.apply(names, *changes, policy=self.policy, tainted=self.tainted, seen=head)
 
     def _again(self, work: Callable[[], str]) -> str:
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 return work()
             except (NoteConflict, StoreStale):
@@ -300,7 +289,7 @@ class MemoryFiles:
 
 
 def _name_of(path: str) -> str:
-    """The name of the note at a path; "" for `/memories` itself.
+    """Return the name of the note at a path, or "" for `/memories` itself.
 
     Raises:
         ToolError: it leads elsewhere. KernelError: it cannot be the name of a note.
@@ -320,66 +309,64 @@ def _file_of(path: str) -> str:
     return name
 
 
-def _replaced(text: str, asked: _StrReplace) -> tuple[str, str]:
-    """A text with one replacement, and what is told of it."""
-    old, found = asked.old_str, places(text, asked.old_str)
-    if not found:
-        raise ToolError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {asked.path}.")
-    if len(found) > 1:
-        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in found)
+def _replaced(text: str, command: _StrReplace) -> tuple[str, str]:
+    """Return a text with one replacement, and the message about it."""
+    old, positions = command.old_str, places(text, command.old_str)
+    if not positions:
+        raise ToolError(f"No replacement was performed, old_str `{old}` did not appear verbatim in {command.path}.")
+    if len(positions) > 1:
+        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in positions)
         raise ToolError(
             f"No replacement was performed. Multiple occurrences of old_str `{old}` in lines: {lines}. Please ensure it is unique"
         )
-    changed, made = text.count("\n", 0, found[0]), text.replace(old, asked.new_str)
-    first = max(0, changed - AROUND)
-    shown = made.split("\n")[first : changed + AROUND + 1]
-    told = "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
-    return made, told + _numbered(shown, first + 1)
+    changed, new_text = text.count("\n", 0, positions[0]), text.replace(old, command.new_str)
+    first = max(0, changed - CONTEXT_LINES)
+    snippet = new_text.split("\n")[first : changed + CONTEXT_LINES + 1]
+    message = "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
+    return new_text, message + _numbered(snippet, first + 1)
 
 
 def places(text: str, old: str) -> list[int]:
-    """Where a text stands, those that overlap too; nowhere if it is empty."""
-    found = list[int]()
+    """Return the positions of a text, overlapping ones too; none for an empty text."""
+    positions = list[int]()
     at = text.find(old) if old else -1
     while at >= 0:
-        found.append(at)
+        positions.append(at)
         at = text.find(old, at + 1)
-    return found
+    return positions
 
 
-def _inserted(text: str, asked: _Insert) -> tuple[str, str]:
-    """A text with a text inserted after a line, and what is told of it."""
+def _inserted(text: str, command: _Insert) -> tuple[str, str]:
+    """Return a text with another one inserted after a line, and the message about it."""
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
-    if not 0 <= asked.insert_line <= len(lines):
-        raise ToolError(f"Invalid `insert_line` parameter: {asked.insert_line}. It should be within the range [0, {len(lines)}].")
-    lines.insert(asked.insert_line, asked.insert_text.rstrip("\n"))
-    return "\n".join(lines) + "\n", f"The file {asked.path} has been edited."
+    if not 0 <= command.insert_line <= len(lines):
+        raise ToolError(
+            f"Invalid `insert_line` parameter: {command.insert_line}. It should be within the range [0, {len(lines)}]."
+        )
+    lines.insert(command.insert_line, command.insert_text.rstrip("\n"))
+    return "\n".join(lines) + "\n", f"The file {command.path} has been edited."
 
 
 def _numbered(lines: Sequence[str], first: int) -> str:
-    return "\n".join(f"{number:>{WIDTH}}\t{line}" for number, line in enumerate(lines, first))
+    return "\n".join(f"{number:>{LINE_NUMBER_WIDTH}}\t{line}" for number, line in enumerate(lines, first))
 
 
 def _size(count: int) -> str:
-    """Bytes as `ls -h` writes them."""
+    """Return a number of bytes as `ls -h` writes it."""
     step = min(max(0, count.bit_length() - 1) // 10, 3)
     size = count / 1024**step
     return f"{int(size) if size == int(size) else f'{size:.1f}'}{'BKMG'[step]}"
 
 
-def memory_tool(
-    notes: Notes,
-    *,
-    policy: str = "agent",
-    session: Session | None = None,
-    clean: Collection[str] = (),
-    tainted: bool = False,
-    secrets: Secrets = None,
-) -> Any:
-    """The memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`). Its attribute `files` is the
-    `MemoryFiles` that carries out its calls; see there.
+def memory_tool(notes: Notes, **options: Any) -> Any:
+    """Return the memory tool for the runner of Anthropic's SDK (`client.beta.messages.run_tools`). Its attribute `files` is the
+    `MemoryFiles` that carries out its calls.
+
+    Args:
+        notes: of the owner.
+        options: the keyword arguments of `MemoryFiles`, such as `session`.
 
     Raises:
         MissingExtra: the SDK is not installed.
@@ -393,13 +380,13 @@ def memory_tool(
     class NotesTool(BetaAbstractMemoryTool):
         """Anthropic's tool, whose files are notes."""
 
-        files = MemoryFiles(notes, policy=policy, session=session, clean=clean, tainted=tainted, secrets=secrets)
+        files = MemoryFiles(notes, **options)
 
         def execute(self, command: Any) -> Any:
             """Carry out a command."""
             try:
-                given = command.to_dict() if hasattr(command, "to_dict") else dict(command)
-                return self.files.run(given)
+                arguments = command.to_dict() if hasattr(command, "to_dict") else dict(command)
+                return self.files.run(arguments)
             except ToolError as error:
                 raise Told(error.what) from error
 

@@ -1,6 +1,6 @@
-"""pydantic-ai: a capability that sends the process's window instead of the whole history.
+"""pydantic-ai: a capability that sends the session's window instead of the whole history.
 
-    agent = Agent(model, capabilities=[WindowCapability(process)])
+    agent = Agent(model, capabilities=[WindowCapability(session)])
 
 The run's own messages stay as they are (`result.all_messages()`); only what the model gets is the window.
 """
@@ -31,9 +31,9 @@ except ImportError as error:
 __all__ = ["WindowCapability"]
 
 
-OTHER = "input_pydantic_ai"
-"""The block that carries what has no place in a chat message: a file of a provider, a call that it carried out itself. It is
-named as blocks of OpenAI's form are, so that it stays in it."""
+OTHER_BLOCK = "input_pydantic_ai"
+"""The type of the block around content that a chat message has no place for: a file of a provider, a call that the provider
+carried out. It is named like blocks of OpenAI's form, so that it stays in that form."""
 
 
 class WindowCapability(AbstractCapability[Any]):
@@ -60,8 +60,8 @@ class WindowCapability(AbstractCapability[Any]):
 
     async def before_model_request(self, ctx: RunContext[Any], request_context: ModelRequestContext) -> ModelRequestContext:
         """Put the window in place of the messages."""
-        made = await asyncio.to_thread(self._windowed, request_context)
-        return dataclasses.replace(request_context, messages=made)
+        window = await asyncio.to_thread(self._windowed, request_context)
+        return dataclasses.replace(request_context, messages=window)
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ai.ModelResponse
@@ -71,53 +71,53 @@ class WindowCapability(AbstractCapability[Any]):
         return response
 
     def _keep(self, response: ai.ModelResponse) -> None:
-        self.history.append([_said(response)])
+        self.history.append([_response_message(response)])
         usage = response.usage
         self.history.observe(Tokens(prompt=usage.input_tokens, reply=usage.output_tokens, cached=usage.cache_read_tokens))
 
     def _windowed(self, context: ModelRequestContext) -> list[ai.ModelMessage]:
         originals: dict[bytes, Any] = {}
         system: list[Any] = []
-        given: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         last: ai.ModelRequest | None = None
         for message in context.messages:
             if isinstance(message, ai.ModelResponse):
-                given.append(_said(message))
-                originals[_key(given[-1])] = message
+                messages.append(_response_message(message))
+                originals[_key(messages[-1])] = message
                 continue
             last = message
             for part in message.parts:
-                if isinstance(part, ai.SystemPromptPart) and not given:
+                if isinstance(part, ai.SystemPromptPart) and not messages:
                     system.append(part)
-                elif (told := _told(part)) is not None:
-                    given.append(told)
-                    originals[_key(told)] = part
+                elif (chat_message := _part_message(part)) is not None:
+                    messages.append(chat_message)
+                    originals[_key(chat_message)] = part
         parameters = context.model_request_parameters
         beside = [*(part.content for part in system), *(part.content for part in parameters.instruction_parts or ())]
         beside += [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
-        prompt = self.history.prompt(given, "chat", beside, model=context.model)
-        names = {call["id"]: call["function"]["name"] for each in prompt for call in each.get("tool_calls") or ()}
-        return _messages(system, [originals.get(_key(each)) or _made(each, names) for each in prompt], last)
+        prompt = self.history.prompt(messages, "chat", beside, model=context.model)
+        names = {call["id"]: call["function"]["name"] for message in prompt for call in message.get("tool_calls") or ()}
+        return _messages(system, [originals.get(_key(message)) or _restored(message, names) for message in prompt], last)
 
 
 def _messages(system: Sequence[Any], pieces: Sequence[Any], last: ai.ModelRequest | None) -> list[ai.ModelMessage]:
-    """Parts and responses as messages, the parts between two responses in one request."""
-    made: list[ai.ModelMessage] = []
+    """Return parts and responses as messages; the parts between two responses make one request."""
+    requests: list[ai.ModelMessage] = []
     waiting = list(system)
     for piece in pieces:
         if isinstance(piece, ai.ModelResponse):
             if waiting:
-                made.append(ai.ModelRequest(parts=waiting))
-            made.append(piece)
+                requests.append(ai.ModelRequest(parts=waiting))
+            requests.append(piece)
             waiting = []
         else:
             waiting.append(piece)
-    made.append(ai.ModelRequest(parts=waiting) if last is None else dataclasses.replace(last, parts=waiting))
-    return made
+    requests.append(ai.ModelRequest(parts=waiting) if last is None else dataclasses.replace(last, parts=waiting))
+    return requests
 
 
-def _said(response: ai.ModelResponse) -> dict[str, Any]:
-    """A response as a chat message."""
+def _response_message(response: ai.ModelResponse) -> dict[str, Any]:
+    """Return a response as a chat message."""
     texts = "".join(part.content for part in response.parts if isinstance(part, ai.TextPart))
     thoughts = [part.content for part in response.parts if isinstance(part, ai.ThinkingPart) and part.content]
     calls = [
@@ -125,26 +125,26 @@ def _said(response: ai.ModelResponse) -> dict[str, Any]:
         for part in response.parts
         if isinstance(part, ai.ToolCallPart)
     ]
-    others = [
-        {"type": OTHER, "part": _plain(ai.ModelResponse(parts=[part]))}
+    foreign = [
+        {"type": OTHER_BLOCK, "part": _plain(ai.ModelResponse(parts=[part]))}
         for part in response.parts
         if not isinstance(part, ai.TextPart | ai.ThinkingPart | ai.ToolCallPart)
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": texts}
-    if others:
-        said["content"] = [*([{"type": "text", "text": texts}] if texts else []), *others]
+    message: dict[str, Any] = {"role": "assistant", "content": texts}
+    if foreign:
+        message["content"] = [*([{"type": "text", "text": texts}] if texts else []), *foreign]
     if thoughts:
-        said["reasoning_content"] = "\n".join(thoughts)
-    return said | ({"tool_calls": calls} if calls else {})
+        message["reasoning_content"] = "\n".join(thoughts)
+    return message | ({"tool_calls": calls} if calls else {})
 
 
-def _told(part: Any) -> dict[str, Any] | None:
-    """A part of a request as a chat message; None for one that says nothing."""
+def _part_message(part: Any) -> dict[str, Any] | None:
+    """Return a part of a request as a chat message, or None for a part without content."""
     if isinstance(part, ai.ToolReturnPart):
-        said: Any = part.model_response_str()
+        output: Any = part.model_response_str()
         if part.files:
-            said = [{"type": "text", "text": said}, *map(_block, part.files)]
-        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": said}
+            output = [{"type": "text", "text": output}, *map(_block, part.files)]
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": output}
     if getattr(part, "tool_name", None) and hasattr(part, "model_response"):
         return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response()}
     if hasattr(part, "model_response"):
@@ -154,14 +154,14 @@ def _told(part: Any) -> dict[str, Any] | None:
     if isinstance(part, ai.UserPromptPart):
         content: Any = part.content
         blocks = (
-            [content] if isinstance(content, str) else [_block(each) for each in content if not isinstance(each, ai.CachePoint)]
+            [content] if isinstance(content, str) else [_block(item) for item in content if not isinstance(item, ai.CachePoint)]
         )
         return {"role": "user", "content": content if isinstance(content, str) else blocks}
     return None
 
 
 def _block(content: Any) -> dict[str, Any]:
-    """What a user or a tool shows, as a block. Files travel as images do: at the cost of one, and whole."""
+    """Return content of a user or a tool as a block. Files are sent like images: whole, and at the cost of an image."""
     if isinstance(content, str):
         return {"type": "text", "text": content}
     if isinstance(content, ai.ImageUrl):
@@ -170,21 +170,21 @@ def _block(content: Any) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": content.data_uri}}
     if type(content) is ai.TextContent:
         return {"type": "text", "text": content.content}
-    return {"type": OTHER, "part": _plain(ai.ModelRequest(parts=[ai.UserPromptPart([content])]))}
+    return {"type": OTHER_BLOCK, "part": _plain(ai.ModelRequest(parts=[ai.UserPromptPart([content])]))}
 
 
 def _plain(message: ai.ModelMessage) -> Any:
-    """A message as JSON, without its times."""
+    """Return a message as JSON, without its times."""
     part = msgspec.json.decode(ai.ModelMessagesTypeAdapter.dump_json([message]))[0]["parts"][0]
     return part["content"] if part["part_kind"] == "user-prompt" else part
 
 
-def _shown(block: dict[str, Any]) -> Any:
-    """The user's content that a block is."""
+def _content(block: dict[str, Any]) -> Any:
+    """Return the user's content that a block holds."""
     if block["type"] == "image_url":
         url = block["image_url"]["url"]
         return ai.BinaryContent.from_data_uri(url) if url.startswith("data:") else ai.ImageUrl(url)
-    if block["type"] != OTHER:
+    if block["type"] != OTHER_BLOCK:
         return block.get("text", "")
     part = {"part_kind": "user-prompt", "content": block["part"]}
     return (
@@ -194,16 +194,16 @@ def _shown(block: dict[str, Any]) -> Any:
     )
 
 
-def _spoken(block: dict[str, Any]) -> Any:
-    """The part of a response that a block is."""
-    if block["type"] != OTHER:
+def _response_part(block: dict[str, Any]) -> Any:
+    """Return the part of a response that a block holds."""
+    if block["type"] != OTHER_BLOCK:
         return ai.TextPart(block.get("text", ""))
     whole = msgspec.json.encode([{"kind": "response", "parts": [block["part"]]}])
     return ai.ModelMessagesTypeAdapter.validate_json(whole)[0].parts[0]
 
 
-def _made(message: dict[str, Any], names: Mapping[str, str]) -> Any:
-    """The part or response of a chat message that the session wrote, or changed, or had before this run.
+def _restored(message: dict[str, Any], names: Mapping[str, str]) -> Any:
+    """Return the part or response of a chat message that the session wrote, changed, or had before this run.
 
     Args:
         names: of the tools, by the ids of their calls.
@@ -211,16 +211,16 @@ def _made(message: dict[str, Any], names: Mapping[str, str]) -> Any:
     content: Any = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content or ())
     if message["role"] == "assistant":
-        parts: list[Any] = [_spoken(block) for block in blocks]
+        parts: list[Any] = [_response_part(block) for block in blocks]
         for call in message.get("tool_calls") or ():
             parts.append(ai.ToolCallPart(call["function"]["name"], call["function"]["arguments"], call["id"]))
         return ai.ModelResponse(parts=parts or [ai.TextPart("")])
-    shown: list[Any] = [_shown(block) for block in blocks]
-    said: Any = "\n".join(shown) if all(isinstance(each, str) for each in shown) else shown
+    items: list[Any] = [_content(block) for block in blocks]
+    text: Any = "\n".join(items) if all(isinstance(item, str) for item in items) else items
     if message["role"] == "tool":
         number = message["tool_call_id"]
-        return ai.ToolReturnPart(tool_name=names[number], content=said, tool_call_id=number)
-    return ai.SystemPromptPart(said) if message["role"] == "system" else ai.UserPromptPart(said)
+        return ai.ToolReturnPart(tool_name=names[number], content=text, tool_call_id=number)
+    return ai.SystemPromptPart(text) if message["role"] == "system" else ai.UserPromptPart(text)
 
 
 def _key(message: dict[str, Any]) -> bytes:

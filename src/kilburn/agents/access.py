@@ -70,19 +70,19 @@ class Privilege(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("tools", "files", "sessions", "memories", "documents"):
-            given = getattr(self, field)
-            if given is None and field == "files":
+            value = getattr(self, field)
+            if value is None and field == "files":
                 continue
-            if isinstance(given, str) or not all(isinstance(one, str | os.PathLike) for one in given):
-                raise SpecError(f"{field}={given!r} of privilege {self.name!r}", advice="give a tuple of strings")
+            if isinstance(value, str) or not all(isinstance(pattern, str | os.PathLike) for pattern in value):
+                raise SpecError(f"{field}={value!r} of privilege {self.name!r}", advice="give a tuple of strings")
             if field == "files":
-                if relative := [folder for folder in given if not os.path.isabs(folder)]:
+                if relative := [folder for folder in value if not os.path.isabs(folder)]:
                     raise SpecError(f"files: {relative[0]!r} is not absolute", advice="give the whole path of the folder")
-                given = [os.path.realpath(folder) for folder in given]
-            msgspec.structs.force_setattr(self, field, tuple(given))
+                value = [os.path.realpath(folder) for folder in value]
+            msgspec.structs.force_setattr(self, field, tuple(value))
 
     def reads(self, kind: SegmentKind, name: str) -> bool:
-        """Whether it allows to read a session or a document of this name, or the memory of a user of this name."""
+        """Return whether it allows to read a session or a document of this name, or the memory of a user of this name."""
         patterns = {
             SegmentKind.SESSION: self.sessions,
             SegmentKind.MEMORY: self.memories,
@@ -91,7 +91,7 @@ class Privilege(msgspec.Struct, frozen=True, kw_only=True):
         return _matches(name, patterns.get(kind, ()))
 
     def holds(self, path: str) -> bool:
-        """Whether a resolved path is one of its folders, or lies in one."""
+        """Return whether a resolved path is one of its folders, or lies in one."""
         return self.files is None or any(Path(path).is_relative_to(folder) for folder in self.files)
 
 
@@ -133,11 +133,11 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
         return bounded or (self.above is not None and self.above.bounds_files)
 
     def under(self, above: Rights) -> Rights:
-        """These rights, where those of another agent bound them."""
+        """Bound these rights by those of another agent."""
         return msgspec.structs.replace(self, above=above if self.above is None else self.above.under(above))
 
     def within(self, folder: Path) -> Rights:
-        """These rights, for files in a folder only."""
+        """Limit these rights to the files of a folder."""
         every = ("*",)
         return self.under(
             Rights(privileges=(Privilege(name="folder", files=(str(folder),), sessions=every, memories=every, documents=every),))
@@ -188,47 +188,47 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide(rights: Rights, action: Action) -> Decision:
-    """Decide about a call: the strictest that the rights, and those above them, say of it."""
-    made = _privileged(rights.privileges, action)
-    if made.permit is not Permit.DENY:
-        found = [made]
+    """Decide about a call: the strictest decision of the rights and of those above them."""
+    decision = _check_privileges(rights.privileges, action)
+    if decision.permit is not Permit.DENY:
+        decisions = [decision]
         if action.deed is Deed.IRREVERSIBLE:
-            found.append(Decision(Permit.ASK, "irreversible", f"what {action.tool} does cannot be undone"))
+            decisions.append(Decision(Permit.ASK, "irreversible", f"what {action.tool} does cannot be undone"))
         if action.tainted and action.deed is not Deed.READ:
             why = f"{action.tool} changes something, and this session has read what tools returned"
-            found.append(Decision(rights.after_untrusted, "untrusted", why))
-        made = _strictest(found)
-    return made if rights.above is None else _strictest([decide(rights.above, action), made])
+            decisions.append(Decision(rights.after_untrusted, "untrusted", why))
+        decision = _strictest(decisions)
+    return decision if rights.above is None else _strictest([decide(rights.above, action), decision])
 
 
 def _strictest(decisions: Iterable[Decision]) -> Decision:
-    return max(decisions, key=lambda one: STRICTNESS.index(one.permit))
+    return max(decisions, key=lambda decision: STRICTNESS.index(decision.permit))
 
 
-def _privileged(privileges: Iterable[Privilege], action: Action) -> Decision:
-    """Whether one privilege allows all of a call; if none does, what the first obstacle is."""
-    left = [one for one in privileges if _matches(action.tool, one.tools)]
-    if not left:
+def _check_privileges(privileges: Iterable[Privilege], action: Action) -> Decision:
+    """Return whether one privilege allows all of a call; if none does, what the first obstacle is."""
+    remaining = [privilege for privilege in privileges if _matches(action.tool, privilege.tools)]
+    if not remaining:
         return Decision(Permit.DENY, "tool", f"this agent may not call {action.tool}")
     for path in action.paths:
-        before, left = left, [one for one in left if one.holds(path)]
-        if not left:
-            folders = sorted({folder for one in before for folder in one.files or ()})
+        previous, remaining = remaining, [privilege for privilege in remaining if privilege.holds(path)]
+        if not remaining:
+            folders = sorted({folder for privilege in previous for folder in privilege.files or ()})
             return Decision(Permit.DENY, "file", f"{action.tool} may only go to {', '.join(folders) or 'no file'}, not to {path}")
     for kind, name in action.reads:
-        left = [one for one in left if one.reads(kind, name)]
-        if not left:
+        remaining = [privilege for privilege in remaining if privilege.reads(kind, name)]
+        if not remaining:
             return Decision(Permit.DENY, str(kind), f"this agent may not read the {kind} {name!r}")
     return Decision(Permit.ALLOW)
 
 
-def flat(values: Iterable[str | list[str]]) -> list[str]:
-    """All paths of several parameters."""
+def flatten(values: Iterable[str | list[str]]) -> list[str]:
+    """Return all paths of several parameters."""
     return [path for value in values for path in ([value] if isinstance(value, str) else value)]
 
 
 def whereabouts(path: str) -> str:
-    """Where a path leads: absolute, without `..`, links followed. What does not exist yet is resolved as far as it does.
+    """Resolve a path: absolute, without `..`, links followed. A path that does not exist yet is resolved as far as it exists.
 
     Raises:
         TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.
@@ -325,7 +325,7 @@ class Confirmation:
 
 def _answer(hook: Confirm, question: CallQuestion) -> Consent:
     try:
-        said: Any = hook(question)
+        answer: Any = hook(question)
     except BaseException:  # noqa: BLE001 -- whatever it raises, it is no yes, and nobody else would see it in this thread
         return Consent.FAILED
-    return Consent.YES if said is True else Consent.NO if said is False else Consent.INVALID
+    return Consent.YES if answer is True else Consent.NO if answer is False else Consent.INVALID

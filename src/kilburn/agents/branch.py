@@ -22,8 +22,19 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Rights
-from kilburn.agents.loop import Agent, Limits, RunEvent, RunResult, Said, Stopped, finished, in_branch, result_of, said_by
-from kilburn.agents.tool import Tool, text_spec, texts_of
+from kilburn.agents.loop import (
+    Agent,
+    Limits,
+    RunEvent,
+    RunResult,
+    Said,
+    Stopped,
+    in_branch,
+    result_message,
+    run_to_end,
+    text_message,
+)
+from kilburn.agents.tool import Tool, decode_texts, text_spec
 from kilburn.agents.workspace import open_workspace
 from kilburn.arguments import check_fields, checked
 from kilburn.errors import AccessDenied, KernelError, SpecError, ToolError, WorkspaceError
@@ -38,7 +49,7 @@ from kilburn.page import Place, address_of, digest_of
 __all__ = ["Branching", "SubAgent"]
 
 LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
-TAKEN_BACK = 2
+STEPS_TAKEN_BACK = 2
 """Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
 
 
@@ -146,13 +157,13 @@ class Branching(Agent):
         super().__init__(model, tools, session, beside=(*(agent.spec for agent in agents), RETURN), **options)
 
     def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
-        """Go on with the branches that an earlier run left open; close them, if the user says something new instead."""
+        """Resume the branches that an earlier run left open; close them if the user says something new instead."""
         if not self.level:
             self._begun.clear()
         window = self.session.window
         waiting = [window.pages[number] for number in window.waiting()]
         calls = [
-            Part(kind=Kind.CALL, text=self.session.text(page.id), call=page.call, name=page.name)
+            Part(kind=Kind.CALL, text=self.session.contents.text(page.id), call=page.call, name=page.name)
             for page in waiting
             if page.name in self.agents
         ]
@@ -165,7 +176,7 @@ class Branching(Agent):
             branch = self._of(part)
             text = "[it was not done: the user went on]"
             if branch is None:
-                self.session.append(result_of(part, text))
+                self.session.append(result_message(part, text))
             else:
                 _close(branch, text)
 
@@ -179,21 +190,21 @@ class Branching(Agent):
         except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
             # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
             text = f"error: {error}"
-            return result_of(part, text), True
+            return result_message(part, text), True
         return super()._invoke(part, loop)
 
     def _return(self, part: Part) -> tuple[Message, bool]:
         if not self.level:
             raise ToolError("this is no branch: there is nothing to return to", advice="answer the user in your own words")
-        self.returned = texts_of(RETURN, part.text)["message"]
-        return result_of(part, "[returned]"), False
+        self.returned = decode_texts(RETURN, part.text)["message"]
+        return result_message(part, "[returned]"), False
 
     def _branch(self, agent: SubAgent, part: Part) -> Message:
-        """Begin the branch of a call, or go on with it, until it returns."""
-        asked = texts_of(agent.spec, part.text)
+        """Begin the branch of a call, or resume it, and run it until it returns."""
+        texts = decode_texts(agent.spec, part.text)
         branch = self._of(part)
-        if branch is None and (known := self._done(part)) is not None:
-            return known
+        if branch is None and (earlier := self._done(part)) is not None:
+            return earlier
         if branch is None:
             if self.level >= self.depth:
                 raise ToolError("a branch here cannot branch again", advice="do it here, or return")
@@ -201,20 +212,20 @@ class Branching(Agent):
                 if len(self._begun) >= self.most:
                     raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
-            branch = self.session.fork(told(asked["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
-            most = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
-            branch.record(Act.NOTE, policy="user", why="what it may spend", limits=most)
-        outcome, text = _ended(branch)
+            branch = self.session.fork(branch_prompt(texts["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
+            limits = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
+            branch.ledger.record(Act.NOTE, policy="user", why="what it may spend", limits=limits)
+        outcome, text = _read_outcome(branch)
         if outcome is None:
             outcome, text = self._work_in(agent, branch)
-            _note(branch, outcome, text)
-        said = branch.branches.returning(text)
-        branch.release()
-        return said
+            _record_outcome(branch, outcome, text)
+        message = branch.branches.returning(text)
+        branch.store.release(branch.name)
+        return message
 
     def _done(self, part: Part) -> Message | None:
-        """The result of the same call, word for word, if a branch has returned it and it has left the window since: then the
-        model does not know any more that it was done. None if it sees the result, and calls again all the same."""
+        """Return the result of an identical earlier call if it has left the window since, because the model cannot know that it
+        was done; None if the model sees the result and calls again all the same."""
         window, digest = self.session.window, digest_of(part.text)
         for _, fork in reversed(list(self.session.branches.children())):
             call = window.pages.get(fork.call)
@@ -225,15 +236,15 @@ class Branching(Agent):
                 return None
             if any(page.answers and result in page.sources for page in window.resident()):
                 return None  # it was shown again, and is there
-            said = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
-            return result_of(part, f"{said}\n{self.session.text(result)}", sources=(result,))
+            notice = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
+            return result_message(part, f"{notice}\n{self.session.contents.text(result)}", sources=(result,))
         return None
 
     def _of(self, part: Part) -> Session | None:
-        """The branch that was begun for a call, if there is one."""
+        """Return the branch that was begun for a call, if there is one."""
         page = self.session.window.calls.get(part.call or "")
-        found = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
-        return self.session.branches.open(found.removeprefix(f"{self.session.name}/")) if found else None
+        name = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
+        return self.session.branches.open(name.removeprefix(f"{self.session.name}/")) if name else None
 
     def _work_in(self, agent: SubAgent, branch: Session) -> tuple[BranchOutcome, str]:
         """Work in a branch to its end, and merge its working folder, if it has one and a result."""
@@ -254,15 +265,18 @@ class Branching(Agent):
 
     def _inside(self, agent: SubAgent, branch: Session, path: Path | None = None) -> Branching:
         if agent.policy:
-            branch.decide_by(resolve("policies", agent.policy), agent.policy)
+            branch.edits.decide_by(resolve("policies", agent.policy), agent.policy)
         options = self._options | {"limits": agent.limits, "above": self.account, "system": ""}
         options |= {"rights": agent.rights, "confirm": self.confirmation}
         agents, tools = [*self.agents.values()], agent.tools
         if path is not None:
             tools = tools(path) if callable(tools) else tools
-            agents = [msgspec.structs.replace(each, folder=path) if each.folder == agent.folder else each for each in agents]
+            agents = [
+                msgspec.structs.replace(sub_agent, folder=path) if sub_agent.folder == agent.folder else sub_agent
+                for sub_agent in agents
+            ]
             options["rights"] = agent.rights.within(path)
-        made = Branching(
+        inner = Branching(
             agent.model or self.model,
             [*self.tools.values()] if tools is None or callable(tools) else tools,
             branch,
@@ -271,11 +285,11 @@ class Branching(Agent):
             depth=self.depth,
             **options,
         )
-        made.level, made._begun, made.caller, made._named = self.level + 1, self._begun, self, agent.name
-        return made
+        inner.level, inner._begun, inner.caller, inner._function_name = self.level + 1, self._begun, self, agent.name
+        return inner
 
     def finish(self) -> tuple[BranchOutcome, str]:
-        """Run this branch to its end. Returns the outcome and the result. The agent that began the branch sees each event."""
+        """Run this branch to its end; return the outcome and the result. The agent that began the branch sees each event."""
         end = Stopped(self.account.outcome)
         for event in self.stream():
             if isinstance(event, Stopped):
@@ -287,7 +301,7 @@ class Branching(Agent):
         return ended
 
     def _outcome(self, result: RunResult) -> tuple[BranchOutcome, str]:
-        """How a run in this branch ended, and its result; at a limit it is asked for one."""
+        """Return how a run in this branch ended, and its result; at a limit it is asked for one."""
         if self.returned is not None:
             return BranchOutcome.RETURNED, self.returned
         if result.finish not in LIMITS:
@@ -312,12 +326,12 @@ class Branching(Agent):
         """Take the last steps back, and ask once for the result."""
         fork, pages = self.session.branches.forked, self.session.window.pages
         assert fork is not None
-        own = [page for number, page in pages.items() if number > fork.known]
-        steps = sorted({page.message for page in own if page.role is Role.ASSISTANT})[-TAKEN_BACK:]
-        self.session.take_back([page.id for page in own if steps and page.message >= steps[0]])
+        own_pages = [page for number, page in pages.items() if number > fork.known]
+        steps = sorted({page.message for page in own_pages if page.role is Role.ASSISTANT})[-STEPS_TAKEN_BACK:]
+        self.session.edits.take_back([page.id for page in own_pages if steps and page.message >= steps[0]])
         text = f"[The limit of {limit} is reached; your last steps were taken back. Call return now: what is done, what is left?]"
-        self.session.append(said_by(Role.USER, text, trust=Trust.AGENT))
-        reply = finished(self._reply(), self._show)
+        self.session.append(text_message(Role.USER, text, trust=Trust.AGENT))
+        reply = run_to_end(self._reply(), self._show)
         for part in reply.calls:
             self._invoke(part, None) if part.name == RETURN.name else None
         if self.returned is not None or reply.text:
@@ -325,37 +339,37 @@ class Branching(Agent):
         return BranchOutcome.NOTHING, f"[no result: the limit of {limit} was reached]"
 
 
-def told(prompt: str) -> str:
-    """The first message of a branch. It is pinned, so it also reminds the model of its place."""
+def branch_prompt(prompt: str) -> str:
+    """Return the first message of a branch. It is pinned, so it also reminds the model of its place."""
     return (
         f"{prompt}\n\n[You work in a branch now. The main line sees none of these steps: when this part is done, call "
         "return(message) with everything that it needs.]"
     )
 
 
-def _note(branch: Session, outcome: BranchOutcome, text: str) -> None:
+def _record_outcome(branch: Session, outcome: BranchOutcome, text: str) -> None:
     """Write down how a branch ended and its result, before its parent has it."""
-    branch.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
+    branch.ledger.record(Act.NOTE, policy="user", why=str(outcome), branch=str(outcome))
     branch.append({"role": "assistant", "content": text})
 
 
 def _close(branch: Session, text: str) -> None:
-    """Return from a branch that the user does not want to wait for, with its result if it has one; before it, from those of
-    its branches that are open."""
-    outcome, said = _ended(branch)
+    """Return from a branch that the user does not want to wait for, with its result if it has one. Its own open branches are
+    closed first."""
+    outcome, result = _read_outcome(branch)
     if outcome is None:
         for info, fork in branch.branches.children():
             if fork.call in branch.window.waiting():
                 _close(branch.branches.open(info.name.removeprefix(f"{branch.name}/")), text)
-        _note(branch, BranchOutcome.ABANDONED, text)
-    branch.exit(text if outcome is None else said)
+        _record_outcome(branch, BranchOutcome.ABANDONED, text)
+    branch.branches.exit(text if outcome is None else result)
 
 
-def _ended(branch: Session) -> tuple[BranchOutcome | None, str]:
-    """How a branch ended and its result, if its parent does not have it yet because of a crash."""
-    noted = [event.data["branch"] for event in branch.events() if event.act is Act.NOTE and "branch" in event.data]
+def _read_outcome(branch: Session) -> tuple[BranchOutcome | None, str]:
+    """Return how a branch ended and its result, if its parent does not have it yet because of a crash."""
+    noted = [event.data["branch"] for event in branch.ledger.events() if event.act is Act.NOTE and "branch" in event.data]
     if not noted:
         return None, ""
     last = branch.window.last
-    gone = branch.window.at(last) is Place.DROPPED
-    return BranchOutcome(noted[-1]), "[its result was forgotten]" if gone else branch.text(last)
+    forgotten = branch.window.at(last) is Place.DROPPED
+    return BranchOutcome(noted[-1]), "[its result was forgotten]" if forgotten else branch.contents.text(last)

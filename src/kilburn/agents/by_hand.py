@@ -20,10 +20,10 @@ from kilburn.kernel.store import Store
 
 T = TypeVar("T")
 
-WIDE = 1 << 40
+WIDE_WINDOW = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""
 
-WINDOW = 8000
+DEFAULT_WINDOW = 8000
 """Tokens of the window if the session has no prompt yet."""
 
 POLICY = "hybrid"
@@ -43,7 +43,7 @@ def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy:
     if info is None:
         raise SpecError(f"no session {name[:80]!r}", advice="see `kilburn ps`")
     counter = counter_of(backend, info.number)
-    session = Store(backend, budget or Budget(WIDE), policy, tokenizer=counter, foreign=False).session(name)
+    session = Store(backend, budget or Budget(WIDE_WINDOW), policy, tokenizer=counter, foreign=False).session(name)
     if session.number != info.number:
         raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
     return session
@@ -66,7 +66,13 @@ class WindowPreview(NamedTuple):
 
 
 def preview(
-    backend: Backend, name: str, tokens: int = 0, *, window: int | None = None, otherwise: int = WINDOW, policy: Any = None
+    backend: Backend,
+    name: str,
+    tokens: int = 0,
+    *,
+    window: int | None = None,
+    otherwise: int = DEFAULT_WINDOW,
+    policy: Any = None,
 ) -> WindowPreview:
     """Preview which pages would leave the window of a session if a message of `tokens` came now.
 
@@ -77,13 +83,13 @@ def preview(
         policy: a spec, or an object; None for the policy that decided last.
 
     Raises:
-        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.preview`.
+        SpecError: there is no such session. PinsExceedWindow, InvalidBudget: see `Session.edits.preview`.
     """
     current = opened(backend, name)
-    policy = policy or decider(current.receipts())
+    policy = policy or decider(current.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    result = session.preview(tokens, capacity=None if window else session.shipped)
-    return WindowPreview(result, policy, window or current.figures.window or otherwise)
+    result = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    return WindowPreview(result, policy, window or current.ledger.figures.window or otherwise)
 
 
 def decider(receipts: Sequence[Receipt]) -> str:
@@ -129,12 +135,12 @@ def change(session: Session, verb: str, address: str = "", *, why: str = "", tok
             receipt = undo(session, tokens)
             pages = [*receipt.left, *receipt.back]
         case "evict":
-            pages = list(session.evict(address, why))
+            pages = list(session.edits.evict(address, why))
         case "pin":
             keep(session, address)
         case _:
             session.unpin(address)
-    return WindowChange(session.name, verb, pages, session.use, receipt)
+    return WindowChange(session.name, verb, pages, session.prompts.use, receipt)
 
 
 def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:
@@ -142,12 +148,12 @@ def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> R
 
     Args:
         tokens: the size that the prompt may have then; None for that of the last prompt.
-        dry: see `Session.undo`.
+        dry: see `Session.edits.undo`.
 
     Raises:
-        KernelError, LawBroken: see `Session.undo`.
+        KernelError, LawBroken: see `Session.edits.undo`.
     """
-    return session.undo(tokens or _room(session), dry=dry)
+    return session.edits.undo(tokens or _room(session), dry=dry)
 
 
 def keep(session: Session, address: str) -> None:
@@ -157,7 +163,7 @@ def keep(session: Session, address: str) -> None:
         PinsExceedWindow: they do not fit. UnknownAddress, Forgotten.
     """
     room = _room(session)
-    pinned = sum(map(session.window.cost, session.window.pins.union(session.resolve(address))))
+    pinned = sum(map(session.window.cost, session.window.pins.union(session.contents.resolve(address))))
     if room is not None and pinned > room:
         raise PinsExceedWindow(
             f"all pins would take {pinned:,} tokens, and the window of the last prompt has {room:,}",
@@ -167,4 +173,4 @@ def keep(session: Session, address: str) -> None:
 
 
 def _room(session: Session) -> int | None:
-    return min(session.shipped, session.capacity) if session.shipped is not None else None
+    return min(session.prompts.shipped, session.prompts.capacity) if session.prompts.shipped is not None else None

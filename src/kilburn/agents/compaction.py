@@ -68,22 +68,22 @@ def compact(
         LawBroken: a tool call has no result yet; nothing changed. UnknownAddress, Forgotten: of `pages`.
     """
     _check_no_open_call(session)
-    return _outcome(session.compact(_policy(session, pages, instructions=instructions, keep=keep, to=to), NAME, model))
+    return _outcome(session.edits.compact(_policy(session, pages, instructions=instructions, keep=keep, to=to), NAME, model))
 
 
 def preview(session: Session, *, keep: int = 2, to: int | None = None, pages: str | None = None) -> Preview:
-    """What `compact` would do without a model. Nothing changes, and nothing is recorded.
+    """Preview what `compact` would do without a model. Nothing changes, and nothing is recorded.
 
     Raises:
         LawBroken: a tool call has no result yet. UnknownAddress, Forgotten: of `pages`.
     """
     _check_no_open_call(session, records=False)
-    return session.preview(by=_policy(session, pages, keep=keep, to=to))
+    return session.edits.preview(by=_policy(session, pages, keep=keep, to=to))
 
 
-def _policy(session: Session, pages: str | None, **given: Any) -> Compact:
-    chosen = session.resolve(pages) if pages is not None else None
-    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **given)
+def _policy(session: Session, pages: str | None, **options: Any) -> Compact:
+    chosen = session.contents.resolve(pages) if pages is not None else None
+    return Compact(pages=(chosen[0], chosen[-1]) if chosen else None, idle=True, **options)
 
 
 def _check_no_open_call(session: Session, *, records: bool = True) -> None:
@@ -92,12 +92,14 @@ def _check_no_open_call(session: Session, *, records: bool = True) -> None:
     if not waiting:
         return
     if records:
-        session.record(Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet")
+        session.ledger.record(
+            Act.COMPACT, policy=NAME, cause="user", outcome=Outcome.REJECTED, why="a tool call has no result yet"
+        )
     raise LawBroken(6, f"{address_of(waiting[0])} is a call without a result yet", advice="append its result, then compact")
 
 
 def _outcome(events: Sequence[Event]) -> Compaction:
-    """What the ledger says of it."""
+    """Read the result of a compaction from its events."""
     address = ""
     for event in events:
         if event.act is Act.FOLD and "fold" in event.data:
@@ -128,7 +130,7 @@ def compact_at_provider(
     """
     _check_no_open_call(session)
     with session.lock:
-        prompt, turn = to_send(session.render("messages")), session.turn
+        prompt, turn = to_send(session.render("messages")), session.window.turn
     form = write(SummarizeRequest(instructions=instructions) if instructions else SummarizeRequest())
     request = Request(
         messages=put_block_first(prompt), system=prompt.system, tools=tools, max_tokens=4096, options={"compaction": form}
@@ -149,14 +151,16 @@ def compact_at_provider(
     except Forgotten:
         # It may hold what was forgotten while the provider was working.
         return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
-    before = session.use
+    old_use = session.prompts.use
     with session.lock:
-        leaving = behind(session.view(), turn - keep)
+        leaving = behind(session.edits.view(), turn - keep)
         if leaving:
-            session.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
-    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=before - session.use))
+            session.edits.apply(Evict(pages=leaving, why="the provider's summary stands for it"))
+    return _record(session, Compaction(outcome=Outcome.DONE, address=address, freed=old_use - session.prompts.use))
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:
-    session.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why)
+    session.ledger.record(
+        Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why
+    )
     return compaction

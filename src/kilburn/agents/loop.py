@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kilburn import tracing
-from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flat
+from kilburn.agents.access import Action, CallQuestion, Confirm, Confirmation, Consent, Deed, Permit, Rights, decide, flatten
 from kilburn.agents.tool import Tool
 from kilburn.arguments import checked, plain_number
 from kilburn.backend import SegmentKind
@@ -61,14 +61,14 @@ __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "S
 
 log = logging.getLogger("kilburn")
 
-WORKERS = 8
-LEARNED = 8_000
+MAX_WORKERS = 8
+MAX_LEARNING_TOKENS = 8_000
 """Tokens that learning with a model may take after a run, at most."""
-LEARNS = ("plain", "facts(summary=False)")
+LEARNING_POLICIES = ("plain", "facts(summary=False)")
 """What learns where a model answers on another machine anyway: the rules, then the model."""
 RETURNED = "returned"
 """How a run finished that a tool ended."""
-LEAST = 256
+MIN_WINDOW_TOKENS = 256
 """Tokens that the window keeps when a provider says that a prompt is too long. If a shorter prompt is too long, there is
 another reason."""
 
@@ -93,10 +93,10 @@ ADVICE = {
 """What the model can do about a refusal, by its cause."""
 
 
-CALLS, TOKENS, SECONDS = 10_000, 20_000_000, 6 * 3600.0
+MAX_CALLS, MAX_TOKENS, MAX_SECONDS = 10_000, 20_000_000, 6 * 3600.0
 """Limits that hold where none is given. They end a run that would never end: the largest run that is measured in the docs and
 has a model to pay for took 1,309 calls."""
-WHOLE = ("steps", "calls", "tokens", "reply")
+INTEGER_LIMITS = ("steps", "calls", "tokens", "reply")
 """Of a run's limits, those that are whole numbers."""
 
 T = TypeVar("T")
@@ -121,9 +121,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     steps: int | None = 50
-    calls: int | None = CALLS
-    tokens: int | None = TOKENS
-    seconds: float | None = SECONDS
+    calls: int | None = MAX_CALLS
+    tokens: int | None = MAX_TOKENS
+    seconds: float | None = MAX_SECONDS
     money: float | msgspec.UnsetType | None = msgspec.UNSET
     reply: int = 1024
     prices: Prices = Prices()
@@ -131,56 +131,58 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.prices, Prices):
             raise SpecError(f"prices={self.prices!r}"[:200], advice="give a Prices(...), or one of kilburn.prices.PRICES")
-        for name in (*WHOLE, "seconds", "money"):
-            given = plain_number(getattr(self, name))
-            msgspec.structs.force_setattr(self, name, given)
-            if (given is None and name != "reply") or given is msgspec.UNSET:
+        for name in (*INTEGER_LIMITS, "seconds", "money"):
+            value = plain_number(getattr(self, name))
+            msgspec.structs.force_setattr(self, name, value)
+            if (value is None and name != "reply") or value is msgspec.UNSET:
                 continue
-            if not (is_count(given) if name in WHOLE else is_amount(given)):
-                what = "a whole number" if name in WHOLE else "a number"
-                raise SpecError(f"{name}={given!r} is no limit"[:200], advice=f"give {what}, 0 or more; None for no limit")
+            if not (is_count(value) if name in INTEGER_LIMITS else is_amount(value)):
+                kind = "a whole number" if name in INTEGER_LIMITS else "a number"
+                raise SpecError(f"{name}={value!r} is no limit"[:200], advice=f"give {kind}, 0 or more; None for no limit")
         if isinstance(self.money, int | float) and not self.prices.known:
             advice = "give prices=Prices(input=..., output=...) per million tokens, such as kilburn.prices.PRICES['hosted']"
             raise SpecError(f"money={self.money!r} without prices: what a call costs is not known", advice=advice)
 
     def most(self, name: str) -> float | None:
-        """The limit of that name; None if there is none."""
+        """Return the limit of that name; None if there is none."""
         if name == "money" and self.money is msgspec.UNSET:
-            return self.prices.input * TOKENS / 1e6 or None
-        found: float | None = getattr(self, name)
-        return found
+            return self.prices.input * MAX_TOKENS / 1e6 or None
+        limit: float | None = getattr(self, name)
+        return limit
 
     def reached(self, *, steps: int, tokens: int, seconds: float, money: float = 0.0, calls: int = 0, share: float = 1.0) -> str:
-        """The name of the limit that has been reached, or "".
+        """Return the name of the limit that has been reached, or "".
 
         Args:
             share: of each limit, what counts as all of it.
         """
         spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
-        return next((name for name, used in spent.items() if (most := self.most(name)) is not None and used >= most * share), "")
+        return next(
+            (name for name, amount in spent.items() if (limit := self.most(name)) is not None and amount >= limit * share), ""
+        )
 
 
 UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
 """No limits but that of a reply."""
 
 
-def believed(said: Tokens | None, counted: Tokens, cap: int) -> Tokens:
-    """What a reply cost: as the provider reports it if that can be true, else as it was counted here. So limits hold whatever is
-    reported: nothing, 0 for a long text, or more than any prompt has.
+def plausible_usage(reported: Tokens | None, counted: Tokens, cap: int) -> Tokens:
+    """Return the usage that the provider reports if it is plausible, otherwise the one counted here. So limits hold even if a
+    provider reports nothing, 0 for a long text, or more than any prompt has.
 
     Args:
         cap: tokens that the reply was allowed. What the model thought unseen is among those that are reported.
     """
-    if not isinstance(said, Tokens) or not said.sound or not said.prompt or (counted.reply and not said.reply):
+    if not isinstance(reported, Tokens) or not reported.sound or not reported.prompt or (counted.reply and not reported.reply):
         return counted
-    if not is_plausible(counted.prompt, said.prompt) or not is_plausible(counted.reply, min(said.reply, counted.reply)):
+    if not is_plausible(counted.prompt, reported.prompt) or not is_plausible(counted.reply, min(reported.reply, counted.reply)):
         return counted
-    if not is_plausible(max(counted.reply, cap), max(said.reply, counted.reply, cap)):
+    if not is_plausible(max(counted.reply, cap), max(reported.reply, counted.reply, cap)):
         return counted
-    beside = said.beside
+    beside = reported.beside
     if beside is not None and not is_plausible(counted.prompt + cap, max(beside.total, counted.prompt + cap)):
-        return msgspec.structs.replace(said, beside=None)
-    return said
+        return msgspec.structs.replace(reported, beside=None)
+    return reported
 
 
 def set_up(session: Session, system: str, beside: int) -> None:
@@ -192,9 +194,9 @@ def set_up(session: Session, system: str, beside: int) -> None:
     """
     if system and not session.window.last:
         session.append({"role": "system", "content": system})
-    budget, overhead = session.budget, beside + int(getattr(session.counter, "overhead", 0))
+    budget, overhead = session.prompts.budget, beside + int(getattr(session.counter, "overhead", 0))
     if overhead != budget.overhead:
-        session.resize(Budget(budget.window, budget.reserve, overhead))
+        session.edits.resize(Budget(budget.window, budget.reserve, overhead))
 
 
 def shrink(session: Session, tokens: int, error: Overlong) -> None:
@@ -207,26 +209,26 @@ def shrink(session: Session, tokens: int, error: Overlong) -> None:
     Raises:
         Overlong: `error` itself, if the pins leave nothing to take away.
     """
-    budget = session.budget
-    room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, LEAST))
+    budget = session.prompts.budget
+    room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, MIN_WINDOW_TOKENS))
     try:
-        session.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
+        session.edits.resize(Budget(budget.overhead + budget.reserve + room, budget.reserve, budget.overhead))
     except PinsExceedWindow:
         raise error from None
 
 
-def made_of(message: Message, pages: tuple[int, ...], others: tuple[tuple[int, int], ...] = ()) -> Message:
-    """A reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
+def with_sources(message: Message, pages: tuple[int, ...], cites: tuple[tuple[int, int], ...] = ()) -> Message:
+    """Return a reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
         pages: of the session. others: pages of other segments, by number of the segment and page.
     """
     if not any(map(is_compaction, message.parts)):
         return message
-    return msgspec.structs.replace(message, sources=pages, cites=(*message.cites, *others))
+    return msgspec.structs.replace(message, sources=pages, cites=(*message.cites, *cites))
 
 
-WITHIN: ContextVar[Account | None] = ContextVar("kilburn.agents.within", default=None)
+RUNNING: ContextVar[Account | None] = ContextVar("kilburn.agents.within", default=None)
 """The account of the run whose tool is at work."""
 
 
@@ -241,7 +243,7 @@ class Account:
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
-        above = WITHIN.get() if above is None else above
+        above = RUNNING.get() if above is None else above
         self.limits, self.clock, self.above = limits, clock, above
         self.outcome = RunResult()
         self.given_up = False
@@ -250,31 +252,31 @@ class Account:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A tool of this run is at work: what it begins is charged here, too."""
-        before = WITHIN.set(self)
+        """Charge this run for what its tool begins."""
+        token = RUNNING.set(self)
         try:
             yield
         finally:
-            WITHIN.reset(before)
+            RUNNING.reset(token)
 
     def charge(self, usage: Tokens) -> None:
         """Add one call of the model."""
         with self._lock:
             self.outcome.steps += 1
-            each: Account | None = self
-            while each is not None:
-                each.outcome.add(1, usage.total, each.limits.prices.cost(usage))
-                each = each.above
+            account: Account | None = self
+            while account is not None:
+                account.outcome.add(1, usage.total, account.limits.prices.cost(usage))
+                account = account.above
 
     def take_up(self, spent: RunResult) -> None:
-        """Count what an earlier part of the run spent; those above it count it themselves."""
+        """Count what an earlier part of the run spent; the runs above count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
             self.outcome.add(spent.calls, spent.tokens, spent.money)
             self._began -= spent.seconds
 
     def reached(self, *, below: bool = False, share: float = 1.0) -> str:
-        """The name of the limit of this run that has been reached, or "".
+        """Return the name of the limit of this run that has been reached, or "".
 
         Args:
             below: whether a branch asks, which takes no step of this run.
@@ -292,7 +294,7 @@ class Account:
         )
 
     def ended(self, *, below: bool = False) -> str:
-        """The name of the limit of this run, or of one above it, that has been reached, or "".
+        """Return the name of the limit of this run, or of one above it, that has been reached, or "".
 
         Args:
             below: whether a branch asks.
@@ -316,10 +318,10 @@ class Account:
             above = above.above
 
     def left(self) -> float | None:
-        """The seconds that are left for one call of the model; None for no limit."""
-        own = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
+        """Return the seconds that are left for one call of the model; None for no limit."""
+        own_seconds = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
         above = self.above.left() if self.above is not None else None
-        return min((seconds for seconds in (own, above) if seconds is not None), default=None)
+        return min((seconds for seconds in (own_seconds, above) if seconds is not None), default=None)
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -392,14 +394,14 @@ RunEvent = Said | Called | Returned | InBranch | Stopped
 
 
 def in_branch(branch: str, event: RunEvent) -> InBranch:
-    """What happens in a branch, as the agent above it sees it."""
+    """Wrap an event of a branch for the agent above it."""
     if isinstance(event, InBranch):
         return msgspec.structs.replace(event, depth=event.depth + 1)
     return InBranch(branch, 1, event)
 
 
-def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
-    """What events lead to in the end; each is shown as it comes."""
+def run_to_end(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], Any]) -> T:
+    """Run events to their end and return the result; each event is shown as it comes."""
     while True:
         try:
             event = next(events)
@@ -409,18 +411,18 @@ def finished(events: Generator[RunEvent, None, T], show: Callable[[RunEvent], An
         show(event)
 
 
-def said_by(
+def text_message(
     role: Role, text: str, *, trust: Trust | None = None, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
 ) -> Message:
-    """A message of one text."""
+    """Return a message of one text."""
     part = Part(kind=Kind.TEXT, text=text)
     return Message(role=role, parts=(part,), trust=trust, sources=sources, cites=cites)
 
 
-def result_of(
+def result_message(
     part: Part, text: str, failed: bool = False, *, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
 ) -> Message:
-    """The result of a call, as a message."""
+    """Return the result of a call, as a message."""
     # Anthropic's form can say that a tool failed; in the chat form the text says it.
     result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
     return Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites)
@@ -465,7 +467,7 @@ class Agent:
     searches = False
     """Whether what has left the window is brought by a search, because the model takes no tools."""
     _span: tracing.Span = tracing.NONE
-    _named = ""
+    _function_name = ""
     """The function that it is behind, for its span."""
 
     def __init__(
@@ -490,13 +492,13 @@ class Agent:
         self.recall, self.learn = recall, learn
         if recall < 0:
             raise SpecError(f"recall={recall}", advice="give tokens; 0 for nothing")
-        for one in (learn if isinstance(learn, list | tuple) else (learn,)) if learn is not None else ():
-            if not isinstance(one, SleepTime):
-                resolve("memory", one)  # so that a wrong spec is known now
+        for policy in (learn if isinstance(learn, list | tuple) else (learn,)) if learn is not None else ():
+            if not isinstance(policy, SleepTime):
+                resolve("memory", policy)  # so that a wrong spec is known now
         if isinstance(notes, CoreMemory):
             self.core = notes
         else:
-            self.core = CoreMemory(session.store.notes(session.user), *notes)
+            self.core = CoreMemory(session.store.notes(session.info.user), *notes)
         if self.core.names and recall <= 0:
             raise SpecError(f"notes={notes!r} without room for them"[:200], advice="give recall=TOKENS, such as 500")
         self.session, self.clock, self.above = session, clock, above
@@ -508,19 +510,19 @@ class Agent:
         self.account = Account(self.limits, clock, above)
         self._runs, self._spares = 0, Breaker()
         self._shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
-        made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
-        self.tools = {tool.name: tool for tool in made}
-        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in made), *beside, *(self._offered() if memory else ()))
+        own_tools = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
+        self.tools = {tool.name: tool for tool in own_tools}
+        self.specs: tuple[ToolSpec, ...] = (*(tool.spec for tool in own_tools), *beside, *(self._offered() if memory else ()))
         if len({spec.name for spec in self.specs}) != len(self.specs):
-            taken = sorted(spec.name for spec in self.specs[len(made) :])
-            raise SpecError("two tools have the same name", advice=f"rename one; taken already: {', '.join(taken)}")
+            names = sorted(spec.name for spec in self.specs[len(own_tools) :])
+            raise SpecError("two tools have the same name", advice=f"rename one; taken already: {', '.join(names)}")
         self.memory = memory
         if memory and not takes_tools(self.model):
             self._go_without()
         set_up(session, system, self._beside())
 
     def _can_go_without(self) -> bool:
-        """Whether the agent can work without the tools that it offers: they are memory tools."""
+        """Return whether the agent can work without the tools that it offers: they are memory tools."""
         return self.memory and not self.searches and all(spec.name in memory_tools.NAMES for spec in self.specs)
 
     def _go_without(self) -> None:
@@ -529,7 +531,7 @@ class Agent:
         self.searches = True
 
     def _beside(self) -> int:
-        """Tokens of what is sent besides the window: the tools, and what a search brings."""
+        """Return the tokens that are sent besides the window: the tools, and what a search brings."""
         session = self.session
         tools = session.counter.count(msgspec.json.encode(self.specs).decode()) if self.specs else 0
         return tools + self._room
@@ -537,21 +539,21 @@ class Agent:
     @property
     def _room(self) -> int:
         """Tokens that are reserved for what is brought beside a prompt."""
-        window = self.session.budget.window
+        window = self.session.prompts.budget.window
         return self._known_room + (brought.room_for(window) if self.searches else 0)
 
     @property
     def _known_room(self) -> int:
         """Of these, those for notes and what is known."""
-        return max(0, min(self.recall, self.session.budget.window // 4))
+        return max(0, min(self.recall, self.session.prompts.budget.window // 4))
 
     def _learn(self) -> None:
-        """Learn from what was said, in a thread; what an earlier one has not done yet is done after the next run."""
+        """Learn from what was said, in a thread. What an earlier thread has not done yet is done after the next run."""
         if isinstance(self.learn, SleepTime):
             self.learn.wake()
             return
         last = self.learning
-        if self.learn is None or self.session.readonly or (last is not None and not last.done):
+        if self.learn is None or self.session.backend.readonly or (last is not None and not last.done):
             return
         # A model that fails again and again is spared for a while.
         self._runs += 1
@@ -559,11 +561,11 @@ class Agent:
             self._spares.note(Outcome.FAILED if last.failed else Outcome.DONE, self._runs)
         policies = [*self.learn] if isinstance(self.learn, list | tuple) else [self.learn]
         if self._spares.is_open(self._runs):
-            policies = [policy for policy in policies if policy == LEARNS[0]]
+            policies = [policy for policy in policies if policy == LEARNING_POLICIES[0]]
         if not policies:
             return
         try:
-            self.learning = Learning(self.session.store, self.session, policies, self.model, tokens=LEARNED)
+            self.learning = Learning(self.session.store, self.session, policies, self.model, tokens=MAX_LEARNING_TOKENS)
         except KilburnError as error:
             log.warning("session %s: nothing was learned: %s", self.session.name, type(error).__name__)
 
@@ -614,12 +616,12 @@ class Agent:
     def stream(
         self, text: str | dict[str, Any] | Message | None = None, *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Iterator[RunEvent]:
-        """The run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
+        """Yield the run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
 
         What happens in branches is among them, as `InBranch`: in order for each branch, and as it comes where several run at
         once. Branches do not wait for the caller to take an event.
         """
-        before, self._span = self._span, self._begun_span()
+        outer_span, self._span = self._span, self._begun_span()
         try:
             yield from self._events(text, loop)
         except GeneratorExit:
@@ -629,18 +631,18 @@ class Agent:
             raise
         finally:
             self._end_span()
-            self._span = before
+            self._span = outer_span
 
     def _begun_span(self) -> tracing.Span:
-        given = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._named, tracing.MODEL: self.model.name}
+        attributes = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._function_name, tracing.MODEL: self.model.name}
         about = {tracing.CONVERSATION: self.session.name}
-        return tracing.begin(f"invoke_agent {self._named}", given, about=about)
+        return tracing.begin(f"invoke_agent {self._function_name}", attributes, about=about)
 
     def _end_span(self) -> None:
         if self._span.wanted:
             spent = self.account.outcome
-            given = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
-            self._span.set({f"kilburn.{name}": value for name, value in given.items()})
+            figures = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
+            self._span.set({f"kilburn.{name}": value for name, value in figures.items()})
         self._span.end()
 
     def _events(self, text: str | dict[str, Any] | Message | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
@@ -672,7 +674,7 @@ class Agent:
         yield Stopped(outcome)
 
     def _resume(self, goes_on: bool, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
-        """What an earlier run left undone, before this one begins.
+        """Finish what an earlier run left undone, before this one begins.
 
         Args:
             goes_on: whether this run goes on where that one stopped; else the user says something new.
@@ -680,9 +682,9 @@ class Agent:
         yield from ()
 
     def _reply(self) -> Generator[RunEvent, None, Reply]:
-        """One call of the model; an over-long prompt is compacted and tried once more, and memory tools are left out if the
-        model takes none."""
-        prompt, found = self._prompt()
+        """Call the model once. An over-long prompt is compacted and tried once more; memory tools are left out if the model takes
+        none."""
+        prompt, passages = self._prompt()
         shortened, reply = False, None
         while reply is None:
             try:
@@ -698,73 +700,73 @@ class Agent:
                 self._go_without()
                 set_up(self.session, "", self._beside())
             if reply is None:
-                prompt, found = self._prompt()
+                prompt, passages = self._prompt()
         fresh = self._with_fresh_calls(reply)
-        counted = prompt.tokens + self.session.budget.overhead - self._unused(found)
+        counted = prompt.tokens + self.session.prompts.budget.overhead - self._unused(passages)
         usage, count = reply.usage, self.session.counter.count
-        own = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
-        if isinstance(usage, Tokens) and self.session.observe(usage, counted):
-            usage = believed(usage, own, self.limits.reply)
+        counted_usage = Tokens(prompt=counted, reply=sum(count(part.text) for part in fresh.message.parts))
+        if isinstance(usage, Tokens) and self.session.prompts.observe(usage, counted):
+            usage = plausible_usage(usage, counted_usage, self.limits.reply)
         else:
-            usage = own
+            usage = counted_usage
         self._charge(usage)
         with self._span.current(), tracing.compacting(self.session):
-            self._keep(fresh.message, prompt, found)
+            self._keep(fresh.message, prompt, passages)
         return fresh
 
-    def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
+    def _keep(self, message: Message, prompt: Prompt, passages: Brought | None) -> None:
         """Admit a reply to a prompt, beside which a search has brought something or not.
 
         Raises:
             Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
                 now.
         """
-        brought.keep(self.session, made_of(message, prompt.pages), found.pages if found is not None else ())
+        brought.keep(self.session, with_sources(message, prompt.pages), passages.pages if passages is not None else ())
 
     def _prompt(self) -> tuple[Prompt, Brought | None]:
-        """The prompt for the model, and the passages in it that a search brought."""
+        """Return the prompt for the model, and the passages in it that a search brought."""
         prompt = to_send(self.session.render(self.model.form))
         missed = None
         if self.searches and not self.session.window.whole:
-            missed = brought.bring(self.session, brought.room_for(self.session.budget.window))
+            missed = brought.bring(self.session, brought.room_for(self.session.prompts.budget.window))
         parts = [part for part in (self._known(), missed) if part is not None]
         if not parts:
             return prompt, None
-        found = Brought(
+        passages = Brought(
             text="\n\n".join(part.text for part in parts),
             tokens=sum(part.tokens for part in parts),
             pages=tuple(dict.fromkeys(page for part in parts for page in part.pages)),
             names=tuple(dict.fromkeys(name for part in parts for name in part.names)),
         )
-        messages = brought.behind(prompt, found.text)
+        messages = brought.behind(prompt, passages.text)
         if messages is None:
             return prompt, None
         prompt[:] = messages
-        return prompt, found
+        return prompt, passages
 
     def _known(self) -> Brought | None:
-        """The notes, and what is known about the user's last words; None for nothing."""
+        """Return the notes, and what is known about the user's last words; None for nothing."""
         room, session = self._known_room, self.session
         if not room:
             return None
         try:
-            found = brought.known(
+            passages = brought.known(
                 session.store,
                 brought.asked(session),
                 room,
-                session.user,
+                session.info.user,
                 without=session.name,
                 notes=self.core.shown(),
             )
-            self.core.cut[session.number] = frozenset(() if found is None else found.cut)
-            return found
+            self.core.cut[session.number] = frozenset(() if passages is None else passages.cut)
+            return passages
         except KilburnError as error:
             log.warning("session %s: nothing was recalled: %s", session.name, type(error).__name__)
             return None
 
-    def _unused(self, found: Brought | None) -> int:
-        """Of the room for what is brought, the tokens that are not in the prompt."""
-        return self._room - (found.tokens if found is not None else 0)
+    def _unused(self, passages: Brought | None) -> int:
+        """Return the tokens of the room for what is brought that are not in the prompt."""
+        return self._room - (passages.tokens if passages is not None else 0)
 
     def _charge(self, usage: Tokens) -> None:
         """Count what a reply cost, before it is admitted."""
@@ -791,18 +793,18 @@ class Agent:
         raise AssertionError(f"model {self.model.name} ended its stream without a reply")
 
     def _with_fresh_calls(self, reply: Reply) -> Reply:
-        """The reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
+        """Return the reply with unique call ids and valid characters. Some engines count call ids from 0 in every reply, and a
         session needs them unique. Some split a character in two, and no store can keep half of one."""
-        known = self.session.window.calls
+        old_calls = self.session.window.calls
         turn = self.session.window.turn + 1
         parts: list[Part] = []
-        seen: set[str] = set()
+        new_calls: set[str] = set()
         for index, part in enumerate(reply.message.parts):
             part = msgspec.structs.replace(part, text=encodable(part.text), name=encodable(part.name) if part.name else part.name)
-            if part.kind is Kind.CALL and (not part.call or part.call in known or part.call in seen):
-                made = (f"call_{turn}_{number}" for number in itertools.count(index))
-                part = msgspec.structs.replace(part, call=next(id for id in made if id not in known and id not in seen))
-            seen.add(part.call or "")
+            if part.kind is Kind.CALL and (not part.call or part.call in old_calls or part.call in new_calls):
+                ids = (f"call_{turn}_{number}" for number in itertools.count(index))
+                part = msgspec.structs.replace(part, call=next(id for id in ids if id not in old_calls and id not in new_calls))
+            new_calls.add(part.call or "")
             parts.append(part)
         if tuple(parts) == reply.message.parts:
             return reply
@@ -812,17 +814,17 @@ class Agent:
         """Run the calls of one reply, tools side by side; results are admitted in the calls' order."""
         for part in calls:
             yield Called(part.call or "", part.name or "", part.text)
-        shown: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
-        self._shown = shown
-        with ThreadPoolExecutor(min(WORKERS, len(calls))) as pool:
+        events: queue.SimpleQueue[RunEvent | None] = queue.SimpleQueue()
+        self._shown = events
+        with ThreadPoolExecutor(min(MAX_WORKERS, len(calls))) as pool:
             with self._span.current():
                 answers = [pool.submit(tracing.carried(self._called), part, loop) for part in calls]
             try:
                 for answer in answers:
-                    answer.add_done_callback(lambda _: shown.put(None))
+                    answer.add_done_callback(lambda _: events.put(None))
                 ended = 0
                 while ended < len(answers):
-                    event = shown.get()
+                    event = events.get()
                     if event is not None:
                         yield event
                         continue
@@ -839,14 +841,14 @@ class Agent:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         with self._span.current(), tracing.compacting(self.session):
-            said = [message for message, _ in results]
+            messages = [message for message, _ in results]
             try:
-                self.session.append(*said)
+                self.session.append(*messages)
             except Forgotten:
                 # The model goes on without it.
-                said = memory_tools.without_gone(self.session, said)
-                self.session.append(*said)
-        for message, (_, failed) in zip(said, results, strict=True):
+                messages = memory_tools.without_gone(self.session, messages)
+                self.session.append(*messages)
+        for message, (_, failed) in zip(messages, results, strict=True):
             part = message.parts[0]
             yield Returned(part.call or "", part.text, failed)
 
@@ -858,33 +860,38 @@ class Agent:
         """Carry out one call, as a span."""
         # What a model calls that there is not may be anything.
         name = part.name if any(spec.name == part.name for spec in self.specs) else "unknown"
-        given = {tracing.OPERATION: "execute_tool", tracing.TOOL: name, tracing.TOOL_TYPE: "function", tracing.CALL: part.call}
-        with tracing.span(f"execute_tool {name}", given) as made:
+        attributes = {
+            tracing.OPERATION: "execute_tool",
+            tracing.TOOL: name,
+            tracing.TOOL_TYPE: "function",
+            tracing.CALL: part.call,
+        }
+        with tracing.span(f"execute_tool {name}", attributes) as span:
             message, failed = self._invoke(part, loop)
             if failed:
-                made.fail("tool_error")
-            if made.wanted:
-                made.set({"kilburn.pages": " ".join(ranges(message.sources))})
+                span.fail("tool_error")
+            if span.wanted:
+                span.set({"kilburn.pages": " ".join(ranges(message.sources))})
         return message, failed
 
     def _invoke(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
-        """Carry out one call if the agent may: its result, or an error that the model can act on."""
-        name, begun = part.name or "", False
+        """Carry out one call if the agent may; return its result, or an error that the model can act on."""
+        name, is_started = part.name or "", False
         try:
             rights = self.bounds
             if self.memory and name in memory_tools.NAMES:
                 deed = Deed.READ if name in memory_tools.OURS else Deed.WRITE
                 self._permit(rights, part, Action(tool=name, deed=deed, reads=memory_tools.named(self.session, name, part.text)))
 
-                def reach(kind: SegmentKind, other: str) -> bool:
-                    return decide(rights, Action(tool=name, deed=deed, reads=((kind, other),))).permit is Permit.ALLOW
+                def reach(kind: SegmentKind, segment: str) -> bool:
+                    return decide(rights, Action(tool=name, deed=deed, reads=((kind, segment),))).permit is Permit.ALLOW
 
-                said = memory_tools.call(self.session, name, part.text, part.call, reach)
-                return said.message(part.call or ""), said.text.startswith("error:")
+                reply = memory_tools.call(self.session, name, part.text, part.call, reach)
+                return reply.message(part.call or ""), reply.text.startswith("error:")
             tool = self.tools.get(name)
             if tool is None:
                 raise ToolError(f"no tool {name!r}", advice=f"there are: {', '.join(spec.name for spec in self.specs) or 'none'}")
-            values, begun = self._permitted(tool, part), True
+            values, is_started = self._permitted(tool, part), True
             account, returned = self.account, self.returned
             try:
                 with account.working():
@@ -894,10 +901,10 @@ class Agent:
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
         # What we say of a call that was not carried out is made from the call: it is no untrusted read.
-        return result_of(part, text, failed, sources=() if begun else self._page_of(part)), failed
+        return result_message(part, text, failed, sources=() if is_started else self._page_of(part)), failed
 
     def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
-        """The values for a call of a tool that may be carried out.
+        """Return the values for a call of a tool that may be carried out.
 
         Raises:
             ToolError: the arguments do not fit. AccessDenied: the agent may not.
@@ -905,11 +912,11 @@ class Agent:
         rights = self.bounds
         values = tool.values(part.text)
         paths = tool.resolved(values) if rights.bounds_files else {}
-        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
         # A person takes time to answer, and a link may have been put there meanwhile.
-        if paths and (again := tool.resolved(values | paths)) != paths:
-            paths = again
-            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flat(paths.values()))))
+        if paths and (resolved := tool.resolved(values | paths)) != paths:
+            paths = resolved
+            self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
         return values | paths
 
     def _offered(self) -> tuple[ToolSpec, ...]:
@@ -921,14 +928,14 @@ class Agent:
         return self.rights if self.caller is None else self.rights.under(self.caller.bounds)
 
     def _page_of(self, part: Part) -> tuple[int, ...]:
-        """The page of a call, if it was not forgotten meanwhile."""
+        """Return the page of a call, if it was not forgotten meanwhile."""
         with self.session.lock:
-            found = self.session.window.calls.get(part.call or "")
-            return () if found is None else (found,)
+            page = self.session.window.calls.get(part.call or "")
+            return () if page is None else (page,)
 
     def _permit(self, rights: Rights, part: Part, action: Action) -> None:
-        """Let a call through, or raise. What was not simply allowed is in the ledger, with the answer if a person was asked:
-        before the call is carried out, if the store can be written at once.
+        """Let a call through, or raise. A call that was not simply allowed is recorded in the ledger, with the answer of the
+        person who was asked: before the call is carried out, if the store can be written at once.
 
         Raises:
             AccessDenied: it may not be carried out.
@@ -954,9 +961,9 @@ class Agent:
         }
         if consent:
             data["consent"] = str(consent)
-        self.session.record(Act.NOTE, self._page_of(part), policy="access", **data)
+        self.session.ledger.record(Act.NOTE, self._page_of(part), policy="access", **data)
         if consent is Consent.YES:
-            self.session.flush()
+            self.session.ledger.flush()
             return
-        said = f"; {REFUSALS[consent]}" if consent else ""
-        raise AccessDenied(decision.why + said, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))
+        answer = f"; {REFUSALS[consent]}" if consent else ""
+        raise AccessDenied(decision.why + answer, cause=decision.cause, advice=ADVICE.get(decision.cause, ""))

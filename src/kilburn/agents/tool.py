@@ -25,7 +25,7 @@ __all__ = ["Tool"]
 
 
 def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
-    """What a model is told of a tool whose arguments are texts, all of them needed.
+    """Return the specification of a tool whose arguments are texts, all of them required.
 
     Args:
         texts: what each is, by its name.
@@ -35,15 +35,15 @@ def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
     return ToolSpec(name=name, description=purpose, parameters=parameters)
 
 
-def texts_of(spec: ToolSpec, arguments: str) -> dict[str, str]:
-    """The texts of a call of such a tool, by their names, from JSON.
+def decode_texts(spec: ToolSpec, arguments: str) -> dict[str, str]:
+    """Decode the texts of a call of such a tool, by their names, from JSON.
 
     Raises:
         msgspec.ValidationError, msgspec.DecodeError: they are others.
     """
     fields = [(name, str) for name in spec.parameters["properties"]]
-    given = msgspec.json.decode(arguments or "{}", type=msgspec.defstruct(spec.name, fields, forbid_unknown_fields=True))
-    return msgspec.structs.asdict(given)
+    decoded = msgspec.json.decode(arguments or "{}", type=msgspec.defstruct(spec.name, fields, forbid_unknown_fields=True))
+    return msgspec.structs.asdict(decoded)
 
 
 class Tool:
@@ -85,10 +85,12 @@ class Tool:
         except (TypeError, NameError) as error:
             raise SpecError(f"{self.name} cannot be a tool: {error}", advice="give each parameter a JSON-able type") from error
         if isinstance(paths, str) or (unknown := set(paths) - set(self._arguments.__struct_fields__)):
-            what = paths if isinstance(paths, str) else min(unknown)
-            raise SpecError(f"paths={what!r} of {self.name}", advice="give a tuple of the names of its parameters")
-        own = components.pop(self._arguments.__name__, schema[0])
-        parameters = {key: value for key, value in own.items() if key != "title"} | ({"$defs": components} if components else {})
+            name_of_path = paths if isinstance(paths, str) else min(unknown)
+            raise SpecError(f"paths={name_of_path!r} of {self.name}", advice="give a tuple of the names of its parameters")
+        schema_of_arguments = components.pop(self._arguments.__name__, schema[0])
+        parameters = {key: value for key, value in schema_of_arguments.items() if key != "title"} | (
+            {"$defs": components} if components else {}
+        )
         description = inspect.cleandoc(function.__doc__ or "") or self.name
         self.spec = ToolSpec(name=self.name, description=description, parameters={"properties": {}, **parameters})
 
@@ -99,8 +101,8 @@ class Tool:
             return parameter.name, hints[parameter.name]
         default = parameter.default
         if isinstance(default, list | dict | set):
-            kept = default
-            return parameter.name, hints[parameter.name], msgspec.field(default_factory=lambda: type(kept)(kept))
+            template = default
+            return parameter.name, hints[parameter.name], msgspec.field(default_factory=lambda: type(template)(template))
         return parameter.name, hints[parameter.name], default
 
     def call(self, arguments: str, loop: asyncio.AbstractEventLoop | None = None) -> str:
@@ -115,28 +117,28 @@ class Tool:
         return self.run(self.values(arguments), loop)
 
     def values(self, arguments: str) -> dict[str, Any]:
-        """The values of all parameters, from JSON arguments.
+        """Return the values of all parameters, from JSON arguments.
 
         Raises:
             ToolError: the arguments do not fit.
         """
         try:
-            given = msgspec.json.decode(arguments or "{}", type=self._arguments, strict=False)
+            decoded = msgspec.json.decode(arguments or "{}", type=self._arguments, strict=False)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeEncodeError) as error:
             raise ToolError(f"{self.name}: {error}", advice="see the tool's parameters") from error
-        return {field: getattr(given, field) for field in self._arguments.__struct_fields__}
+        return {field: getattr(decoded, field) for field in self._arguments.__struct_fields__}
 
     def resolved(self, values: dict[str, Any]) -> dict[str, str | list[str]]:
-        """Of the parameters that are paths, where they lead; those without a value are left out.
+        """Resolve the parameters that are paths; those without a value are left out.
 
         Raises:
             ToolError: one is not a path.
         """
-        given = {name: values[name] for name in self.paths if values[name] is not None}
+        paths = {name: values[name] for name in self.paths if values[name] is not None}
         try:
             return {
                 name: [whereabouts(path) for path in value] if isinstance(value, list | tuple | set) else whereabouts(value)
-                for name, value in given.items()
+                for name, value in paths.items()
             }
         except (TypeError, ValueError, OSError) as error:
             raise ToolError(f"{self.name}: not a path: {error}", advice="give the path of a file or folder") from error
@@ -150,7 +152,7 @@ class Tool:
         return self._run(values, loop, _text)
 
     def json(self, values: dict[str, Any]) -> str:
-        """The function's result as JSON, for code that goes on with the value.
+        """Return the function's result as JSON, for code that goes on with the value.
 
         Raises:
             ToolError: the function raised, or JSON cannot carry its result.
@@ -174,6 +176,6 @@ async def _await(value: Any) -> Any:
 
 
 def _text(result: Any) -> str:
-    """A result as text that JSON can carry: lone surrogates are written out."""
+    """Return a result as text that JSON can carry: lone surrogates are written out."""
     text = result if isinstance(result, str) else msgspec.json.encode(result, enc_hook=str).decode()
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

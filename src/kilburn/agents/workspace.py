@@ -34,7 +34,9 @@ HOME = ".kilburn"
 """Where a folder without a repository has its working folders."""
 
 SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "merge.directoryRenames=false", "advice.addEmbeddedRepo=false")
-WHO = {f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in (("NAME", "kilburn"), ("EMAIL", ""))}
+AUTHOR = {
+    f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in (("NAME", "kilburn"), ("EMAIL", ""))
+}
 LINK = "160000"
 """The mode of a repository inside a repository, of which a tree holds no files."""
 
@@ -66,9 +68,9 @@ class Repository:
         if not self.top.is_dir():
             raise WorkspaceError(f"{root} is no folder", advice="give the folder that the branch works on")
         self.inside = Path()
-        found = self._there()
-        self.own = found is None
-        if found is None:
+        places = self._there()
+        self.own = places is None
+        if places is None:
             self.home = self.top / HOME
             self.dir = self.index_dir = self.home / "git"
             self.home.mkdir(exist_ok=True)
@@ -79,27 +81,27 @@ class Repository:
                     exclude.parent.mkdir(exist_ok=True)
                     exclude.write_text(f"/{HOME}/\n", encoding="utf-8")
         else:
-            top, index_dir, common = found
+            top, index_dir, common = places
             self.inside, self.top = self.top.relative_to(top), top
             # A folder's own, also where it is a worktree beside others: what is written down is about this folder.
             self.dir, self.index_dir, self.home = common, index_dir, index_dir / "kilburn"
             self.home.mkdir(exist_ok=True)
 
     def _there(self) -> tuple[Path, Path, Path] | None:
-        """The top folder, the folder of the index and the folder of the repository; None where there is none that has this
+        """Return the top folder, the folder of the index and the folder of the repository; None where there is none that has this
         folder's files."""
-        asked = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
-        done = self._run(["git", *asked], cwd=self.top)
-        if done.returncode:
-            if b"not a git repository" in done.stderr:
+        questions = ("rev-parse", "--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+        process = self._run(["git", *questions], cwd=self.top)
+        if process.returncode:
+            if b"not a git repository" in process.stderr:
                 return None
-            raise WorkspaceError(f"Git refuses {self.top}: {_said(done)}", advice="see what `git status` says there")
-        top, index_dir, common = (Path(os.fsdecode(line)) for line in done.stdout.splitlines())
+            raise WorkspaceError(f"Git refuses {self.top}: {_error_text(process)}", advice="see what `git status` says there")
+        top, index_dir, common = (Path(os.fsdecode(line)) for line in process.stdout.splitlines())
         if self.top != top and not self._run(["git", "check-ignore", "--quiet", str(self.top)], cwd=self.top).returncode:
             return None
         return top.resolve(), index_dir, (self.top / common).resolve()
 
-    def git(self, *words: str, index: Path | None = None, tree: Path | None = None, given: bytes = b"", fine: int = 0) -> bytes:
+    def git(self, *words: str, index: Path | None = None, tree: Path | None = None, data: bytes = b"", fine: int = 0) -> bytes:
         """Run Git; its output.
 
         Args:
@@ -115,20 +117,20 @@ class Repository:
             settings += ["-c", "core.excludesFile=/dev/null", "-c", "core.bare=false"]
         place = [f"--git-dir={self.dir}", f"--work-tree={tree or self.top}"] if words[0] not in ("init", "worktree") else []
         place = place or ([f"--git-dir={self.dir}"] if words[0] == "worktree" else [])
-        done = self._run(["git", *settings, *place, *words], cwd=tree or self.top, given=given, index=index)
-        if done.returncode not in (0, fine):
-            raise WorkspaceError(f"git {words[0]} failed: {_said(done)}", advice="nothing was changed in the folder")
-        return done.stdout
+        process = self._run(["git", *settings, *place, *words], cwd=tree or self.top, data=data, index=index)
+        if process.returncode not in (0, fine):
+            raise WorkspaceError(f"git {words[0]} failed: {_error_text(process)}", advice="nothing was changed in the folder")
+        return process.stdout
 
     def _run(
-        self, words: list[str], *, cwd: Path, given: bytes = b"", index: Path | None = None
+        self, words: list[str], *, cwd: Path, data: bytes = b"", index: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-        environment |= {**WHO, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+        environment |= {**AUTHOR, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)
         try:
-            return subprocess.run(words, cwd=cwd, input=given, env=environment, capture_output=True, check=False)
+            return subprocess.run(words, cwd=cwd, input=data, env=environment, capture_output=True, check=False)
         except FileNotFoundError as error:
             raise WorkspaceError("Git is not installed", advice="install Git 2.38 or later") from error
 
@@ -140,11 +142,11 @@ class Repository:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One at a time, of all programs that work on this folder; a merge that was broken off is finished first."""
+        """Exclude other programs that work on this folder; an interrupted merge is finished first."""
         with self._alone():
             self._finish()
-            for left in self.home.glob("merge-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for stale in self.home.glob("merge-*"):
+                shutil.rmtree(stale, ignore_errors=True)
             yield
 
     @contextmanager
@@ -153,7 +155,7 @@ class Repository:
             yield Path(folder)
 
     def snapshot(self, folder: Path, index: Path) -> str:
-        """The tree of a folder's files as they are now, new files included and what Git ignores left out.
+        """Return the tree of a folder's files as they are now, new files included and what Git ignores left out.
 
         Args:
             index: knows the files that it had; it is not written to.
@@ -167,47 +169,47 @@ class Repository:
             return self.git("write-tree", index=mine, tree=folder).decode().strip()
 
     def of_parent(self) -> str:
-        """The tree of the parent's folder now."""
+        """Return the tree of the parent's folder now."""
         return self.snapshot(self.top, self.index_dir / "index")
 
     def commit(self, tree: str, *parents: str) -> str:
-        """A commit of a tree, which no branch points to."""
+        """Return a commit of a tree, which no branch points to."""
         words = [word for parent in parents for word in ("-p", parent)]
         return self.git("commit-tree", tree, *words, "-m", "a working folder of kilburn").decode().strip()
 
     def known(self, revision: str) -> str | None:
-        """The commit that a name points to, if there is one."""
-        found = self.git("rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}", fine=1).decode().strip()
-        return found or None
+        """Return the commit that a name points to, if there is one."""
+        commit = self.git("rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}", fine=1).decode().strip()
+        return commit or None
 
     def links(self, tree: str) -> list[str]:
-        """The repositories inside, of which a tree holds no files."""
-        told = self.git("ls-tree", "-r", "-z", tree).decode("utf-8", "surrogateescape").split("\0")[:-1]
-        return [line.partition("\t")[2] for line in told if line.startswith(LINK)]
+        """Return the repositories inside, of which a tree holds no files."""
+        output = self.git("ls-tree", "-r", "-z", tree).decode("utf-8", "surrogateescape").split("\0")[:-1]
+        return [line.partition("\t")[2] for line in output if line.startswith(LINK)]
 
-    def changes(self, before: str, after: str) -> list[PathChange]:
-        """The paths that differ between two trees."""
-        told = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", before, after).decode("utf-8", "surrogateescape")
-        fields = iter(told.split("\0")[:-1])
+    def changes(self, old_tree: str, new_tree: str) -> list[PathChange]:
+        """Return the paths that the branch changed: path -> "A" added, "M" modified, "D" deleted, "T" of another type."""
+        output = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", old_tree, new_tree).decode("utf-8", "surrogateescape")
+        fields = iter(output.split("\0")[:-1])
         return [PathChange(path, head.split()[4][0]) for head, path in zip(fields, fields, strict=True)]
 
     def check_out(self, tree: str, paths: Iterable[str] | None, to: Path, index: Path) -> None:
         """Write files of a tree into a folder; None for all."""
         self.git("read-tree", tree, index=index)
-        which = ["--all"] if paths is None else ["-z", "--stdin"]
-        given = b"" if paths is None else b"".join(os.fsencode(path) + b"\0" for path in paths)
+        selection = ["--all"] if paths is None else ["-z", "--stdin"]
+        data = b"" if paths is None else b"".join(os.fsencode(path) + b"\0" for path in paths)
         to.mkdir(parents=True, exist_ok=True)
-        self.git("checkout-index", f"--prefix={to}/", *which, index=index, given=given)
+        self.git("checkout-index", f"--prefix={to}/", *selection, index=index, data=data)
 
     # A merge, all or nothing
 
-    def bring(self, before: str, after: str) -> None:
+    def bring(self, old_tree: str, new_tree: str) -> None:
         """Change the parent's files from one tree to another: all of them, or none.
 
         Raises:
             MergeConflict: something is in the way that is in no tree. WorkspaceError: a file could not be written.
         """
-        changes = self.changes(before, after)
+        changes = self.changes(old_tree, new_tree)
         delete = tuple(change.path for change in changes if change.status == "D")
         write = tuple(change.path for change in changes if change.status != "D")
         added = {change.path for change in changes if change.status == "A"}
@@ -215,9 +217,11 @@ class Repository:
             raise _conflict(blocked, "what Git ignores is in the way")
         staged = Path(tempfile.mkdtemp(dir=self.home, prefix="merge-"))
         try:
-            self.check_out(after, write, staged / "after", staged / "index")
-            self.check_out(before, [path for path in (*write, *delete) if path not in added], staged / "before", staged / "index")
-            if self.of_parent() != self.git("rev-parse", f"{before}^{{tree}}").decode().strip():
+            self.check_out(new_tree, write, staged / "after", staged / "index")
+            self.check_out(
+                old_tree, [path for path in (*write, *delete) if path not in added], staged / "before", staged / "index"
+            )
+            if self.of_parent() != self.git("rev-parse", f"{old_tree}^{{tree}}").decode().strip():
                 raise WorkspaceError("the folder changed during the merge", advice="merge again")
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
@@ -235,7 +239,7 @@ class Repository:
             raise
 
     def _is_blocked(self, path: str, new: bool, delete: frozenset[str]) -> bool:
-        """Whether something stands where a file goes that no tree knows, or that leads out of the folder."""
+        """Return whether something stands where a file goes that no tree knows, or that leads out of the folder."""
         target = self.top / path
         parents = [parent for parent in Path(path).parents if parent != Path()]
         if any(
@@ -249,7 +253,7 @@ class Repository:
             links = (
                 Path(folder, name) for folder, names, _ in os.walk(target) for name in names if Path(folder, name).is_symlink()
             )
-            return any(str(file.relative_to(self.top)) not in delete for found in (files, links) for file in found)
+            return any(str(file.relative_to(self.top)) not in delete for paths in (files, links) for file in paths)
         return new and os.path.lexists(target)
 
     @property
@@ -259,15 +263,17 @@ class Repository:
     def _write_down(self, plan: MergePlan) -> None:
         with write_file(self._journal, force=True) as file:
             file.write(
-                msgspec.json.encode(msgspec.structs.asdict(plan) | {"write": _coded(plan.write), "delete": _coded(plan.delete)})
+                msgspec.json.encode(
+                    msgspec.structs.asdict(plan) | {"write": _encode_paths(plan.write), "delete": _encode_paths(plan.delete)}
+                )
             )
 
     def _finish(self) -> None:
-        """Carry out what is written down, if anything is; doing it twice does no harm."""
+        """Carry out the merge plan in the journal, if there is one; carrying it out twice does no harm."""
         if not self._journal.exists():
             return
         noted: dict[str, Any] = msgspec.json.decode(self._journal.read_bytes())
-        plan = MergePlan(noted["staged"], tuple(map(_decoded, noted["write"])), tuple(map(_decoded, noted["delete"])))
+        plan = MergePlan(noted["staged"], tuple(map(_decode_path, noted["write"])), tuple(map(_decode_path, noted["delete"])))
         try:
             self._carry_out(plan)
         except OSError as error:
@@ -305,16 +311,16 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
-    return done.stderr.decode("utf-8", "replace").strip()[:500]
+def _error_text(process: subprocess.CompletedProcess[bytes]) -> str:
+    return process.stderr.decode("utf-8", "replace").strip()[:500]
 
 
-def _coded(paths: Iterable[str]) -> list[str]:
-    """Paths as JSON can hold them: bytes that are no UTF-8 are kept."""
+def _encode_paths(paths: Iterable[str]) -> list[str]:
+    """Encode paths for JSON, bytes that are not UTF-8 included."""
     return [os.fsencode(path).hex() for path in paths]
 
 
-def _decoded(path: str) -> str:
+def _decode_path(path: str) -> str:
     return os.fsdecode(bytes.fromhex(path))
 
 
@@ -354,8 +360,8 @@ class Workspace:
             head = None if repository.own else repository.known("HEAD")
             base = repository.commit(repository.of_parent(), *([head] if head else []))
             if inner := repository.links(base):
-                said = f"{inner[0]} is a repository of its own, and its files would be missing"
-                raise WorkspaceError(said, advice="open a working folder of that one, or of a folder without it")
+                reason = f"{inner[0]} is a repository of its own, and its files would be missing"
+                raise WorkspaceError(reason, advice="open a working folder of that one, or of a folder without it")
             self._tree.parent.mkdir(exist_ok=True)
             if repository.own:
                 repository.git("read-tree", base, index=self._index)
@@ -396,16 +402,16 @@ class Workspace:
         return {change.path: change.status for change in self._repository.changes(self._base(), self._now())}
 
     def diff(self) -> str:
-        """What the branch changed, as Git shows it.
+        """Return the changes of the branch as a Git diff.
 
         Raises:
             WorkspaceError: it was merged or discarded.
         """
-        told = self._repository.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", self._base(), self._now())
-        return told.decode("utf-8", "replace")
+        output = self._repository.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", self._base(), self._now())
+        return output.decode("utf-8", "replace")
 
     def merge(self) -> dict[str, str]:
-        """Bring what the branch changed into the parent's folder, and close the working folder.
+        """Merge the changes of the branch into the parent's folder, and close the working folder.
 
         Files that the parent changed since then, and the branch did not, stay as they are. Where both changed different
         lines of a text, both changes are kept.
@@ -424,25 +430,25 @@ class Workspace:
             changes = repository.changes(base, tree)
             if inner := repository.links(tree):
                 raise WorkspaceError(f"{inner[0]} is a repository of its own", advice="remove its .git folder, and merge again")
-            before = repository.commit(repository.of_parent(), base)
+            parent = repository.commit(repository.of_parent(), base)
             merged = repository.git(
-                "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", before, repository.commit(tree, base), fine=1
+                "merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", parent, repository.commit(tree, base), fine=1
             )
-            made, *conflicts = merged.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
+            new_tree, *conflicts = merged.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
             if conflicts:
                 raise _conflict(conflicts, "the parent changed them too")
-            repository.bring(before, made)
+            repository.bring(parent, new_tree)
             self._clear()
         return {change.path: change.status for change in changes}
 
     def discard(self) -> None:
-        """Remove the working folder, with all that was done in it; it may be gone already."""
+        """Remove the working folder with everything in it; it may be gone already."""
         with self._repository.lock():
             self._clear()
 
 
 def open_workspace(root: str | os.PathLike[str], name: str) -> Workspace:
-    """The working folder of a branch: made from what the parent's folder holds now, or as an earlier run left it.
+    """Return the working folder of a branch: made from what the parent's folder holds now, or as an earlier run left it.
 
     Args:
         root: the parent's folder; in a Git repository, the worktree is of the whole repository.
@@ -451,6 +457,6 @@ def open_workspace(root: str | os.PathLike[str], name: str) -> Workspace:
     Raises:
         WorkspaceError: there is no such folder, no Git, or Git refuses.
     """
-    made = Workspace(Repository(Path(root)), name)
-    made._begin()
-    return made
+    workspace = Workspace(Repository(Path(root)), name)
+    workspace._begin()
+    return workspace

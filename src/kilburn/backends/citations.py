@@ -7,6 +7,7 @@ It is derived from the pages. A page of any segment is in it with its `cites`, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import apsw
 
@@ -14,6 +15,9 @@ from kilburn.backend import SegmentKind
 from kilburn.backends.connection import row, rows_of_each
 from kilburn.errors import Forgotten, StoreError, StoreStale
 from kilburn.page import Page, address_of
+
+if TYPE_CHECKING:
+    from kilburn.backends.sealed import PageRows, SegmentRow
 
 SELECT = "SELECT segment, page, citing_segment, citing_page FROM citation"
 
@@ -121,3 +125,14 @@ def check_uncited(db: apsw.Connection, segment: int, pages: Sequence[int]) -> No
     for by, citer, number in rows_of_each(db, select, [(segment, page) for page in pages]):
         what = f"{address_of(number)} of segment {segment} is cited by {address_of(citer)} of segment {by}"
         raise StoreStale(what, advice="forget what cites it first, then do it again")
+
+
+def cited_by(segments: Iterable[tuple[SegmentRow, PageRows]]) -> set[Citation]:
+    """Return what the pages of these sessions cite."""
+    return {
+        citation
+        for one, each in segments
+        for _, page, _ in each
+        if isinstance(page, Page) and page.digest
+        for citation in citations_of(one.number, one.kind, page)
+    }

@@ -11,20 +11,13 @@ from collections.abc import Set as AbstractSet
 import apsw
 import msgspec
 
-from kilburn.backend import State
 from kilburn.backends import citations
+from kilburn.backends.chilling import Chilling
 from kilburn.backends.passages import passages
-from kilburn.backends.records import UNREADABLE, event_of, seal_of
-from kilburn.backends.sealed import Seals, SegmentRow, shown
+from kilburn.backends.records import UNREADABLE, act_name, call_of, is_observation, seal_of
+from kilburn.backends.sealed import PageRows, Seals, SegmentRow, shown
 from kilburn.errors import KilburnError
-from kilburn.event import STATE, Act
-from kilburn.message import Kind
 from kilburn.page import Page, Place, Span
-
-OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
-
-Pages = Iterable[tuple[int, Page | str, State | str]]
-"""Every row of a session's pages: its number, and page and state or what is wrong with them."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +52,15 @@ def gather(found: list[Finding], kind: str, check: Iterator[Finding], segment: i
         found.append(Finding(kind=kind, what=what, segment=segment, derived=kind in ("index", "vector")))
 
 
+def cold_findings(chilling: Chilling) -> list[Finding]:
+    """Return what is wrong with the objects of the cold place, without reading them: the texts have been read already."""
+    try:
+        wrong = chilling.wrong(repair=False, read=False)
+    except (KilburnError, apsw.Error) as error:
+        return [Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
+    return [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
+
+
 def of_page(what: str, pages: Sequence[Sequence[object]]) -> Finding:
     """A text that is damaged, with the first page that has it: its segment and its number."""
     segment, page = next(iter(pages), (0, 0))
@@ -80,7 +82,7 @@ def wrong_setting(tenant: int, name: bytes, value: bytes, seal: object) -> Itera
 
 
 def wrong_pages(
-    segment: SegmentRow, each: Pages, contents: Mapping[int, tuple[bytes | None, bytes | None]], there: Callable[[str], bool]
+    segment: SegmentRow, each: PageRows, contents: Mapping[int, tuple[bytes | None, bytes | None]], there: Callable[[str], bool]
 ) -> Iterator[Finding]:
     """A session's pages, their states and the texts that they name.
 
@@ -115,7 +117,7 @@ def wrong_pages(
     yield from strays
 
 
-def wrong_names(segment: SegmentRow, each: Pages) -> Iterator[Finding]:
+def wrong_names(segment: SegmentRow, each: PageRows) -> Iterator[Finding]:
     """Of each name of a note, one page is in force."""
     named: dict[str | None, int] = {}
     for number, page, state in each:
@@ -160,19 +162,6 @@ def wrong_events(
             yield wrong(f"event {number} ({act_name(act)}): {event}", derived=is_observation(act, body) and not is_fork(number))
     if not segment.damaged and expected <= segment.head:
         yield wrong(f"events {expected}-{segment.head} are missing")
-
-
-def is_observation(act: bytes, body: bytes) -> bool:
-    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
-    try:
-        return act in OBSERVATIONS and event_of(body).act not in STATE
-    except UNREADABLE:
-        return act in OBSERVATIONS
-
-
-def act_name(act: object) -> str:
-    """The act of a damaged event, for messages."""
-    return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
 class IndexedWords:
@@ -230,17 +219,6 @@ class IndexedWords:
                 yield Finding(kind="index", what=what, derived=True, segment=entry >> 32)
 
 
-def cited_by(segments: Iterable[tuple[SegmentRow, Pages]]) -> set[citations.Citation]:
-    """What the pages of these sessions cite."""
-    return {
-        citation
-        for one, each in segments
-        for _, page, _ in each
-        if isinstance(page, Page) and page.digest
-        for citation in citations.citations_of(one.number, one.kind, page)
-    }
-
-
 def wrong_citations(
     wanted: AbstractSet[citations.Citation],
     there: AbstractSet[citations.Citation],
@@ -293,17 +271,12 @@ def wrong_replies(segment: SegmentRow, different: Iterable[Sequence[int | bytes]
         yield Finding(kind="index", what=what, derived=True, segment=segment.number)
 
 
-def wrong_calls(segment: SegmentRow, each: Pages, calls: Mapping[object, object]) -> Iterator[Finding]:
+def wrong_calls(segment: SegmentRow, each: PageRows, calls: Mapping[object, object]) -> Iterator[Finding]:
     """The index of calls, by page."""
     for number, page, _ in each:
         if isinstance(page, Page) and calls.get(number) != call_of(page):
             what = "the index of calls does not have it as it is"
             yield Finding(kind="index", what=what, derived=True, segment=segment.number, page=_id(number))
-
-
-def call_of(page: Page) -> str | None:
-    """The id of the call that a page is, if it is one."""
-    return page.call if page.kind is Kind.CALL else None
 
 
 def wrong_checkpoints(segment: SegmentRow, found: Iterable[Sequence[object]]) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
     add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
-def keep(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int) -> bool:
+def put(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int) -> bool:
     """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
     fits = (
         "SELECT 1 FROM segment WHERE id = ?1 AND tenant = ?2"
@@ -106,7 +106,7 @@ def _put(db: apsw.Connection, tenant: int, segment: int, said: Digests, before: 
     insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page, tail) VALUES(?, ?, ?, ?, ?, ?, ?)", new)
 
 
-def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail: bool) -> list[HistoryOwner]:
+def owners(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail: bool) -> list[HistoryOwner]:
     """The sessions that have said this, or these last messages: first those that end with it, then the newest."""
     select = (
         "SELECT name, message, (SELECT max(message) FROM history AS own WHERE own.segment = history.segment) FROM history"
@@ -117,7 +117,7 @@ def said_by(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail
     return [HistoryOwner(name=name, at=at, count=count) for name, at, count in rows(db, select, tenant, digest, limit)]
 
 
-def unkept(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
+def missing(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
     """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
     select = (
         "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:')"

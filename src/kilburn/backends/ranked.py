@@ -23,6 +23,7 @@ from typing import cast
 import apsw
 
 from kilburn.backends.passages import JOINT, PATH, TOKENIZER, searchable, shorten
+from kilburn.page import Span
 from kilburn.retrieval import STOP
 
 CLASSES = 16
@@ -139,6 +140,15 @@ class RankedIndex:
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
         """The first entries that have each of these words."""
         return [self._having(word, ranges, depth) for word in words]
+
+    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+        """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `some`: those
+        with the lowest numbers."""
+        raise NotImplementedError
+
+    def spans(self, numbers: Sequence[int]) -> dict[int, tuple[int, Span]]:
+        """Return page and span of entries, by number."""
+        raise NotImplementedError
 
     def terms(self, query: str) -> dict[str, str]:
         """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,

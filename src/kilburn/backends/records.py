@@ -21,6 +21,7 @@ import msgspec
 
 from kilburn.errors import StoreError
 from kilburn.event import STATE, Act, Data, Event
+from kilburn.message import Kind
 from kilburn.page import Page, expanded, stretches
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
@@ -257,3 +258,24 @@ def _blank(value: object, words: Quotations) -> object:
     if isinstance(value, list | tuple):
         return [_blank(item, words) for item in value]
     return value
+
+
+OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
+
+
+def is_observation(act: bytes, body: bytes) -> bool:
+    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
+    try:
+        return act in OBSERVATIONS and event_of(body).act not in STATE
+    except UNREADABLE:
+        return act in OBSERVATIONS
+
+
+def act_name(act: object) -> str:
+    """The act of a damaged event, for messages."""
+    return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
+
+
+def call_of(page: Page) -> str | None:
+    """The id of the call that a page is, if it is one."""
+    return page.call if page.kind is Kind.CALL else None

@@ -108,6 +108,10 @@ def shown(page: object) -> str:
     return address_of(page) if isinstance(page, int) else f"page {page!r}"
 
 
+PageRows = Iterable[tuple[int, Page | str, State | str]]
+"""Every row of a session's pages: its number, and page and state or what is wrong with them."""
+
+
 class Seals:
     """Verifies rows and decodes them; the same for every backend."""
 

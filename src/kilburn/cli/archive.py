@@ -144,7 +144,7 @@ def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
     waiting: list[tuple[Message, list[Page]]] = []
     for pages in _messages(session):
         remaining = [page for page in pages if session.window.at(page.id) != Place.DROPPED]
-        session.fetch(remaining)
+        session.contents.fetch(remaining)
         whole = len(remaining) == len(pages)
         waiting.append((_message(session, pages), pages))
         if whole and _goes_on(waiting[-1][0]):
@@ -152,7 +152,7 @@ def write(session: Session, info: SegmentInfo) -> Iterator[bytes]:
         yield from (encode(line) + b"\n" for line in _lines(session, waiting))
         waiting = []
     yield from (encode(line) + b"\n" for line in _lines(session, waiting))
-    states = [(page, state) for page, state in session.pages() if page.id > 0]
+    states = [(page, state) for page, state in session.contents.pages() if page.id > 0]
     state = _State(
         pinned=[page.address for page, state in states if state.pinned],
         retired=[page.address for page, state in states if state.at == Place.RETIRED],
@@ -185,7 +185,7 @@ def _message(session: Session, pages: Sequence[Page]) -> Message:
     parts, extra = [], None
     for page in pages:
         if session.window.at(page.id) != Place.DROPPED:
-            part, leftovers = session.part(page)
+            part, leftovers = session.contents.part(page)
             parts.append(part)
             extra = extra or leftovers
     first = pages[0]
@@ -389,7 +389,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
     clock.now = start if saved.created is None else saved.created
     session = store.session(saved.name)
     holes: list[int] = []
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         for entry in saved.entries:
             clock.now = start if entry.time is None else entry.time
             try:
@@ -399,7 +399,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
                 raise
             holes += [first + hole for hole in entry.holes]
     try:
-        with session.batch() as kernel:
+        with session.edits.batch() as kernel:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
             if saved.state is not None:

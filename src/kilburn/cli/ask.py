@@ -13,19 +13,10 @@ import typer
 from typer import Argument, Option
 
 import kilburn
-from kilburn.agents.loop import CALLS, SECONDS, TOKENS, UNLIMITED, Called, Limits, Returned
+from kilburn.agents.loop import MAX_CALLS, MAX_SECONDS, MAX_TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import (
-    CONNECT,
-    WIDE,
-    Advanced,
-    Options,
-    closing_model,
-    detected_model,
-    model_of,
-    open_for_agent,
-    with_options,
-)  # fmt: skip
+from kilburn.cli.access import WIDE, Advanced, Options, with_options
+from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, model_of, open_for_agent
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
@@ -34,7 +25,7 @@ from kilburn.models.weights import catalogue
 from kilburn.prices import prices_of
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
-from kilburn.recursion.variable import Source, texts_of
+from kilburn.recursion.variable import Source, read_files
 from kilburn.terminal import line, say, tell
 
 UNANSWERED = (AnswerOutcome.UNREADY, AnswerOutcome.NOTHING)
@@ -76,7 +67,7 @@ class AskOptions(Options, frozen=True, kw_only=True):
     goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False
     tokens: Annotated[
         int | None,
-        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{TOKENS:,}"),
+        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{MAX_TOKENS:,}"),
     ] = None
     db: Db = None
     tenant: Tenant = None
@@ -92,15 +83,17 @@ class AskOptions(Options, frozen=True, kw_only=True):
         int | None, Advanced(min=0, help="Stop after this many replies of the model that writes the code.", show_default="30")
     ] = None
     calls: Annotated[
-        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{CALLS:,}")
+        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{MAX_CALLS:,}")
     ] = None
-    seconds: Annotated[float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{SECONDS:,.0f}")] = None
+    seconds: Annotated[
+        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{MAX_SECONDS:,.0f}")
+    ] = None
     money: Annotated[
         float | None,
         Advanced(
             min=0,
             help="Stop after this much money, by --prices.",
-            show_default=f"what {TOKENS:,} fresh tokens cost: 60 if hosted",
+            show_default=f"what {MAX_TOKENS:,} fresh tokens cost: 60 if hosted",
         ),
     ] = None
     no_limits: Annotated[bool, Advanced("--no-limits", help="Apply no limits except those that are given.")] = False
@@ -241,7 +234,7 @@ def _source(files: list[Path]) -> Source | None:
     if files.count(STDIN) > 1:
         raise SpecError("standard input is named twice", advice="give - once")
     text, files_only = _standard_input(), [file for file in files if file != STDIN]
-    return {"-": text} | dict(texts_of(files_only)) if files_only else text
+    return {"-": text} | dict(read_files(files_only)) if files_only else text
 
 
 def _standard_input() -> str:

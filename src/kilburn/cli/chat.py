@@ -14,17 +14,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
-from kilburn.agents.loop import LEARNS, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import (
-    CONNECT,
-    Advanced,
-    Options,
-    closing_model,
-    detected_model,
-    load_model,
-    open_for_agent,
-    with_options,
-)
+from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
+from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, load_model, open_for_agent
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError
@@ -128,7 +120,7 @@ def chat(options: ChatOptions) -> None:
     if model.context and model.context < options.window:
         say(f"the window is {count(model.context)} tokens, all that {model.name} has")
     notes, recall = options.notes or (), options.recall
-    learners = LEARNS if getattr(model, "elsewhere", False) else LEARNS[0]
+    learners = LEARNING_POLICIES if getattr(model, "elsewhere", False) else LEARNING_POLICIES[0]
     with (
         closing_model(model),
         open_for_agent(

@@ -43,13 +43,13 @@ def set_place(
     with where.writing() as store:
         backend = store.backend
         # Objects that are only waiting for deletion count, too, because nothing would delete them in the old place.
-        if backend.cold() or backend.scrub():
+        if backend.contents.cold() or backend.contents.scrub():
             raise occupied
         cold_place = new_place(place, key, versions=versions)
         with backend.together():
-            backend.keep_setting("cold", msgspec.json.encode(cold_place).decode())
+            backend.settings.put("cold", msgspec.json.encode(cold_place).decode())
             # A concurrent move has finished by now, or it will use the new place.
-            if backend.cold():
+            if backend.contents.cold():
                 raise occupied
     if where.json:
         emit(msgspec.to_builtins(cold_place))
@@ -106,7 +106,7 @@ def back(*, where: StorePlace) -> None:
         kilburn cold back
     """
     with where.writing() as store, progress("bringing texts back"):
-        result = store.backend.warm()
+        result = store.backend.contents.warm()
     if where.json:
         emit(msgspec.to_builtins(result))
     else:
@@ -129,8 +129,8 @@ def scrub(
         kilburn cold scrub
     """
     with where.writing() as store, progress("reading cold texts"):
-        findings = store.backend.scrub(repair=repair)
-        texts = len(store.backend.cold())
+        findings = store.backend.contents.scrub(repair=repair)
+        texts = len(store.backend.contents.cold())
     if where.json:
         emit({"texts": texts, "findings": list(findings)})
     else:

@@ -16,7 +16,8 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import Advanced, closing_model, model_of
+from kilburn.cli.access import Advanced
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Report, perform

@@ -17,7 +17,7 @@ from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
-from kilburn.memory.documents import Ingested, in_order, ingest, name_of, text_of
+from kilburn.memory.documents import Ingested, document_name, document_text, in_order, ingest
 from kilburn.memory.documents import documents as documents_of
 from kilburn.terminal import age, emit, line, say, tell
 
@@ -99,8 +99,8 @@ def list_documents(
 def _row(document: Collection) -> dict[str, Any]:
     pages = [page for page, _ in document.pages()]
     return {
-        "document": name_of(document),
-        "user": document.user,
+        "document": document_name(document),
+        "user": document.info.user,
         "chunks": len(pages),
         "tokens": sum(page.tokens for page in pages),
         "changed": document.info.used,
@@ -118,7 +118,7 @@ def show_document(name: Name, *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         document = _named(store, name)
-        text, chunks = text_of(document), [page.address for page in in_order(document)]
+        text, chunks = document_text(document), [page.address for page in in_order(document)]
     if where.json:
         emit({"document": name, "chunks": chunks, "text": text})
         return
@@ -141,13 +141,13 @@ def remove(
         kilburn documents remove handbook --yes
     """
     with where.writing() as store:
-        name = name_of(_named(store, name))
+        name = document_name(_named(store, name))
         carry_out(lambda dry_run: store.forget(document=name, why=why, dry=dry_run), store, yes=yes, json=where.json)
 
 
 def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # the form in hits of `search`
-    documents_by_name = {name_of(document): document for document in documents_of(store)}
+    documents_by_name = {document_name(document): document for document in documents_of(store)}
     inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
     if name not in documents_by_name and inside:
         raise SpecError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -19,6 +19,7 @@ from kilburn.backends.findings import Finding
 from kilburn.backends.places import anchor_of, is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
+from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
 from kilburn.cli.access import existing
 from kilburn.cli.screen import many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -127,16 +128,9 @@ def fsck(
         raise typer.Exit(1)
 
 
-class Inspectable(Backend, Protocol):
-    """A backend that can check itself."""
-
-    def findings(self) -> list[Finding]:
-        """Return everything that is wrong."""
-
-
-def _opened(path: str, tenant: str, *, repair: bool) -> Inspectable:
+def _opened(path: str, tenant: str, *, repair: bool) -> Backend:
     if is_url(path):
-        return cast(Inspectable, open_backend(path, tenant=tenant, readonly=True))
+        return open_backend(path, tenant=tenant, readonly=True)
     return Sqlite(path, tenant=tenant, readonly=not repair, restore=repair)
 
 
@@ -146,13 +140,13 @@ def _row(finding: Finding, names: Mapping[int, str]) -> dict[str, Any]:
     return {"kind": finding.kind, "session": session, "page": page, "what": finding.what, "derived": finding.derived}
 
 
-def _check(backend: Inspectable, anchor: Anchor) -> list[Finding]:
+def _check(backend: Backend, anchor: Anchor) -> list[Finding]:
     """Return all findings. If an agent wrote meanwhile, the check has seen a mixture of states, and is repeated."""
     findings: list[Finding] = []
     for _ in range(MAX_CHECKS):
         infos = backend.segments()
         with progress("checking pages"):
-            findings = [*backend.findings(), *(anchor.findings(backend) if anchor.file else ())]
+            findings = [*inspect_store(backend), *(anchor.findings(backend) if anchor.file else ())]
         # The store can repair these sessions, so they get no second finding that they cannot be replayed.
         repairable = {
             finding.segment for finding in findings if finding.derived and finding.kind in ("state", "session", "ledger")
@@ -241,8 +235,8 @@ def _fold_problems(backend: Backend, fold: Page, pages: Mapping[int, Page], at: 
         yield "its trust is higher than that of its sources"
     if fold.kind is Kind.EXCERPT:
         try:
-            (text,) = backend.texts([fold.digest]).values()
-            exact = keeps_its_spans(fold, text, lambda page: backend.texts([pages[page].digest])[pages[page].digest])
+            (text,) = backend.contents.texts([fold.digest]).values()
+            exact = keeps_its_spans(fold, text, lambda page: backend.contents.texts([pages[page].digest])[pages[page].digest])
         except (StoreCorrupt, KernelError, KeyError) as error:
             yield f"its spans cannot be checked: {getattr(error, 'what', None) or f'{error} is no page'}"
             return
@@ -253,7 +247,7 @@ def _fold_problems(backend: Backend, fold: Page, pages: Mapping[int, Page], at: 
 def _repair(backend: Sqlite, findings: list[Finding], anchor: Anchor) -> list[Finding]:
     """Rebuild derived data, quarantine sessions that cannot be read, and return the remaining findings."""
     try:
-        backend.repair()
+        repair_store(backend)
     except StoreCorrupt as error:
         return [*findings, Finding(kind="file", what=f"not repaired: {error.what}")]
     for info in backend.segments():
@@ -264,7 +258,7 @@ def _repair(backend: Sqlite, findings: list[Finding], anchor: Anchor) -> list[Fi
                 raise StoreCorrupt(info.damaged)
             replayed, rows = _replayed(backend, info).states, list(backend.pages(info.number))
         except StoreCorrupt as error:
-            name = backend.quarantine(info.number)
+            name = quarantine_segment(backend, info.number)
             say(line(f"kilburn: session {info.name!r} is now {name!r}, nothing of it is deleted: {error.what}"))
             continue
         states = {page.id: replayed[page.id] for page, state in rows if replayed.get(page.id, state) != state}

@@ -9,10 +9,11 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import StorePlace, closing_model, embed, model_of, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import secrets_of
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why, Yes
@@ -59,7 +60,7 @@ def learn(
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            collection = Guidelines(store, session.user if user is None else user)
+            collection = Guidelines(store, session.info.user if user is None else user)
             result = collection.learn(session, model=writer, anew=anew, secrets=screening)
             texts = {note: collection.notes.read(note).text for note in (*result.learned, *result.supported)}
         embed(opened)
@@ -99,6 +100,6 @@ def unalign(
     with closing_model(model_of(model)) as writer, where.writing() as opened:
         store = with_agent_counter(opened, name)
         session = store.session(name)
-        collection = Guidelines(store, session.user if user is None else user)
+        collection = Guidelines(store, session.info.user if user is None else user)
         forget = partial(collection.unalign, session, address, why, model=writer, secrets=screening)
         carry_out(lambda dry_run: forget(dry=dry_run), store, yes=yes, json=where.json)

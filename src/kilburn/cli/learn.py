@@ -8,8 +8,9 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import closing_model, embed, existing, model_of, with_agent_counter, writing
+from kilburn.cli.access import embed, existing, with_agent_counter, writing
 from kilburn.cli.memories import Evict, secrets_of
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -65,11 +66,14 @@ def learn(
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            memory = store.memory(session.user if user is None else user)
+            memory = store.memory(session.info.user if user is None else user)
             learned = memory.learn(session, policy, speaker, secrets=screening, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
-        target = memory if notes is None else notes.collection
-        new = [describe(target, *target.read(target.resolve(address)[0])) for address in (*learned.stored, *learned.proposed)]
+        target = (notes or memory).collection
+        new = [
+            describe(target, *target.read(target.contents.resolve(address)[0]))
+            for address in (*learned.stored, *learned.proposed)
+        ]
         embed(opened)
     if json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})

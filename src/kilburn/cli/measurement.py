@@ -74,7 +74,7 @@ def stream(
     Raises:
         WireError: a message is invalid, or does not fit its place. The messages before it stay appended.
     """
-    counter, capacity = session.counter, session.budget.capacity
+    counter, capacity = session.counter, session.prompts.budget.capacity
     measured = Measured(name=run.name)
     start = time.perf_counter()
     for message in run.messages:
@@ -148,7 +148,7 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a newly opened session, because the one that appended the run has cached texts.
     """
     lost = 0
-    for original, stored in zip(run.messages, chain(session.messages(), repeat(None)), strict=False):
+    for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
         encoded = msgspec.json.encode(original)
         if stored is None or msgspec.json.encode(stored) != encoded:
             lost += len(encoded)

@@ -95,8 +95,9 @@ def remember(
     with where.writing(new=True) as store:
         memory = store.memory(user)
         address = memory.remember(text, **times, importance=importance, pin=pin, secrets=screening, quota=quota)
-        page, state = memory.read(memory.resolve(address)[0])
-        row = describe(memory, page, state)
+        facts = memory.collection
+        page, state = facts.read(facts.contents.resolve(address)[0])
+        row = describe(facts, page, state)
         embed(store)
     if where.json:
         emit(row)
@@ -155,7 +156,7 @@ def list_memories(
 
 def _memories(store: Store, user: str | None) -> Iterator[Collection]:
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             yield memory
 
 
@@ -169,11 +170,11 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     Raises:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
     """
-    candidates = [memory for memory in _memories(store, None) if memory.user == user]
+    candidates = [memory for memory in _memories(store, None) if memory.info.user == user]
     if not candidates:
         raise _unknown(store, user)
     try:
-        candidates[0].resolve(address)
+        candidates[0].contents.resolve(address)
     except UnknownAddress as error:
         other_users = ", ".join(repr(owner) for owner in collection_owners(store, SegmentKind.MEMORY) if owner)
         if not user and other_users:
@@ -207,7 +208,7 @@ def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         memory = _memory(store, user, address)
-        rows = [provenance(store, memory, number) for number in memory.resolve(address)]
+        rows = [provenance(store, memory, number) for number in memory.contents.resolve(address)]
     if where.json:
         emit(rows)
         return
@@ -292,7 +293,7 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
     """Change the facts at an address, and print them."""
     with where.writing() as store:
         memory = _memory(store, user, address)
-        numbers = memory.resolve(address)
+        numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
     if where.json:
@@ -323,9 +324,10 @@ def update(
     """
     start, screening = moment(since, "--since", time.time()), secrets_of(secrets)
     with where.writing() as store:
-        memory = store.memory(_memory(store, user, address).user)
+        memory = store.memory(_memory(store, user, address).info.user)
         new_address = memory.update(address, text, since=start, secrets=screening)
-        row = describe(memory, *memory.read(memory.resolve(new_address)[0]))
+        facts = memory.collection
+        row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
     if where.json:
         emit(row)
@@ -371,7 +373,7 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
     """
 
     def change(memory: Collection) -> None:
-        memory.apply(Retire(pages=tuple(memory.resolve(address)), why=why))
+        memory.apply(Retire(pages=tuple(memory.contents.resolve(address)), why=why))
 
     _change(address, user, change, "retired", where)
 

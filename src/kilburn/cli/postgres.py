@@ -111,10 +111,11 @@ def tend(
     """
     if not is_url(url):
         raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")
+    from kilburn.backends.postgres.parts import PostgresVectors
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
-        steps = backend.tend()
+        steps = PostgresVectors(backend).tend()
     if json:
         emit({"done": steps})
     else:

@@ -48,7 +48,7 @@ def receipts(
     """
     with where.reading() as store:
         opened = session(store, name)
-        chosen = opened.receipts()
+        chosen = opened.ledger.receipts()
         if address is not None:
             _check(opened, address)
             chosen = [receipt for receipt in chosen if _concerns(receipt, address)]
@@ -66,7 +66,7 @@ def receipts(
 def _check(session: Session, address: str) -> None:
     """Raise `UnknownAddress` for pages that never existed. Forgotten pages still have receipts."""
     if not set(parse_address(address)) <= session.window.pages.keys():
-        session.resolve(address)
+        session.contents.resolve(address)
 
 
 def _concerns(receipt: Receipt, address: str) -> bool:

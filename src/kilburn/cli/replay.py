@@ -11,8 +11,9 @@ from typer import Argument, Option
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, closing_model, model_of
+from kilburn.cli.access import WIDE
 from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError

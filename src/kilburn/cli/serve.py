@@ -25,7 +25,8 @@ from typer import Exit, Option
 
 from kilburn.backends.places import is_url, open_backend, shown
 from kilburn.backends.together import open_keys
-from kilburn.cli.access import Advanced, Options, load_model, with_options
+from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.model_loading import load_model
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK

@@ -51,7 +51,11 @@ def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
             raise StoreCorrupt(info.damaged)
         session = open_session(store, info.number, info.name)
         figures, jobs = session.stats(), jobs_of(session)
-        places = Counter(state.at for page, state in session.pages() if page.id > 0 and session.owner(page.id) == session.number)
+        places = Counter(
+            state.at
+            for page, state in session.contents.pages()
+            if page.id > 0 and session.contents.owner(page.id) == session.number
+        )
     except StoreCorrupt as error:
         damaged = error.what
     keys = ("hit_rate", "faults", "refaults", "evictions", "folds")
@@ -83,7 +87,7 @@ def jobs_of(session: Session) -> dict[str, Any] | None:
     waited and ran."""
     last, since = None, 0.0
     finished: list[JobNote] = []
-    for event in session.events(act=Act.NOTE):
+    for event in session.ledger.events(act=Act.NOTE):
         if "job" not in event.data:
             continue
         try:
@@ -209,7 +213,7 @@ def show(
     """
     with reading(db, tenant) as store:
         opened = session(store, name)
-        pages = dict(enumerate(opened.pages()))
+        pages = dict(enumerate(opened.contents.pages()))
         cited = citing(page for page, _ in pages.values())
         if address is None:
             described = [describe(page, state, cited) for page, state in pages.values()]
@@ -218,10 +222,10 @@ def show(
             else:
                 _page_table(described)
             return
-        numbers = set(opened.resolve(address))
+        numbers = set(opened.contents.resolve(address))
         chosen = [(page, state) for page, state in pages.values() if page.id in numbers]
-        opened.fetch(page for page, _ in chosen)
-        described = [describe(page, state, cited) | {"text": opened.text(page.id)} for page, state in chosen]
+        opened.contents.fetch(page for page, _ in chosen)
+        described = [describe(page, state, cited) | {"text": opened.contents.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}", advice="`kilburn show SESSION` lists the addresses")
     if json:

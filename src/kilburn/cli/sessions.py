@@ -127,7 +127,7 @@ def rule(
     else:
         current = None if never else TimeToLive(**seconds_by_name)
         with where.writing() as store:
-            if current is not None and current.archive is not None and "cold" not in store.backend.settings():
+            if current is not None and current.archive is not None and "cold" not in store.backend.settings.all():
                 raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
             keep_rule(store.backend, current)
     if where.json:

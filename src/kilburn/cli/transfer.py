@@ -24,7 +24,7 @@ from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.kernel.store import Store
 from kilburn.terminal import emit, line, plain, say, tell
-from kilburn.wire.recording import FORMS, MOST, read_lines, stem_of
+from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, read_lines, stem_of
 
 
 @app.command()
@@ -126,7 +126,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
         with writing(existing(db), tenant) as store:
             for name in names:
                 opened = session(store, name)
-                with opened.batch() as kernel:
+                with opened.edits.batch() as kernel:
                     kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=opened.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
@@ -141,7 +141,7 @@ def bring(
     tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
     size: Annotated[
         int, Option("--max-size", metavar="BYTES", min=1, help="Refuse a file with more bytes than this, unpacked.")
-    ] = MOST,
+    ] = MAX_FILE_BYTES,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

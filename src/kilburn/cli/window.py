@@ -16,8 +16,9 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, closing_model, existing, load_model, session, with_options
+from kilburn.cli.access import StorePlace, existing, session, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.model_loading import closing_model, load_model
 from kilburn.cli.screen import address_list, count, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why
@@ -89,7 +90,7 @@ def diff(
         kilburn window diff session-1 3 5 --json
     """
     with where.reading() as store:
-        difference = session(store, name).difference(turn, until)
+        difference = session(store, name).ledger.difference(turn, until)
     if where.json:
         emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference))
         return
@@ -200,7 +201,7 @@ def compact(
     with closing_model(writer), where.writing() as store:
         opened = session(store, name)
         compaction = compact_session(opened, writer, keep=keep, pages=address)
-        use = opened.use
+        use = opened.prompts.use
     if where.json:
         emit({"session": name, "use": use} | msgspec.to_builtins(compaction))
     elif compaction.outcome is Outcome.DONE:

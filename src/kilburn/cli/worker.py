@@ -13,8 +13,9 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import Options, closing_model, existing, model_of, reading, with_options, writing
+from kilburn.cli.access import Options, existing, reading, with_options, writing
 from kilburn.cli.memories import secrets_of
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
 from kilburn.cli.shell import Json, app

@@ -9,8 +9,9 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, closing_model, embed, model_of, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
 from kilburn.errors import SpecError
@@ -37,7 +38,7 @@ def list_workflows(
         kilburn workflows list --user ana
     """
     with where.reading() as store:
-        exists = any(info.kind is SegmentKind.NOTES and info.user == user for info in store.collections())
+        exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
         records = Workflows(store, user).list() if exists else []
         heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
@@ -94,7 +95,7 @@ def learn(
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
-            flows = Workflows(store, session.user if user is None else user)
+            flows = Workflows(store, session.info.user if user is None else user)
             judge = None if succeeded is None else lambda _: succeeded
             result = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)

@@ -89,7 +89,7 @@ class Collection(Segment):
 
     def __repr__(self) -> str:
         """What was last read of it: nothing is read for this, and no text of a page is in it."""
-        return f"<Collection {self.name!r} of tenant {self.tenant!r}: {self.info.pages} pages>"
+        return f"<Collection {self.name!r} of tenant {self.backend.tenant!r}: {self.info.pages} pages>"
 
     @property
     def info(self) -> SegmentInfo:
@@ -97,18 +97,12 @@ class Collection(Segment):
         return self._info
 
     @property
-    def head(self) -> int:
-        """Number of the last event in its ledger now; see `apply(seen=...)`."""
+    def _head(self) -> int:
         with self.lock:
-            self.refresh()
+            self._refresh()
             return self.info.head
 
-    def refresh(self) -> bool:
-        """Read what other writers have done to the counters; no page is read. Returns whether they did anything.
-
-        Raises:
-            StoreStale: it is gone, or another has its name.
-        """
+    def _refresh(self) -> bool:
         with self.lock:
             found, head = self.backend.segment(self.name, time=0.0, create=False), self._pending.head
             if found is None or found.number != self.number:
@@ -136,7 +130,7 @@ class Collection(Segment):
 
     def named(self) -> Mapping[str, int] | None:
         """Of notes, the pages that are in force by their names, as they were last read; None for any other collection."""
-        if self.kind is not SegmentKind.NOTES:
+        if self.info.kind is not SegmentKind.NOTES:
             return None
         return self._names.follow(self.backend, self.number, self.info.head)
 
@@ -225,8 +219,8 @@ class Collection(Segment):
         cited = set[int]()
         for left in reversed(range(FREE + ALONE)):
             try:
-                with self.alone(cited) if left < ALONE else nullcontext():
-                    self.refresh()
+                with self._alone(cited) if left < ALONE else nullcontext():
+                    self._refresh()
                     if seen is not None and any(event.act in STATE for event in self.backend.events(self.number, seen)):
                         break
                     made = collect()
@@ -244,8 +238,7 @@ class Collection(Segment):
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
 
     @contextmanager
-    def alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
-        """See `Segment`."""
+    def _alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
         with self.lock:
             before = self._pending
             try:
@@ -272,7 +265,7 @@ class Collection(Segment):
         """
 
         def accepted() -> Collecting:
-            numbers = self.resolve(address)
+            numbers = self._resolve(address)
             rows = self.backend.read((self.number, page) for page in numbers)
             if strange := [page for (_, page), (_, state) in rows.items() if state.at is not Place.PROPOSED]:
                 raise KernelError(f"{address_of(strange[0])} is not proposed", advice="see `pages(proposed=True)`")
@@ -302,7 +295,7 @@ class Collection(Segment):
 
         def undone() -> Collecting:
             versions = Versions(self.backend.events(self.number))
-            numbers = self.resolve(address)
+            numbers = self._resolve(address)
             kept = self.backend.read((self.number, page) for page in versions.of(*numbers))
             rows = {page: row for (_, page), row in kept.items() if row[1].at is not Place.DROPPED}
             return self._carried(versions.undo(numbers, rows, why), cause="undo")
@@ -322,7 +315,7 @@ class Collection(Segment):
         Raises:
             UnknownAddress, Forgotten.
         """
-        numbers = self.resolve(address)
+        numbers = self._resolve(address)
         versions = Versions(self.backend.events(self.number))
         chain = versions.of(*numbers)
         rows = self.backend.read((self.number, page) for page in chain)
@@ -336,7 +329,7 @@ class Collection(Segment):
 
     def _mark(self, act: Act, address: str, **data: Unpack[Data]) -> None:
         def made() -> Collecting:
-            pages = self.resolve(address)
+            pages = self._resolve(address)
             rows = self.backend.read((self.number, page) for page in pages)
             collecting = Collecting(self.info, self._last, rows, self.counter, self.clock())
             collecting.mark(act, pages, **data)
@@ -345,7 +338,7 @@ class Collection(Segment):
         with self.lock:
             self._commit(made)
 
-    def made_from(self, pages: Iterable[int]) -> list[int]:
+    def _made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages, without the forgotten ones. The store's index finds the pages that were made from them."""
         rows = self.backend.read((self.number, page) for page in pages)
         return [page for (_, page), (_, state) in rows.items() if state.at is not Place.DROPPED]
@@ -353,7 +346,7 @@ class Collection(Segment):
     def _with_made_from(self, pages: Iterable[int]) -> list[int]:
         """These pages and all that was made from them here, also by somebody else just now, without the forgotten ones. An entity
         is only a name: one that something else holds by now stays."""
-        rows = self.backend.read((self.number, page) for page in self.made_from(pages))
+        rows = self.backend.read((self.number, page) for page in self._made_from(pages))
         gone = {page for _, page in rows}
         names = {page.id for page, _ in rows.values() if page.kind is Kind.ENTITY}
         fresh = gone - names
@@ -365,23 +358,14 @@ class Collection(Segment):
     def _citing(self, pages: Iterable[int]) -> Iterator[int]:
         return (page for number, page in self.backend.citing(self.number, pages) if number == self.number)
 
-    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this collection alone, with all that it made from them; `forget` reaches what other segments made from
-        them first.
-
-        Returns:
-            The pages that are gone by this.
-
-        Raises:
-            StoreStale: a page of another segment still cites one of them.
-        """
+    def _drop(self, pages: Sequence[int], why: str = "") -> list[int]:
         gone = list[int]()
         with self.lock:
             self._check_writable()
             for left in reversed(range(FREE + 1)):
                 try:
-                    with nullcontext() if left else self.alone():
-                        self.refresh()
+                    with nullcontext() if left else self._alone():
+                        self._refresh()
                         gone = self._with_made_from(pages)
                         if gone:
                             event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
@@ -391,7 +375,7 @@ class Collection(Segment):
                     break
                 except StoreStale:
                     # If nobody has written here, one of them is cited.
-                    if not left or not self.refresh():
+                    if not left or not self._refresh():
                         raise
             return gone
 
@@ -411,7 +395,7 @@ class Collection(Segment):
             limit: how many at most.
         """
         with self.lock:
-            self.refresh()
+            self._refresh()
             time = max(self.clock(), self.info.used) if at is None else at
             originals, derived = self._last
         numbers = range(after + 1, originals + 1) if after >= 0 else range(0)
@@ -448,23 +432,13 @@ class Collection(Segment):
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         return rows[key]
 
-    def text(self, page: int) -> str:
-        """The exact text of a page, by its id. Unlike `recall` it records nothing.
-
-        Raises:
-            UnknownAddress, Forgotten, StoreCorrupt.
-        """
+    def _text(self, page: int) -> str:
         digest = self.read(page)[0].digest
-        return self.backend.texts([digest])[digest]
+        return self.backend.contents.texts([digest])[digest]
 
-    def resolve(self, address: str) -> list[int]:
-        """The ids of the pages that an address names, those that are not in force included.
-
-        Raises:
-            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
-        """
+    def _resolve(self, address: str) -> list[int]:
         with self.lock:
-            self.refresh()
+            self._refresh()
             return [page.id for page in self._named(address)]
 
     def _named(self, address: str) -> list[Page]:
@@ -487,23 +461,22 @@ class Collection(Segment):
 
     def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
         pages = self._named(address)
-        texts = self.backend.texts({page.digest for page in pages})
+        texts = self.backend.contents.texts({page.digest for page in pages})
         return pages, [texts[page.digest] for page in pages], [page.id for page in pages]
 
     # The ledger
 
     def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
         self._pending.add([self._event(act, pages, policy=policy, cause=cause, why=why, data=data)])
-        if len(self._pending.events) >= GATHERED and not self.flush():
+        if len(self._pending.events) >= GATHERED and not self._flush():
             lost, kept = self._pending.halve()
             self._pending.add([self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}), *kept])
 
-    def flush(self) -> bool:
-        """Write the observations that wait, if that is possible at once; whether none waits any more."""
+    def _flush(self) -> bool:
         with self.lock:
             for _ in range(TRIES if self._pending.events else 0):
                 try:
-                    self.refresh()
+                    self._refresh()
                     self._write(Batch(head=self._pending.head, events=self._pending.events, wait=False))
                 except StoreStale:
                     continue
@@ -514,7 +487,7 @@ class Collection(Segment):
 
     def close(self) -> None:
         """Write the observations that wait; called when the store closes."""
-        if not self.flush():
+        if not self._flush():
             warnings.warn(f"observations of {self.name!r} are not in its ledger", stacklevel=3)
 
     def _waiting(self) -> Sequence[Event]:

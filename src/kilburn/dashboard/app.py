@@ -260,10 +260,10 @@ class _Dashboard:
         query = query_of(request)
         try:
             session = self._reading.session(query.get("name", ""))
-            pages = session.resolve(query.get("address", ""))
+            pages = session.contents.resolve(query.get("address", ""))
             if len(pages) != 1:
                 return PlainTextResponse("give the address of one page\n", 404)
-            text = session.text(pages[0])
+            text = session.contents.text(pages[0])
         except KilburnError as error:
             return PlainTextResponse(f"{error.what}\n", 404)
         return PlainTextResponse(text)

@@ -13,7 +13,8 @@ from kilburn.dashboard.reading import LedgerReader, Listed
 from kilburn.errors import Forgotten, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.branches import Fork, branches_in
-from kilburn.kernel.session import Session, is_return
+from kilburn.kernel.session import Session
+from kilburn.kernel.session_branches import is_return
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Place, address_of, parse_address
 
@@ -278,7 +279,7 @@ def _text(session: Session, page: Page, limit: int) -> tuple[str, int]:
     if session.window.at(page.id) is Place.DROPPED:
         return "", -1
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
     return text[:limit], max(0, len(text) - limit)

@@ -98,8 +98,8 @@ class OwnHands:
         """See `Hands`."""
 
         def change(backend: Backend) -> T:
-            store = Store(backend, Budget(by_hand.WIDE), "fifo")
-            if not any(info.kind is SegmentKind.MEMORY and info.user == owner for info in store.collections()):
+            store = Store(backend, Budget(by_hand.WIDE_WINDOW), "fifo")
+            if not any(info.info.kind is SegmentKind.MEMORY and info.info.user == owner for info in store.collections()):
                 raise SpecError(f"there is no memory of {owner[:80]!r}", advice="see the list of users")
             return do(store.memory(owner))
 
@@ -123,7 +123,7 @@ def _undo(hands: Hands, form: Form) -> None:
     expected = form.get("event", "")
 
     def undo(session: Session) -> None:
-        newest, *_ = newest_moves(list(session.events()))
+        newest, *_ = newest_moves(list(session.ledger.events()))
         if newest is not None and str(newest.events[1]) != expected:
             raise KernelError("something else has happened since this page was shown", advice="look at the receipts again")
         by_hand.undo(session)
@@ -167,10 +167,11 @@ def _accept(hands: Hands, form: Form) -> None:
 
 def _reject(hands: Hands, form: Form) -> None:
     def retire(memory: UserMemory) -> None:
-        pages = memory.resolve(form.get("pages", ""))
-        if any(state.at is not Place.PROPOSED for _, state in map(memory.read, pages)):
+        facts = memory.collection
+        pages = facts.contents.resolve(form.get("pages", ""))
+        if any(state.at is not Place.PROPOSED for _, state in map(facts.read, pages)):
             raise KernelError("the fact is not proposed any more", advice="look at the memory again")
-        memory.apply(Retire(pages=tuple(pages), why="rejected by hand"))
+        facts.apply(Retire(pages=tuple(pages), why="rejected by hand"))
 
     hands.memory(form.get("user", ""), retire)
 
@@ -242,7 +243,7 @@ def result_message(query: Form) -> str:
 
 def change_screen(reading: LedgerReader, session: Session, query: Form) -> dict[str, Any]:
     """Return what the screen of previews and changes shows."""
-    receipts, _ = reading.receipts(session.number, session.head, DECIDER_RECEIPTS)
+    receipts, _ = reading.receipts(session.number, session.ledger.head, DECIDER_RECEIPTS)
     context: dict[str, Any] = {
         "asked": query.get("show", ""),
         "tokens": query.get("tokens", ""),
@@ -252,7 +253,7 @@ def change_screen(reading: LedgerReader, session: Session, query: Form) -> dict[
         "keep": query.get("keep", "") or "2",
         "newest": None,
         "policy": by_hand.decider(receipts[::-1]),
-        "window": session.figures.window or by_hand.WINDOW,
+        "window": session.ledger.figures.window or by_hand.DEFAULT_WINDOW,
         "preview": None,
         "difference": None,
         "trouble": None,
@@ -272,7 +273,7 @@ def change_screen(reading: LedgerReader, session: Session, query: Form) -> dict[
                 context["newest"] = by_hand.undo(copy, dry=True)
             case "diff":
                 until = _number(context["until"]) if context["until"] else None
-                context["difference"] = session.difference(_number(context["turn"]), until)
+                context["difference"] = session.ledger.difference(_number(context["turn"]), until)
     except KilburnError as error:
         context["trouble"] = error
     return context

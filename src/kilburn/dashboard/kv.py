@@ -69,7 +69,7 @@ def cache_changes(events: Sequence[Event]) -> list[CacheOperation]:
 
 def cache_summary(reading: LedgerReader, session: Session) -> CacheSummary | None:
     """Sum up the newest changes; None if there are none."""
-    newest, older = reading.of_act(session.number, Act.CACHE, session.head, MAX_EVENTS)
+    newest, older = reading.of_act(session.number, Act.CACHE, session.ledger.head, MAX_EVENTS)
     if not newest:
         return None
     edits = recomputed = largest = relieved = 0
@@ -94,7 +94,7 @@ def cache_summary(reading: LedgerReader, session: Session) -> CacheSummary | Non
 
 def removed_files(reading: LedgerReader, session: Session) -> int:
     """Return the number of spilled files that were removed because they contained forgotten pages."""
-    notes, _ = reading.of_act(session.number, Act.NOTE, session.head, MAX_EVENTS)
+    notes, _ = reading.of_act(session.number, Act.NOTE, session.ledger.head, MAX_EVENTS)
     values: list[Any] = [event.data["files"] for event in notes if "files" in event.data]
     return sum(len(files) for files in values if isinstance(files, list | tuple))
 

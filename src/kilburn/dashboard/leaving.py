@@ -62,7 +62,7 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
 
 def could_leave(session: Session, pieces: Sequence[PromptItem]) -> list[Leaving]:
     """Return the groups of pages that a policy may evict now, the cheapest first."""
-    view = session.view()
+    view = session.edits.view()
     movable = {page.id for page in view.movable(view.pages)}
     begins, tokens, total = _places(pieces)
     groups: dict[tuple[int, ...], Leaving] = {}

@@ -81,7 +81,7 @@ class Marks:
         with self._lock:
             replay = self._replays.pop(number, None)
             if replay is None or (replay.finished.is_set() and replay.until < until):
-                replay = _Replay(session.head)
+                replay = _Replay(session.ledger.head)
                 threading.Thread(target=self._run, args=(session, replay), name="kilburn-replay", daemon=True).start()
             self._replays[number] = replay
             while len(self._replays) > MAX_SESSIONS:

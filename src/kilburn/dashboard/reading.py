@@ -134,7 +134,7 @@ class LedgerReader:
                 first = next(iter(self._opened))
                 self._opened.pop(first).release(first)
         session = store.session(name)
-        session.refresh()
+        session.ledger.refresh()
         return session
 
     def rows(self, infos: Sequence[SegmentInfo]) -> tuple[list[Listed], int]:
@@ -268,7 +268,7 @@ class LedgerReader:
         """
         pages = {page, *islice(sources, 1)}
         events = self.backend.naming(session.number, pages)
-        owner, fork = session.owner(page), session.branches.forked
+        owner, fork = session.contents.owner(page), session.branches.forked
         if owner != session.number and fork is not None:
             events = [*(event for event in self.backend.naming(owner, pages) if event.number <= fork.at), *events]
         return [event for event in events if page in event.pages or event.data.get("fold") == page]

@@ -125,7 +125,7 @@ def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 
 def _window_of(reading: LedgerReader, session: Session, query: Query, context: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "at", 0)
-    at = at if 0 < at < session.head else 0
+    at = at if 0 < at < session.ledger.head else 0
     event: Event | None = None
     if at:
         try:
@@ -203,7 +203,7 @@ def _fill_of(event: Event, use: int) -> float | None:
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List compactions, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     newest, older = reading.receipts(session.number, until, MAX_ROWS)
     return "receipts.html", context | {"receipts": newest, "older": older, "until": until}
 
@@ -212,7 +212,7 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show a compaction: the window before and after it, and the evicted pages."""
     session, context = _opened(reading, query)
     at = number_in(query, "event", 0)
-    if not 0 < at <= session.head:
+    if not 0 < at <= session.ledger.head:
         raise SpecError(f"there is no event {at} in {session.name!r}", advice="see its receipts")
     compaction = next(iter(reading.receipts(session.number, at, 1)[0]), None)
     if compaction is None or compaction.events[1] != at:
@@ -272,7 +272,7 @@ def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
 def text_of(session: Session, page: Page, limit: int) -> tuple[str, int]:
     """Return the beginning of a page's text, and the number of characters left out; -1 if the page was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
     return text[:limit], max(0, len(text) - limit)
@@ -286,7 +286,7 @@ def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     numbers = [number for number in range(begin, min(begin + MAX_ROWS, window.last + 1)) if number in window.states]
     window.pages.fetch(numbers)
     pages = [window.pages[number] for number in numbers]
-    session.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
+    session.contents.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
     return "transcript.html", context | {
         "rows": [(page, window.at(page.id), what(window, page), text_of(session, page, BRIEF * 4)) for page in pages],
         "begin": begin,
@@ -303,7 +303,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     begin = number_in(query, "from", 0)
     text, more = _part(session, page, begin)
     events = reading.naming(session, number, page.sources)
-    owner = session.owner(number)
+    owner = session.contents.owner(number)
     cited = reading.backend.citing(owner, [number])
     names = {info.number: info.name for info in reading.backend.segments()} if cited or page.cites else {}
     return "page.html", context | {
@@ -317,7 +317,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "letters": MAX_TEXT,
         "events": [(event, deed(event, number)) for event in events[-MAX_ROWS * 2 :]],
         "earlier": max(0, len(events) - MAX_ROWS * 2),
-        "life": life(events, number, session.turn),
+        "life": life(events, number, session.window.turn),
         "made": [
             (names.get(segment, "?"), address_of(address), segment == session.number) for segment, address in cited[:MAX_ROWS]
         ],
@@ -340,7 +340,7 @@ def _numbered(session: Session, address: str) -> int:
 def _part(session: Session, page: Page, begin: int) -> tuple[str, int]:
     """Return a part of a page's text, and the number of characters after it; -1 if the page was forgotten."""
     try:
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
     except Forgotten:
         return "", -1
     return text[begin : begin + MAX_TEXT], max(0, len(text) - begin - MAX_TEXT)
@@ -407,7 +407,7 @@ def life(events: Sequence[Event], page: int, turn: int) -> list[Stay]:
 def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List recalls and searches, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     events, older = reading.faults(session.number, until, MAX_ROWS)
     return "faults.html", context | {
         "rows": [(event, _asked(event)) for event in events],
@@ -479,7 +479,7 @@ def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show the KV cache of a session, and its changes, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.head), session.head)
+    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
     events, older = reading.of_act(session.number, Act.CACHE, until, MAX_ROWS)
     return "cache.html", context | {
         "rows": cache_changes(events),
@@ -487,7 +487,7 @@ def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "until": until,
         "held": cache_summary(reading, session),
         "files": removed_files(reading, session),
-        "use": session.use,
+        "use": session.prompts.use,
     }
 
 

@@ -129,7 +129,7 @@ def pieces_of(window: WindowState) -> tuple[PromptItem, ...]:
 
 def strip(reading: LedgerReader, session: Session, until: int = 0, limit: int = PROMPTS[1]) -> Strip:
     """Return the picture of up to `limit` prompts before an event; 0 for the newest."""
-    until = min(until or session.head, session.head)
+    until = min(until or session.ledger.head, session.ledger.head)
     events, begin = _prompts(reading, session, until, limit + 1)
     ships = [event for event in events if event.act is Act.SHIP]
     columns = [_column(event) for event in ships]
@@ -149,7 +149,7 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, limit: int = 
     if len(columns) > limit or (columns and begin > 0):
         picture.older = columns[-limit:][0].event - 1
     picture.columns = columns = columns[-limit:]
-    picture.newer = until if until < session.head else 0
+    picture.newer = until if until < session.ledger.head else 0
     picture.top = max((max(column.tokens, min(column.window, 2 * column.tokens)) for column in columns), default=0)
     picture.blocks = list(blocks(columns, picture.top)) if picture.split else []
     return picture
@@ -256,7 +256,7 @@ def _joined(pieces: Sequence[PromptItem], min_height: float, *, mixed: bool) -> 
 
 def overview(reading: LedgerReader, session: Session) -> list[Column]:
     """Return a sample of a session's prompts, evenly distributed, without replaying the ledger."""
-    head = session.head
+    head = session.ledger.head
     if head <= 8 * MAX_SAMPLES:
         ships = [event for event in reading.stretch(session.number, 0, head) if event.act is Act.SHIP]
         every = max(1, -(-len(ships) // MAX_SAMPLES))

@@ -196,9 +196,9 @@ def _work(
     results.stopped = sum(lines > library.covered.get(path, 0) for path, lines in explorer.files.items())
     results.files, results.lines = len(library.covered), sum(library.covered.values())
     results.stats = session.stats()
-    cost = {page.id: page.tokens for page, _ in session.pages()}
+    cost = {page.id: page.tokens for page, _ in session.contents.pages()}
     total = 0
-    for entry in session.events():
+    for entry in session.ledger.events():
         total += sum(cost[page] for page in entry.pages) if entry.act is Act.ADMIT else 0
         if entry.act is Act.SHIP:
             results.curve.append((total, entry.tokens))
@@ -221,17 +221,17 @@ def _answer(session: Session, question_list: Sequence[LibraryQuestion], results:
         exact = reply.text == question.expected
         results.asked.append(Checked(**msgspec.structs.asdict(question), answer=reply.text, address=reply.address, exact=exact))
     # `session.stats()` would warn of a low hit rate, which forty recalls and nothing else always cause.
-    acts = Counter(event.act for event in session.events())
+    acts = Counter(event.act for event in session.ledger.events())
     results.recalls, results.searches = acts[Act.FAULT], acts[Act.SEARCH]
-    results.faults = sum(len(event.data.get("missed", ())) for event in session.events() if event.act is Act.FAULT)
+    results.faults = sum(len(event.data.get("missed", ())) for event in session.ledger.events() if event.act is Act.FAULT)
 
 
 def _compare(
     session: Session, texts: Sequence[str], question_list: Sequence[LibraryQuestion], results: JobResult, report: Report
 ) -> None:
     """Ask the rivals the same questions. A rival remembers only its window, which it searches and recalls."""
-    count, capacity = session.counter.count, session.capacity
-    transcript = [(page, text) for (page, _), text in zip(session.pages(), texts, strict=False)]
+    count, capacity = session.counter.count, session.prompts.capacity
+    transcript = [(page, text) for (page, _), text in zip(session.contents.pages(), texts, strict=False)]
 
     def summarising(page: int) -> None:
         report("rivals", page, len(texts), "pages summarised")

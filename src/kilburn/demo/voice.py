@@ -65,7 +65,7 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, report
                 report(count, "asked for a summary")
                 if count >= number:
                     break
-        receipts = [receipt for receipt in session.receipts() if receipt.asked][:number]
+        receipts = [receipt for receipt in session.ledger.receipts() if receipt.asked][:number]
         return [
             Folded(
                 pages=" ".join(receipt.left),

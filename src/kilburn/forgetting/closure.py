@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
 from typing import Protocol
 
-from kilburn.backend import Backend, SegmentKind
+from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.errors import KernelError, StoreStale
 from kilburn.kernel.branches import Fork, above_of, fork_of, heirs_in, origin_in
 from kilburn.message import Kind
@@ -25,6 +25,26 @@ TRIES = 20
 """How often it is looked at again what is to be forgotten."""
 
 
+class HolderContents(Protocol):
+    """The pages of a segment, as forgetting uses them."""
+
+    def made_from(self, pages: Iterable[int]) -> list[int]:
+        """Return these pages, and those of this segment that were made from them, without those that are forgotten."""
+        ...
+
+    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
+        """Forget pages of this segment, with all that it made from them; return those that are gone by this."""
+        ...
+
+    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        """Have pages that are gone erased where copies of them are outside the store; return what was raised there."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within this nobody else writes to it, and all that is written is one transaction."""
+        ...
+
+
 class Holder(Protocol):
     """A segment that can forget its own pages."""
 
@@ -34,24 +54,13 @@ class Holder(Protocol):
         ...
 
     @property
-    def kind(self) -> SegmentKind:
-        """What it holds."""
+    def info(self) -> SegmentInfo:
+        """Its row in the store."""
         ...
 
-    def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages, and those of this segment that were made from them, without those that are forgotten."""
-        ...
-
-    def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this segment, with all that it made from them; returns those that are gone by this."""
-        ...
-
-    def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
-        """Have pages that are gone erased where copies of them are outside the store; returns what was raised there."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Within this nobody else writes to it, and all that is written is one transaction."""
+    @property
+    def contents(self) -> HolderContents:
+        """Its pages."""
         ...
 
 
@@ -93,9 +102,9 @@ def forget(
                 with home.backend.erasing():
                     for number, some in _steps(home.backend, keys):
                         holder = home.segment(number)
-                        dropped = holder.drop(some, why)
+                        dropped = holder.contents.drop(some, why)
                         gone |= {(number, page): holder.name for page in dropped}
-                        raised += holder.erase_elsewhere(dropped)
+                        raised += holder.contents.erase_elsewhere(dropped)
                 # A branch may have begun meanwhile, with pages that are gone by now.
                 keys = closure(home, wanted)
                 if not keys:
@@ -139,7 +148,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
         if number not in heirs:
             heirs[number] = heirs_in(backend, number, holder.name)
         known = by_segment.setdefault(number, set())
-        more = set(holder.made_from(some)) - known
+        more = set(holder.contents.made_from(some)) - known
         known |= more
         for other, page in backend.citing(number, more) if more else ():
             if page not in by_segment.get(other, ()):
@@ -151,7 +160,7 @@ def closure(home: Home, roots: Roots) -> list[Key]:
                 fresh.setdefault(branch, set()).update(inherited)
     found = {(number, page) for number, pages in by_segment.items() for page in pages}
     # A session has no entities, and its folds have many sources.
-    derived = [key for key in found if home.segment(key[0]).kind is not SegmentKind.SESSION]
+    derived = [key for key in found if home.segment(key[0]).info.kind is not SegmentKind.SESSION]
     sources = {(number, source) for (number, _), (page, _) in backend.read(derived).items() for source in page.sources} - found
     names = [key for key, (page, state) in backend.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
     found.update(key for key in names if found.issuperset(backend.citing(key[0], [key[1]])))

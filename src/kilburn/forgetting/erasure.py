@@ -78,9 +78,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 def unreached(backend: Backend) -> tuple[str, ...]:
     """Where what is erased may still be: places that this store knows of, and those that nobody can look at."""
-    # Not all that keeps a store has such places.
-    of_its_own = getattr(backend, "unreached", tuple)
-    return (*of_its_own(), *UNREACHED)
+    return (*backend.contents.unreached(), *UNREACHED)
 
 
 def made_from(backend: Backend, info: SegmentInfo) -> dict[int, list[int]]:
@@ -125,7 +123,7 @@ def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     for (number, page), (known, _) in rows.items():
         pages.setdefault(number, []).append(page)
         places[_place_of(known, kinds[number])] += 1
-    places["index entries"] = sum(map(len, backend.entries(keys).values()))
+    places["index entries"] = sum(map(len, backend.words.entries(keys).values()))
     cited = {segment for known, _ in rows.values() for segment, _ in known.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
     told = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
@@ -233,12 +231,12 @@ def remember_copy(source: Backend, to: str, time: float) -> None:
     """
     kept = copied_to(source)
     kept[to] = time
-    source.keep_setting("copies", msgspec.json.encode(kept).decode())
+    source.settings.put("copies", msgspec.json.encode(kept).decode())
 
 
 def copied_to(source: Backend) -> dict[str, float]:
     """The copies of a store that were made by `kilburn copy`: where each is, and when it was last brought up to date."""
-    return msgspec.json.decode(source.settings().get("copies", "{}"), type=dict[str, float])
+    return msgspec.json.decode(source.settings.all().get("copies", "{}"), type=dict[str, float])
 
 
 def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:
@@ -267,17 +265,17 @@ def _erase(home: Home, number: int, name: str, why: str, failed: list[Exception]
                 forget(home, {number: some}, why, failed=failed)
             # What others have added since goes in the same transaction.
             try:
-                with (holder := home.segment(number)).alone():
+                with (holder := home.segment(number)).contents.alone():
                     if _branches(home, number, name):
                         raise StoreStale(f"a branch of {name!r} has just begun", advice="forget it again")
                     added = _left_in(home, number)
-                    dropped = holder.drop(added, why) if added else []
+                    dropped = holder.contents.drop(added, why) if added else []
                     home.backend.erase(number)
             except StoreStale:
                 if not left:
                     raise
             else:
-                failed += holder.erase_elsewhere(dropped)
+                failed += holder.contents.erase_elsewhere(dropped)
                 break
             # Something was made of that: of nothing here it can be from now on.
             leaving.enter_context(home.backend.leaving([(number, 0)]))

@@ -284,7 +284,7 @@ class Gateway:
             if store.vectors is not None and self._embedder is not None:
                 yield "embedding_failing", tenant, bool(store.vectors.trouble)
                 with suppress(KilburnError):
-                    yield "embedding_behind", tenant, bool(store.backend.unembedded(self._embedder.name, 1))
+                    yield "embedding_behind", tenant, bool(store.backend.vectors.unembedded(self._embedder.name, 1))
 
     def use(self) -> None:
         """A request came: what is done in the background lets it go first."""

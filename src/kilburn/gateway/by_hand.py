@@ -98,7 +98,7 @@ class WindowsByHand:
     def budget(self, key: Key, name: str) -> Budget | None:
         """What the window of a session may hold now, if it is in memory."""
         known = self._opened(key.tenant).served(name)
-        return None if known is None else known.budget
+        return None if known is None else known.prompts.budget
 
     # What would be
 
@@ -106,20 +106,20 @@ class WindowsByHand:
         """What would leave if a message of so many tokens came.
 
         Raises:
-            Problem: no such session. KilburnError: see `Session.preview`.
+            Problem: no such session. KilburnError: see `Session.edits.preview`.
         """
         self._info(key, user, name)
         window = self._budget.window
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """How two prompts differ; see `Session.difference`.
+        """How two prompts differ; see `Session.ledger.difference`.
 
         Raises:
             Problem: no such session. KilburnError.
         """
         self._info(key, user, name)
-        return by_hand.opened(self.looking(key, user), name).difference(turn, until)
+        return by_hand.opened(self.looking(key, user), name).ledger.difference(turn, until)
 
     def compaction(self, key: Key, user: str, name: str, pages: str | None, keep: int) -> Preview:
         """What `compact` would do.
@@ -150,7 +150,7 @@ class WindowsByHand:
         backend = histories.store.backend
         served = histories.served(name)
         if served is not None and served.number == info.number:
-            served.refresh()
+            served.ledger.refresh()
             done = do(served)
         else:
             session = by_hand.opened(backend, name)
@@ -168,7 +168,7 @@ class WindowsByHand:
             Problem: there is none that this client may change. KilburnError: nothing changed.
         """
         store = self._opened(key.tenant).store
-        found = [one for one in store.collections() if one.kind is SegmentKind.MEMORY and one.user == owner]
+        found = [one for one in store.collections() if one.info.kind is SegmentKind.MEMORY and one.info.user == owner]
         if not found or not sees(key, "")(owner):
             raise Problem(404, "memory_not_found", "there is no such memory that this key may change")
         done = do(store.memory(owner))
@@ -199,12 +199,12 @@ def undone(session: Session, asked: UndoRequest) -> dict[str, Any]:
 def compacted(session: Session, asked: RangeRequest) -> dict[str, Any]:
     """Put the most telling lines in place of a range, or of what is old."""
     done = compact(session, None, keep=asked.keep, pages=asked.pages)
-    return {"session": session.name, "use": session.use, **msgspec.to_builtins(done)}
+    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(done)}
 
 
 def evicted(session: Session, asked: PagesRequest) -> dict[str, Any]:
     """Let pages go."""
-    return _said(session, "let go", session.evict(asked.pages, asked.why))
+    return _said(session, "let go", session.edits.evict(asked.pages, asked.why))
 
 
 def kept(session: Session, asked: PagesRequest) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def let_move(session: Session, asked: PagesRequest) -> dict[str, Any]:
 
 
 def _said(session: Session, done: str, pages: Iterable[str]) -> dict[str, Any]:
-    return {"session": session.name, "done": done, "pages": list(pages), "use": session.use}
+    return {"session": session.name, "done": done, "pages": list(pages), "use": session.prompts.use}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {

@@ -15,17 +15,15 @@ from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
-from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
-from kilburn.models.assembly import Assembly
+from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import chat as wire
+from kilburn.wire.chat_stream import FINISH_REASONS, Assembly
 from kilburn.wire.oddities import chat_message, counted, whole_number
 from kilburn.wire.plain import NOT_JSON
 
 DONE = b"data: [DONE]\n\n"
-FINISHES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls", Finish.REFUSED: "content_filter"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
-THOUGHTS = ("reasoning_content", "reasoning")
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -125,7 +123,7 @@ class ChatForm(Form):
             for index, part in enumerate(piece.calls):
                 function = {"name": part.name, "arguments": part.text}
                 out.append(chunk({"tool_calls": [{"index": index, "id": part.call, "type": "function", "function": function}]}))
-            last = chunk({}, FINISHES[piece.finish])
+            last = chunk({}, FINISH_REASONS[piece.finish])
             return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), DONE]
 
         return write
@@ -134,7 +132,7 @@ class ChatForm(Form):
         """See `Form`."""
         message = wire.render([reply.message])
         choice = {"index": 0, "message": message[0] if message else {"role": "assistant", "content": ""}}
-        choices = [{**choice, "finish_reason": FINISHES[reply.finish]}]
+        choices = [{**choice, "finish_reason": FINISH_REASONS[reply.finish]}]
         return {**_head(model, "chat.completion"), "choices": choices, "usage": _usage(reply.usage)}
 
 
@@ -154,9 +152,9 @@ def _usage(tokens: Tokens | None) -> dict[str, Any]:
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
     """Return an assistant's message without its reasoning. With a call, the provider demands the reasoning back."""
-    if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in THOUGHTS):
+    if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in wire.THOUGHTS):
         return message
-    return {key: value for key, value in message.items() if key not in THOUGHTS}
+    return {key: value for key, value in message.items() if key not in wire.THOUGHTS}
 
 
 class ChatReading(Reading):

@@ -53,10 +53,10 @@ class Conversation:
         """Whether the request that goes on now may see those."""
         with session.lock:
             head = -1
-            while head != session.head:
+            while head != session.ledger.head:
                 # Who reads a session learns what other gateways have done meanwhile.
-                head = session.head
-                self.turn = session.turn
+                head = session.ledger.head
+                self.turn = session.window.turn
                 """Messages that it has, as far as is known here; more are of another gateway."""
                 self.digests, self.gaps = _said_in(session)
                 """Of all that the client sees of it; and which of them are of messages with forgotten pages."""
@@ -90,7 +90,7 @@ class Conversation:
         """Set once it is, or never will be."""
         self.start = self.turn
         """Messages that it had then, before the reply."""
-        self.met = session.figures, session.head
+        self.met = session.ledger.figures, session.ledger.head
         """Its figures and its last event before the request that goes on now."""
         self.saying = threading.Lock()
         """Held while a reply is appended, if it is not there yet."""
@@ -154,7 +154,7 @@ class Conversation:
     @property
     def user(self) -> str:
         """Whose it is."""
-        return self.session.user
+        return self.session.info.user
 
     @property
     def own_pages(self) -> bool:
@@ -197,7 +197,7 @@ class Conversation:
         if self.digests[places.start : places.stop] == digests[others.start : others.stop] or (not others and not others.start):
             return True
         if not said.keys() >= {*places}:
-            said.update(enumerate(visible(self.session.originals("forgotten"))))
+            said.update(enumerate(visible(self.session.contents.originals("forgotten"))))
         added = list(places)
         for other in reversed(others):
             messages = read(other, other + 1)
@@ -235,7 +235,7 @@ class Conversation:
     @property
     def then(self) -> int | None:
         """The turn as of which the prompt of the request that goes on now is made; None for now."""
-        gone_on = self.session.turn != self.turn and (self.repeated or self.spoken)
+        gone_on = self.session.window.turn != self.turn and (self.repeated or self.spoken)
         return self.turn if self.waiting or gone_on else None
 
     def render(self, form: str, request: Mapping[str, str] | None = None) -> Prompt:
@@ -250,9 +250,9 @@ class Conversation:
         session = self.session
         if (turn := self.then) is not None:
             with session.lock:
-                return session.render_from(turn, self.waiting, form, request=request)
+                return session.prompts.render_from(turn, self.waiting, form, request=request)
         prompt = session.render(form, request=request)
-        if session.turn != self.turn:
+        if session.window.turn != self.turn:
             raise StoreStale("another gateway went on with the session", advice="read it again")
         return prompt
 
@@ -368,14 +368,14 @@ def check_attachments(session: Session, messages: Sequence[Message], model: str)
         Problem: 400, which names it. Nothing was appended.
     """
     if any(part.kind in ATOMIC for message in messages for part in message.parts):
-        session.price_attachments_for(model)
+        session.prompts.price_attachments_for(model)
     newest = reversed([*takewhile(lambda message: message.role is not Role.ASSISTANT, reversed(messages))])
-    for label, tokens in attachments_above(newest, session.counter, session.capacity):
+    for label, tokens in attachments_above(newest, session.counter, session.prompts.capacity):
         raise Problem(
             400,
             "attachment_too_large",
-            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.capacity:,} for "
-            "the conversation; send a smaller part of it, or raise the gateway's --window",
+            f"an attachment ({line(label)}) takes about {tokens:,} tokens, and the window leaves {session.prompts.capacity:,} "
+            "for the conversation; send a smaller part of it, or raise the gateway's --window",
             param="messages",
         )
 
@@ -425,8 +425,8 @@ def shared(one: Sequence[bytes], other: Sequence[bytes]) -> int:
 
 def last_reply(session: Session) -> str:
     """What a session ends with, if the assistant says it."""
-    last = [page for page in _live(session) if page.message == session.turn]
-    return "".join(session.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
+    last = [page for page in _live(session) if page.message == session.window.turn]
+    return "".join(session.contents.text(page.id) for page in last if page.role is Role.ASSISTANT and page.kind is Kind.TEXT)
 
 
 def turn_before_reply(session: Session) -> int:
@@ -440,8 +440,8 @@ def turn_before_reply(session: Session) -> int:
 def _said_in(session: Session) -> tuple[list[bytes], frozenset[int]]:
     """The digests of what the client sees of a session, and which of them nobody knows, because something was forgotten."""
     if len(_live(session)) == session.window.last:
-        return canonical(session.originals()), frozenset()
-    one, other = (canonical(session.originals(gone)) for gone in ("one", "other"))
+        return canonical(session.contents.originals()), frozenset()
+    one, other = (canonical(session.contents.originals(gone)) for gone in ("one", "other"))
     return one, frozenset(at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
 
 
@@ -454,7 +454,7 @@ def _agree(digests: Sequence[bytes], gaps: frozenset[int], others: Sequence[byte
 
 def turn_after(session: Session, count: int) -> int:
     """Return the number of the last of a session's first messages, with hidden ones, of which the client sees so many."""
-    messages = session.originals()
+    messages = session.contents.originals()
     numbers = range(len(messages) + 1)
     end = bisect_right(numbers, count, key=lambda end: sum(1 for _ in visible(messages[:end]))) - 1
     return end and _numbers(session)[end - 1]
@@ -520,7 +520,7 @@ def _numbered(session: Session) -> list[tuple[int, Message]]:
     """The messages that are not forgotten, each with its number."""
     with session.lock:
         # Who reads them learns what others have forgotten meanwhile, so they are numbered afterwards.
-        said = session.originals()
+        said = session.contents.originals()
         return [*zip(_numbers(session), said, strict=True)]
 
 

@@ -160,7 +160,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
                 said = memory_tools.call(other, name, own)
                 return msgspec.structs.replace(said, sources=(), cites=_cites(other, said))
         return memory_tools.call(session, name, arguments)
-    room = session.capacity // 2
+    room = session.prompts.capacity // 2
     found = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)
     for other in earlier:
         left = room - session.counter.count(found.text)
@@ -177,7 +177,7 @@ def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> Memo
 
 def _cites(session: Session, said: MemoryReply) -> tuple[tuple[int, int], ...]:
     """What a reply from another session is from: pages of that one, and of its branches."""
-    owner = session.owner
+    owner = session.contents.owner
     return (*((owner(page), page) for page in said.sources), *said.cites)
 
 

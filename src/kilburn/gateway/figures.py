@@ -40,7 +40,7 @@ class Figures:
 
     def begin(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request's new messages are in the session."""
-        now = conversation.session.figures
+        now = conversation.session.ledger.figures
         known = self._known.get(conversation)
         if known is None:
             # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
@@ -54,19 +54,19 @@ class Figures:
 
     def hide(self, conversation: Conversation, before: int) -> None:
         """What was appended since the session had seen so many tokens is none of the client's."""
-        self._known[conversation].hidden += conversation.session.figures.tokens_seen - before
+        self._known[conversation].hidden += conversation.session.ledger.figures.tokens_seen - before
 
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
         """The request is over; its session is still its own."""
         known = self._known[conversation]
         session = conversation.session
-        exchange.after = after = session.figures
+        exchange.after = after = session.ledger.figures
         if any(getattr(after, name) != getattr(known.stats, name) for name in MOVED):
             exchange.compacted = [
                 (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
                 for event in compactions(session, known.head)
             ]
-        known.stats, known.head, known.used = after, session.head, time.time()
+        known.stats, known.head, known.used = after, session.ledger.head, time.time()
 
 
 def _hidden(session: Session) -> int:

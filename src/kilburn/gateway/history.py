@@ -211,9 +211,9 @@ class Histories:
             StoreBusy: the store does not take it. Another gateway would pass on unread what follows.
         """
         session, key = conversation.session, _key(reply)
-        session.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
+        session.ledger.record(Act.NOTE, policy="gateway", reply=key, turn=conversation.turn, calls=conversation.heard)
         for pause in PAUSES:
-            if session.flush():
+            if session.ledger.flush():
                 break
             time.sleep(pause)
         else:
@@ -243,7 +243,7 @@ class Histories:
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
         """Find where a reply is that another gateway has answered, or this one before it was started again."""
-        for owner in self.store.backend.said_by(key.encode(), FORKS):
+        for owner in self.store.backend.histories.owners(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
@@ -273,7 +273,7 @@ class Histories:
         asked.calls = calls
         with self._lock:
             known = self._sessions.get(info.name)
-            if known is not None and not known.busy and known.turn == turn and not known.session.knows(info):
+            if known is not None and not known.busy and known.turn == turn and not known.session.ledger.knows(info):
                 # A database that was killed has lost what this has, and has got as much else since.
                 self._put_away(known)
                 known = None
@@ -319,7 +319,7 @@ class Histories:
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in asked.read.get(raw) or form.read(raw)])
-                conversation.met = conversation.session.figures, conversation.session.head
+                conversation.met = conversation.session.ledger.figures, conversation.session.ledger.head
                 prepare(conversation)
                 check_attachments(conversation.session, fresh, asked.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
@@ -384,7 +384,7 @@ class Histories:
 
     def _pages_before(self, session: Session) -> tuple[tuple[int, int], ...]:
         """The originals of the session that another one is from, by its ledger."""
-        number = origin_in(session.events()).get("forked")
+        number = origin_in(session.ledger.events()).get("forked")
         if number is None:
             return ()
         rows = self.store.backend.pages(number)
@@ -394,7 +394,7 @@ class Histories:
         """Leave nothing of a session that never began. If even that fails, the next request of its root uses it."""
         conversation.busy = False
         with suppress(KilburnError):
-            conversation.session.refresh()
+            conversation.session.ledger.refresh()
             if not conversation.number or not conversation.session.window.last:
                 self.lose(conversation)
                 self.store.release(conversation.name)
@@ -477,7 +477,7 @@ class Histories:
         What else they have is the rest, or the rest and its answer. None if there may be more."""
         rest = len(digests) - end
         *_, tail = tails(digests[:end], root, user, max(0, end - 1))
-        owners = self.store.backend.said_by(tail or b"", FORKS, tail=True)
+        owners = self.store.backend.histories.owners(tail or b"", FORKS, tail=True)
         if len(owners) == FORKS:
             return None
         return {each.name: each.count for each in owners if each.count - each.at in (0, rest, rest + 1)}
@@ -511,7 +511,7 @@ class Histories:
         conversation.spoken, conversation.words = [], []
         with self._lock:
             for each in {conversation, self._sessions.get(conversation.name, conversation)}:
-                if each.turn != conversation.session.turn and (each is conversation or not each.busy):
+                if each.turn != conversation.session.window.turn and (each is conversation or not each.busy):
                     # The same request was answered twice, and this one does not know what the other said.
                     self.lose(each)
             if conversation.prefilled and spoken:
@@ -548,7 +548,7 @@ class Histories:
 
     def _hold(self, conversation: Conversation) -> None:
         """Keep a session in memory, and count its bytes."""
-        size = conversation.session.size + MESSAGE * len(conversation.digests)
+        size = conversation.session.contents.size + MESSAGE * len(conversation.digests)
         self._held += size - conversation.held
         conversation.held = size
         self._sessions[conversation.name] = conversation
@@ -583,7 +583,7 @@ class Histories:
         alike: list[HistoryOwner] = []
         whole: set[str] = set()
         for at in range(len(chain), max(request.answered, 1) - 1, -1):
-            said = self.store.backend.said_by(chain[at - 1], FORKS)
+            said = self.store.backend.histories.owners(chain[at - 1], FORKS)
             alike = alike or said
             having = [*self._having(request, said, at)]
             if (found := self._free_of([*others, *having], chain, at)) is not None:
@@ -598,7 +598,7 @@ class Histories:
         if not alike and (continued := self._continued(request)) is not None:
             return continued
         if not alike and (longest := self._longest(chain[: request.answered - 1])):
-            alike = self.store.backend.said_by(chain[longest - 1], FORKS)
+            alike = self.store.backend.histories.owners(chain[longest - 1], FORKS)
             having = [*others, *self._having(request, alike, longest)]
             for at in sorted({len(each.chain) for each in having if longest <= len(each.chain) < request.answered}, reverse=True):
                 if (found := self._free_of(having, chain, at)) is not None:
@@ -610,7 +610,7 @@ class Histories:
     def _answered(self, request: _Request) -> Conversation | None:
         """Return a session that has gone on behind a whole history, as it was then; None if there is none."""
         count = len(request.chain)
-        for owner in self.store.backend.said_by(request.chain[-1], FORKS) if count else ():
+        for owner in self.store.backend.histories.owners(request.chain[-1], FORKS) if count else ():
             known = self._current(owner.name, request)
             if known is not None and len(known.chain) > count and known.chain[count - 1] == request.chain[-1]:
                 return known.again(turn_after(known.session, count), count)
@@ -630,7 +630,7 @@ class Histories:
 
     def _longest(self, chain: Sequence[bytes]) -> int:
         """Return how many digests of a chain a session in the store has at most. One that has a digest has those before it."""
-        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.said_by(digest, 1))
+        return bisect_left(chain, 1, key=lambda digest: not self.store.backend.histories.owners(digest, 1))
 
     def _continued(self, request: _Request) -> tuple[Conversation, int] | None:
         """Return the session that a history continues although it differs, and how much of the history it has: the client cut the
@@ -678,7 +678,7 @@ class Histories:
     def _current(self, name: str, request: _Request) -> Conversation | None:
         """Return a session as the store has it by now, if the request's user may have it linked; None where it is damaged."""
         known, info = self._sessions.get(name), self._stored(name)
-        if known is not None and not known.busy and (info is None or not known.session.knows(info)):
+        if known is not None and not known.busy and (info is None or not known.session.ledger.knows(info)):
             # Another gateway has gone on with it.
             self._put_away(known)
         return self._conversation(name, request)
@@ -721,7 +721,7 @@ class Histories:
         if len(conversation.chain) == owner.count:
             return False
         info, session = self._stored(conversation.name), conversation.session
-        return info is None or not session.knows(info) or session.turn != conversation.turn
+        return info is None or not session.ledger.knows(info) or session.window.turn != conversation.turn
 
     def _nearest(
         self, request: _Request, conversations: Iterable[Conversation], alike: Iterable[HistoryOwner]
@@ -742,7 +742,7 @@ class Histories:
         """Sessions of this root without a complete history in the store: something was forgotten, their last request was cut
         short, or they were imported. Completes it, unless something was forgotten."""
         found = []
-        for name in self.store.backend.unkept(request.root, request.user, FORKS):
+        for name in self.store.backend.histories.missing(request.root, request.user, FORKS):
             conversation = self._conversation(name, request)
             if conversation is not None and not conversation.busy:
                 conversation.fill(request.digests)
@@ -766,12 +766,12 @@ class Histories:
         with suppress(StoreError):
             with session.lock:
                 window, page = session.window, session.window.last
-                if session.turn != conversation.turn or any(window.at(each) is Place.DROPPED for each in window.gone):
+                if session.window.turn != conversation.turn or any(window.at(each) is Place.DROPPED for each in window.gone):
                     return  # another gateway went on with it, or something was forgotten
             for after in () if conversation.gaps else dict.fromkeys((conversation.kept, 0)):
                 ends = tails(conversation.digests, conversation.root, conversation.user, after)
                 said = Digests(after, tuple(conversation.chain[after:]), tuple(ends))
-                if backend.keep_history(conversation.number, said, page=page):
+                if backend.histories.put(conversation.number, said, page=page):
                     conversation.kept = len(conversation.chain)
                     return
 
@@ -864,7 +864,7 @@ class Histories:
         Raises:
             StoreStale: another gateway has taken the same request meanwhile.
         """
-        said = self.store.backend.said_by(request.chain[-1], FORKS) if request.chain else ()
+        said = self.store.backend.histories.owners(request.chain[-1], FORKS) if request.chain else ()
         if not whole.issuperset(each.name for each in said):
             raise StoreStale("another gateway has taken the same request", advice="read it again")
 
@@ -876,7 +876,7 @@ class Histories:
         """
         try:
             session = opened(name, user)
-            if session.user == user and not session.turn:
+            if session.info.user == user and not session.window.turn:
                 return session
         except SpecError:
             info = self._stored(name)
@@ -916,7 +916,7 @@ class Histories:
         """
         shared = sum(len(message.parts) for message in known)
         number = origin.number
-        session.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
+        session.ledger.record(Act.NOTE, policy="gateway", forked=number, continues=list(earlier), known=shared)
         if kept:
             session.append(*kept, after=0)
 
@@ -936,7 +936,7 @@ class Histories:
         for conversation in others[:SUMMED] if opening else ():
             for known, text in opening:
                 quoted = quotes(conversation.last, text)
-                if quoted and is_summary(conversation.last, quoted, conversation.session.originals()):
+                if quoted and is_summary(conversation.last, quoted, conversation.session.contents.originals()):
                     return conversation, known
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
@@ -1002,8 +1002,8 @@ class Histories:
                     # If others went on with it, nothing is written, and it is read again.
                     session = conversation.session if left == TRIES - 1 else self.current(conversation)
                     with session.lock:
-                        others = said_after(session, conversation.start) if session.turn != conversation.turn else []
-                        last = session.turn
+                        others = said_after(session, conversation.start) if session.window.turn != conversation.turn else []
+                        last = session.window.turn
                     told = canonical(message for _, message in others)
                     conversation.repeated = conversation.repeated or bool(told)
                     conversation.heard = ()
@@ -1062,10 +1062,10 @@ class Histories:
         Raises:
             StoreStale: it was forgotten.
         """
-        conversation.session.refresh()
+        conversation.session.ledger.refresh()
         session = self.store.session(conversation.name)
         if session is not conversation.session:
-            session.refresh()
+            session.ledger.refresh()
             conversation.session = session
         return session
 

@@ -163,7 +163,7 @@ class Kept:
         found = {each: self._owners[each] for each in wanted if each in self._owners}
         if len(found) < len(wanted) and not self._whole:
             # Who got it first has it, so the oldest one counts.
-            for event in self._session().events(0, Act.NOTE):
+            for event in self._session().ledger.events(0, Act.NOTE):
                 kept = event.data.get("kept", {})
                 for each in wanted & kept.keys() - found.keys():
                     found[each] = kept[each]
@@ -208,7 +208,7 @@ class Kept:
         with self._lock:
             for left in reversed(range(TRIES if self._waiting else 0)):
                 with suppress(StoreStale) if left else nullcontext():
-                    with self._session().batch() as kernel:
+                    with self._session().edits.batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
                     self._waiting.clear()
                     self._know({})
@@ -216,14 +216,14 @@ class Kept:
 
     def _session(self) -> Session:
         session = self._opened().session(SESSION)
-        session.refresh()
+        session.ledger.refresh()
         return session
 
     def _learn(self) -> None:
         """Read what was written since, also by other gateways."""
         if not self._read and self._opened().backend.segment(SESSION, time=0.0, create=False) is None:
             return
-        for event in self._session().events(self._read, Act.NOTE):
+        for event in self._session().ledger.events(self._read, Act.NOTE):
             self._read = event.number
             self._know(event.data.get("kept", {}))
 

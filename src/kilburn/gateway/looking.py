@@ -10,39 +10,89 @@ from typing import Any
 
 import msgspec
 
-from kilburn.backend import Backend, Passage, Scope, SegmentInfo, SegmentKind
+from kilburn.backend import (
+    Backend,
+    ContentStore,
+    HistoryIndex,
+    Passage,
+    Scope,
+    SegmentInfo,
+    SegmentKind,
+    SettingStore,
+    State,
+    VectorIndex,
+    WordIndex,
+)
 from kilburn.errors import SpecError, StoreReadOnly
-
-
-def _as_it_is(name: str) -> Any:
-    def ask(self: LookingBackend, *given: Any, **more: Any) -> Any:
-        return getattr(self.whole, name)(*given, **more)
-
-    return ask
+from kilburn.page import Page
 
 
 def _of_a_segment(name: str) -> Any:
-    """What names a segment by its number first."""
+    """Return a method whose first argument is a segment."""
 
-    def ask(self: LookingBackend, segment: int, *given: Any, **more: Any) -> Any:
-        if not self.has(segment):
-            raise SpecError("there is no such session", advice="see the list of sessions")
-        return getattr(self.whole, name)(segment, *given, **more)
-
-    return ask
-
-
-def _of_keys(name: str) -> Any:
-    """What names pages, each with the number of its segment."""
-
-    def ask(self: LookingBackend, keys: Iterable[tuple[int, int]]) -> Any:
-        return getattr(self.whole, name)([key for key in keys if self.has(key[0])])
+    def ask(self: LookingBackend, segment: int, *args: Any, **options: Any) -> Any:
+        self.check(segment)
+        return getattr(self.whole, name)(segment, *args, **options)
 
     return ask
 
 
-def _refused(self: LookingBackend, *given: Any, **more: Any) -> Any:
+def _refused(self: object, *args: Any, **options: Any) -> Any:
     raise StoreReadOnly("nothing is written by looking", advice="use a verb that changes something")
+
+
+class _Contents:
+    texts: Callable[[Iterable[str]], dict[str, str]]
+    chill = warm = scrub = cold = unreached = _refused
+
+    def __init__(self, whole: ContentStore) -> None:
+        self.texts = whole.texts
+
+
+class _Vectors:
+    embedders: Callable[[], list[str]]
+    unembedded = add = read = drop = _refused
+
+    def __init__(self, whole: VectorIndex) -> None:
+        self.embedders = whole.embedders
+
+
+class _Settings:
+    all: Callable[[], dict[str, str]]
+    put = replace = _refused
+
+    def __init__(self, whole: SettingStore) -> None:
+        self.all = whole.all
+
+
+class _Histories:
+    put = owners = missing = _refused
+
+
+class _Words:
+    """The passages of the segments that may be seen."""
+
+    def __init__(self, looking: LookingBackend) -> None:
+        self._looking, self._whole = looking, looking.whole.words
+
+    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+        """See `WordIndex`."""
+        requested = [info.number for info in self._looking.segments()] if segments is None else segments
+        return self._whole.search(query, segments=[number for number in requested if self._looking.has(number)], limit=limit)
+
+    def newest(self, segment: int, queries: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
+        """See `WordIndex`."""
+        self._looking.check(segment)
+        return self._whole.newest(segment, queries, limit)
+
+    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
+        """See `WordIndex`."""
+        return self._whole.entries(self._looking.visible(keys))
+
+    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
+        """See `WordIndex`."""
+        passages = self._whole.passages(entries)
+        return {entry: passage for entry, passage in passages.items() if self._looking.has(passage.segment)}
 
 
 class LookingBackend:
@@ -55,16 +105,17 @@ class LookingBackend:
     readonly = True
 
     calls, forgotten, checkpoint = map(_of_a_segment, ("calls", "forgotten", "checkpoint"))
-    events, pages, newest, naming = map(_of_a_segment, ("events", "pages", "newest", "naming"))
-    read, skim, entries = map(_of_keys, ("read", "skim", "entries"))
-    texts, embedders, settings, now = map(_as_it_is, ("texts", "embedders", "settings", "now"))
-    begin = commit = erase = keep_vectors = drop_vectors = keep_history = together = erasing = leaving = _refused
-    unembedded = vectors = said_by = unkept = sync = lasting = snapshot = _refused
-    keep_setting = replace_setting = chill = warm = scrub = cold = _refused
+    events, pages, naming = map(_of_a_segment, ("events", "pages", "naming"))
+    begin = commit = erase = together = erasing = leaving = sync = lasting = snapshot = _refused
 
     def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:
         self.whole, self._shows = whole, shows
-        self.tenant = whole.tenant
+        self.tenant, self.now = whole.tenant, whole.now
+        self.contents: ContentStore = _Contents(whole.contents)
+        self.words: WordIndex = _Words(self)
+        self.vectors: VectorIndex = _Vectors(whole.vectors)
+        self.settings: SettingStore = _Settings(whole.settings)
+        self.histories: HistoryIndex = _Histories()
         self.path = str(getattr(whole, "path", ""))
         self._known: dict[int, bool] = {}
         """By its number, which is given once: whose a segment is does not change."""
@@ -74,6 +125,27 @@ class LookingBackend:
         if number not in self._known:
             self._known |= {info.number: self._shows(info) for info in self.whole.segments() if info.number}
         return self._known.get(number, False)
+
+    def check(self, number: int) -> None:
+        """Check that a segment may be seen.
+
+        Raises:
+            SpecError: it may not.
+        """
+        if not self.has(number):
+            raise SpecError("there is no such session", advice="see the list of sessions")
+
+    def visible(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the pages whose segments may be seen."""
+        return [key for key in keys if self.has(key[0])]
+
+    def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        return self.whole.read(self.visible(keys))
+
+    def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
+        """See `Backend`."""
+        return self.whole.skim(self.visible(keys))
 
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
@@ -102,18 +174,9 @@ class LookingBackend:
             found, infos=infos, damaged=damaged, everything=found.everything and len(infos) == len(found.infos)
         )
 
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> Any:
-        """In those that may be seen."""
-        among = [info.number for info in self.segments()] if segments is None else [one for one in segments if self.has(one)]
-        return self.whole.search(query, segments=among, limit=limit)
-
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """Of those that may be seen."""
-        return [key for key in self.whole.citing(segment, pages) if self.has(key[0])]
-
-    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
-        """Of those that may be seen."""
-        return {number: one for number, one in self.whole.passages(entries).items() if self.has(one.segment)}
+        return self.visible(self.whole.citing(segment, pages))
 
     def close(self) -> None:
         """The backend is its owner's."""

@@ -105,7 +105,7 @@ class Learners:
         """Note in a session that it is to be learned from, in the transaction of what is said next: whoever works later knows."""
         if session not in self._marked:
             self._marked.add(session)
-            session.record(Act.NOTE, policy="gateway", learns=True)
+            session.ledger.record(Act.NOTE, policy="gateway", learns=True)
 
     def learn(self, store: Store, session: Session, user: str) -> None:
         """Learn from what was said in a session, soon."""

@@ -13,17 +13,15 @@ from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Asked, Form, Reading, is_ours, usage_of, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
-from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
-from kilburn.models.messages import ReplyBlocks
+from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import messages as wire
 from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
+from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
 from kilburn.wire.oddities import counted, messages_message, whole_number
 
-STOPS = {Finish.STOP: "end_turn", Finish.LENGTH: "max_tokens", Finish.CALLS: "tool_use", Finish.REFUSED: "refusal"}
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
-MARK = {"type": "ephemeral"}
 LONG_TTL = b'"1h"'
 """The longest lifetime of a cache mark; the other one is 5 minutes."""
 
@@ -79,7 +77,7 @@ class MessagesForm(Form):
 
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
         """See `Form`."""
-        end = {"stop_reason": STOPS[reply.finish], "stop_sequence": None, "usage": _usage(reply.usage)}
+        end = {"stop_reason": STOP_REASONS[reply.finish], "stop_sequence": None, "usage": _usage(reply.usage)}
         return {**_head(model), "content": _blocks(reply), **end}
 
 
@@ -128,7 +126,7 @@ class _Writer:
                 out.append(_say("content_block_delta", index=self._at, delta=delta))
                 self._open = "tool_use"
                 out += self._close()
-        stop = {"stop_reason": STOPS[reply.finish], "stop_sequence": None}
+        stop = {"stop_reason": STOP_REASONS[reply.finish], "stop_sequence": None}
         return [*out, _say("message_delta", delta=stop, usage=_usage(reply.usage)), _say("message_stop")]
 
 
@@ -167,7 +165,7 @@ def _mark_of(asked: Asked) -> dict[str, str]:
     bounds += [bytes(asked.fields["cache_control"])] if "cache_control" in asked.fields else []
     marks = [*bounds, *_MARKS.findall(asked.fields["messages"])]
     lasts = any(LONG_TTL in mark for mark in marks) and all(LONG_TTL in mark for mark in bounds)
-    return MARK | {"ttl": "1h"} if lasts else MARK
+    return wire.CACHE_MARK | {"ttl": "1h"} if lasts else wire.CACHE_MARK
 
 
 def _marked_blocks(asked: Asked) -> list[dict[str, Any]]:

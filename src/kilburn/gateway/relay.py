@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from kilburn import tracing
-from kilburn.agents.loop import made_of, shrink
+from kilburn.agents.loop import shrink, with_sources
 from kilburn.budget import Budget
 from kilburn.errors import (
     EmptyPrompt,
@@ -182,7 +182,7 @@ class Relay:
                 work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
                 if work.known is not None:
                     # A search takes a while: another program may have forgotten the session meanwhile.
-                    conversation.session.refresh()
+                    conversation.session.ledger.refresh()
                 work.render()
                 return conversation, work
             except StoreStale:
@@ -235,19 +235,19 @@ class _Work:
     def prepare(self, conversation: Conversation) -> None:
         """Count by the tokenizer of the request's model, and fit the window to the request, before anything is appended."""
         self.conversation = conversation
-        conversation.session.count_for(self.asked.model)
+        conversation.session.prompts.count_for(self.asked.model)
         self._fields = sum(map(conversation.cost, self.asked.beside))
-        self._fit(conversation.session.budget)
+        self._fit(conversation.session.prompts.budget)
 
     @property
     def room(self) -> int:
         """Tokens that are reserved for long-term memory."""
-        return min(self.key.memory, self.conversation.session.budget.window // 4)
+        return min(self.key.memory, self.conversation.session.prompts.budget.window // 4)
 
     @property
     def _found(self) -> int:
         """Tokens that are reserved for the passages of a search."""
-        return room_for(self.conversation.session.budget.window) if self.wanted and not self.tools else 0
+        return room_for(self.conversation.session.prompts.budget.window) if self.wanted and not self.tools else 0
 
     @property
     def _beside(self) -> int:
@@ -274,7 +274,7 @@ class _Work:
             self._warn(f"tools and other fields take {beside} tokens, and the window of {window} has room for {room}")
         if overhead != budget.overhead or reserve != budget.reserve:
             with tracing.compacting(self.conversation.session):
-                self.conversation.session.resize(Budget(budget.window, reserve, overhead))
+                self.conversation.session.edits.resize(Budget(budget.window, reserve, overhead))
 
     def _warn(self, *lines: str) -> None:
         """Add warnings, each once, to those of earlier rounds."""
@@ -290,17 +290,17 @@ class _Work:
         session = conversation.session
         if not conversation.renewed:
             # Nothing was appended; and another program may have forgotten what the client still sends.
-            session.refresh()
-            if session.turn < conversation.turn:
+            session.ledger.refresh()
+            if session.window.turn < conversation.turn:
                 raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
         conversation.renewed = False
-        self._fit(session.budget)
+        self._fit(session.prompts.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
         self.faults, self.brought = misses and self.tools, None
-        self.tokens = session.use
+        self.tokens = session.prompts.use
         is_theirs = conversation.whole and conversation.verbatim and not conversation.unsigned
-        if is_theirs and self._kept_there and not misses and session.use <= session.capacity:
-            session.sent_whole(request=self._exchange.request)
+        if is_theirs and self._kept_there and not misses and session.prompts.use <= session.prompts.capacity:
+            session.prompts.sent_whole(request=self._exchange.request)
             self.body = self._with_memory(self.asked.raw)
             self.pages = tuple(range(1, session.window.last + 1))
             return
@@ -332,7 +332,7 @@ class _Work:
     def counted(self) -> int:
         """Tokens of all that was sent, as they are counted here."""
         used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
-        return self.tokens + self.conversation.session.budget.overhead - (self.room + self._found - used)
+        return self.tokens + self.conversation.session.prompts.budget.overhead - (self.room + self._found - used)
 
     def may_refuse_tools(self, error: ModelError) -> bool:
         """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any
@@ -348,7 +348,7 @@ class _Work:
         """Make the prompt without the reasoning and the signatures in it, if an error may be about these; return whether it is
         another one now. Another model or another account made them, or what stands before them has changed."""
         may_be = error.status in (400, 422) and _OF_REASONING.search(error.what)
-        if not may_be or not self.conversation.session.leave_out_reasoning():
+        if not may_be or not self.conversation.session.prompts.leave_out_reasoning():
             return False
         self.conversation.unsigned = True
         self.render()
@@ -357,7 +357,7 @@ class _Work:
     def heard(self, message: Message) -> Message:
         """The reply as a message. Its trust is no higher than that of the texts beside the question. A compaction in it cites
         the pages that the upstream was shown."""
-        message = made_of(message, self.pages, () if self.known is None else self.known.pages)
+        message = with_sources(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)
@@ -604,7 +604,7 @@ class _Turn:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(message)), conversation.session.figures.tokens_seen
+        said, seen = work.heard(hidden(message)), conversation.session.ledger.figures.tokens_seen
         found = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
         self._keep(reply, [said, *found], more=goes_on)
         self._relay.figures.hide(conversation, seen)
@@ -637,7 +637,7 @@ class _Turn:
         if reply.usage is not None and self._work.reply is None:
             # The reply is kept, and the session is made to fit when it is rendered.
             with suppress(StoreError):
-                self._conversation.session.observe(reply.usage, self._work.counted)
+                self._conversation.session.prompts.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Response) -> bool:
         """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""

@@ -21,7 +21,6 @@ from kilburn.gateway.form import Asked, Reading, fields_of, is_ours, listed, usa
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
-from kilburn.models.assembly import tokens_of
 from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.attached import is_attached, pack_attached, restore_attached
@@ -390,7 +389,7 @@ class ResponsesReading(Reading):
         used = counted(response.get("usage"))
         details = counted(used.get("input_tokens_details"))
         figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
-        usage = tokens_of({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
+        usage = wire.read_usage({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
         called = any(part.kind is Kind.CALL for part in message.parts)
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
         return Reply(message=numbered([message])[0], finish=finish, usage=usage)

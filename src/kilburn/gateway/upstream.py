@@ -39,11 +39,10 @@ from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.gateway.problems import has_openai_api
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.models.chat import fields as chat_fields
-from kilburn.models.messages import arguments as messages_fields
-from kilburn.models.messages import betas_for
 from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
 from kilburn.tokens.choice import counter_for
+from kilburn.wire import chat, messages
+from kilburn.wire.compaction import betas_for
 from kilburn.wire.plain import NOT_JSON
 
 try:
@@ -291,12 +290,12 @@ class Endpoint:
         asked = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
         path, sent = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
-            if betas := betas_for(asked.request):
+            if betas := betas_for(asked.request.options, asked.request.messages):
                 path, sent["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
-            given = messages_fields(asked.name, asked.request, cache=True)
+            given = messages.request_fields(asked.name, asked.request, cache=True)
             given = {**given, **given.pop("extra_body", {}), "stream": True}
         else:
-            given = {**chat_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
+            given = {**chat.request_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
             given = {name: value for name, value in given.items() if value != UNLIMITED}
         async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
             if answer.status >= 400:

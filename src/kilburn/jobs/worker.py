@@ -32,7 +32,7 @@ from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, r
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.memory.learning import LearningJob, answering
+from kilburn.memory.learning import LearningJob, make_answerer
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind, Role
 from kilburn.native import ending
@@ -244,7 +244,7 @@ class _Office:
             self._reading = Store(reading, Budget(WIDE), "fifo")
             opened.callback(self._reading.close)
             self._policies = [(spec, resolve("memory", spec)) for spec in self._ways.learn or ("plain",)]
-            self._answer = answering(self._store, self._ways.model, worker.is_over)
+            self._answer = make_answerer(self._store, self._ways.model, worker.is_over)
             self._opened = opened.pop_all()
         # The last events of all segments, and when they were looked at in full.
         self._heads: list[tuple[int, int]] | None = None
@@ -391,7 +391,7 @@ class _Office:
         again = self._awake(JobKind.EMBED)
         resting = {job.segment for job in kept(self._backend) if job.kind == JobKind.EMBED} - {job.segment for job in again}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
-        asked = self._backend if isinstance(self._backend, Nearby) else None
+        asked = self._backend.vectors if isinstance(self._backend.vectors, Nearby) else None
         untended = asked is not None and not self._prepared
         if not vectors.behind(self._left) and not untended:
             settle(self._backend, again)

@@ -18,7 +18,8 @@ import msgspec
 from kilburn.backend import Digests
 from kilburn.errors import Forgotten, InvalidMessage, KilburnError
 from kilburn.kernel.kernel import Kernel
-from kilburn.kernel.session import Session, found_in, kernel_of
+from kilburn.kernel.session import Session, found_in
+from kilburn.kernel.session_prompts import kernel_of
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
 from kilburn.kernel.window import WindowState
 from kilburn.message import Message, Trust
@@ -261,7 +262,7 @@ def asked(session: Session) -> str:
 
 def _asked_in(session: Session, window: WindowState) -> str:
     request = [page for page in window.request if window.at(page) is not Place.DROPPED]
-    return "\n".join(session.text(page) for page in request)[-QUERY:]
+    return "\n".join(session.contents.text(page) for page in request)[-QUERY:]
 
 
 def bring(
@@ -276,7 +277,7 @@ def bring(
         tokens: that it may take.
         earlier: sessions that this one goes on from; they have what is left of the room.
         beside: pages of which passages stand beside this prompt already.
-        turn: after which the prompt is made (see `Session.render_from`); None for now.
+        turn: after which the prompt is made (see `Session.prompts.render_from`); None for now.
     """
     try:
         with kernel_of(session, turn) as kernel:
@@ -306,7 +307,7 @@ def _hits(
     session: Session, kernel: Kernel, tokens: int, earlier: Sequence[Session]
 ) -> tuple[list[tuple[Key, Found]], list[tuple[Key, Found]]]:
     """The passages that match, with the pages that they are of: those to bring, and the best of those that the window shows."""
-    own, owner, window = session.name, session.owner, kernel.window
+    own, owner, window = session.name, session.contents.owner, kernel.window
     query = _asked_in(session, window)
     numbers = {info.name: info.number for info in (*session.branches.below(), *(other.info for other in earlier))}
     found: list[tuple[Key, Found]] = []

@@ -84,7 +84,7 @@ class JobClaim:
         return self._mine.tries
 
     def _replace(self, new: JobState | None) -> bool:
-        fits = self._backend.replace_setting(self.job.name, _encoded(self._mine), None if new is None else _encoded(new))
+        fits = self._backend.settings.replace(self.job.name, _encoded(self._mine), None if new is None else _encoded(new))
         self.lost = self.lost or not fits
         return fits
 
@@ -129,7 +129,7 @@ def _encoded(entry: JobState) -> str:
 def kept(backend: Backend) -> dict[JobName, JobState]:
     """The jobs of a tenant that somebody is at, or that failed, each as it was last kept."""
     found = {}
-    for name, value in backend.settings().items():
+    for name, value in backend.settings.all().items():
         job = _job(name)
         if job is not None:
             found[job] = _entry(value)
@@ -158,7 +158,7 @@ def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.
     """
-    value = backend.settings().get(job.name)
+    value = backend.settings.all().get(job.name)
     before, now = None if value is None else _entry(value), backend.now()
     if before is not None and now < before.until:
         return None
@@ -169,9 +169,9 @@ def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = 
         # It may be what kills them.
         pause = before.until + pause_after(before.tries - 1)
         if now < pause:
-            backend.replace_setting(job.name, value, _encoded(JobState(before.tries, pause, error=error)))
+            backend.settings.replace(job.name, value, _encoded(JobState(before.tries, pause, error=error)))
             return None
-    return JobClaim(backend, job, mine, before, lease) if backend.replace_setting(job.name, value, _encoded(mine)) else None
+    return JobClaim(backend, job, mine, before, lease) if backend.settings.replace(job.name, value, _encoded(mine)) else None
 
 
 @contextmanager
@@ -203,10 +203,10 @@ def settle(backend: Backend, jobs: Collection[JobName]) -> None:
         StoreBusy, StoreFull, StoreReadOnly.
     """
     now = backend.now() if jobs else 0.0
-    for name, value in backend.settings().items() if jobs else ():
+    for name, value in backend.settings.all().items() if jobs else ():
         entry = _entry(value)
         if _job(name) in jobs and not (entry.holder and now < entry.until):
-            backend.replace_setting(name, value, None)
+            backend.settings.replace(name, value, None)
 
 
 def try_again(backend: Backend) -> int:
@@ -216,10 +216,10 @@ def try_again(backend: Backend) -> int:
         StoreBusy, StoreFull, StoreReadOnly.
     """
     count = 0
-    for name, value in backend.settings().items():
+    for name, value in backend.settings.all().items():
         entry = _entry(value)
         if _job(name) is not None and not entry.holder:
             # That it was begun is still known.
             again = msgspec.structs.replace(entry, tries=min(entry.tries, 1), until=0.0)
-            count += backend.replace_setting(name, value, _encoded(again))
+            count += backend.settings.replace(name, value, _encoded(again))
     return count

@@ -55,7 +55,7 @@ class Contents:
         found = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
         missing.difference_update(found)
         if missing:
-            found |= self._backend.texts(missing)
+            found |= self._backend.contents.texts(missing)
         for digest, text in found.items():
             self._texts[digest] = text
             self._held += _size_of(text)

@@ -123,7 +123,7 @@ class _Copy:
         note()
         with self.target.erasing(), self.source.snapshot(), self.target.together():
             # The first statement keeps another copy from this place waiting.
-            self.target.keep_setting(self._setting, self._encoded(pending=True))
+            self.target.settings.put(self._setting, self._encoded(pending=True))
             self._check()
             self._remove(self._outdated(), flag=was_pending)
             self._begin()
@@ -135,7 +135,7 @@ class _Copy:
                     digest.update(self._copy(info, heads[self.record.numbers[info.number]]))
             self._check_citations()
             vectors, settings = self._vectors(), self._settings()
-            self.target.keep_setting(self._setting, self._encoded(pending=False))
+            self.target.settings.put(self._setting, self._encoded(pending=False))
         self.target.sync()
         return Copied(
             kinds=dict(Counter(info.kind.value for info in self._infos)),
@@ -154,10 +154,10 @@ class _Copy:
         Raises:
             SpecError: the source has it too, so both are the same store: a server has several names.
         """
-        before, was_pending = self.target.settings().get(self._setting), self.record.pending
-        self.target.keep_setting(self._setting, self._encoded(pending=True))
-        if self.source.settings().get(self._setting) == self._encoded(pending=True):
-            self.target.keep_setting(self._setting, before)
+        before, was_pending = self.target.settings.all().get(self._setting), self.record.pending
+        self.target.settings.put(self._setting, self._encoded(pending=True))
+        if self.source.settings.all().get(self._setting) == self._encoded(pending=True):
+            self.target.settings.put(self._setting, before)
             raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
         return was_pending
 
@@ -177,7 +177,7 @@ class _Copy:
         segments = list(self.source.segments())
         self._infos = [info for info in segments if not info.damaged]
         self._damaged = [info for info in segments if info.damaged]
-        self.record = msgspec.json.decode(self.target.settings().get(self._setting, "{}"), type=_Record)
+        self.record = msgspec.json.decode(self.target.settings.all().get(self._setting, "{}"), type=_Record)
         copies = {info.number: info for info in self.target.segments()}
         names = {info.name: info for info in copies.values()}
         numbers = self.record.numbers
@@ -342,7 +342,7 @@ class _Copy:
             for row in rows:
                 copied.update(_encode(row))
             # Each is verified by its digest when it is read.
-            self.target.texts({text for page, _ in rows for text in (page.digest, page.extra) if text})
+            self.target.contents.texts({text for page, _ in rows for text in (page.digest, page.extra) if text})
             self._tell(len(rows), "comparing")
         for event in self.target.events(number):
             copied.update(_encode(event))
@@ -415,7 +415,7 @@ class _Copy:
     def _batch(self, info: SegmentInfo, head: int, events: Sequence[Event], rows: Sequence[tuple[Page, State]]) -> Batch:
         pages = [page for page, _ in rows]
         texts = self._texts(info, pages)
-        indexed = self.source.entries((info.number, page.id) for page in pages)
+        indexed = self.source.words.entries((info.number, page.id) for page in pages)
         return Batch(
             head=head,
             events=list(events),
@@ -435,11 +435,11 @@ class _Copy:
         """
         owners = {digest: page for page in pages for digest in (page.digest, page.extra) if digest}
         try:
-            return self.source.texts(owners)
+            return self.source.contents.texts(owners)
         except StoreCorrupt:
             for digest, page in owners.items():
                 try:
-                    self.source.texts([digest])
+                    self.source.contents.texts([digest])
                 except StoreCorrupt as error:
                     raise StoreCorrupt(
                         f"{info.name!r} in the source, {page.address}: {error.what}",
@@ -454,7 +454,7 @@ class _Copy:
             return {}
         rows = self.source.read((info.number, source) for page in excerpts for source in page.sources)
         digests = {page: row.digest for (_, page), (row, _) in rows.items() if row.digest}
-        sources = self.source.texts(set(digests.values()))
+        sources = self.source.contents.texts(set(digests.values()))
         pieces = {}
         for page in excerpts:
             named = [source for source, _ in page.parts] or list(page.sources[:1])
@@ -469,14 +469,14 @@ class _Copy:
     def _vectors(self) -> int:
         """Copy the vectors that the target does not have; returns how many there are."""
         count = 0
-        for embedder in self.source.embedders():
-            hashes = {vector.entry: hashlib.sha256(vector.data).digest() for vector in self.target.vectors(embedder)}
-            for vectors in chunks(self.source.vectors(embedder), VECTORS):
+        for embedder in self.source.vectors.embedders():
+            hashes = {vector.entry: hashlib.sha256(vector.data).digest() for vector in self.target.vectors.read(embedder)}
+            for vectors in chunks(self.source.vectors.read(embedder), VECTORS):
                 entries = self._entries([vector.entry for vector in vectors])
                 rows = [(entries[vector.entry], vector.data) for vector in vectors if vector.entry in entries]
                 new = [(entry, data) for entry, data in rows if hashes.get(entry) != hashlib.sha256(data).digest()]
                 if new:
-                    self.target.keep_vectors(embedder, new)
+                    self.target.vectors.add(embedder, new)
                     self._new += len(new)
                 count += len(rows)
                 self._tell(0, "vectors")
@@ -486,24 +486,24 @@ class _Copy:
         """The target's numbers of passages of the source."""
         keys = {
             entry: (self.record.numbers.get(passage.segment, 0), passage.page, passage.span)
-            for entry, passage in self.source.passages(entries).items()
+            for entry, passage in self.source.words.passages(entries).items()
         }
         copies = {
             (*key, passage.span): passage.entry
-            for key, passages in self.target.entries({(number, page) for number, page, _ in keys.values()}).items()
+            for key, passages in self.target.words.entries({(number, page) for number, page, _ in keys.values()}).items()
             for passage in passages
         }
         return {entry: copies[key] for entry, key in keys.items() if key in copies}
 
     def _settings(self) -> int:
         """Copy the settings of the tenant, and remove those that were copied and that the source does not have any more."""
-        ours = {name: value for name, value in self.source.settings().items() if not name.startswith(OWN_SETTINGS)}
-        theirs = self.target.settings()
+        ours = {name: value for name, value in self.source.settings.all().items() if not name.startswith(OWN_SETTINGS)}
+        theirs = self.target.settings.all()
         for name, value in ours.items():
             if theirs.get(name) != value:
-                self.target.keep_setting(name, value)
+                self.target.settings.put(name, value)
         for name in set(self.record.settings) - ours.keys():
-            self.target.keep_setting(name, None)
+            self.target.settings.put(name, None)
         self.record.settings = sorted(ours)
         return len(ours)
 

@@ -152,7 +152,7 @@ def rule_of(backend: Backend) -> TimeToLive | None:
     Raises:
         StoreCorrupt: it cannot be read.
     """
-    kept = backend.settings().get(SETTING)
+    kept = backend.settings.all().get(SETTING)
     if kept is None:
         return None
     try:
@@ -165,7 +165,7 @@ def rule_of(backend: Backend) -> TimeToLive | None:
 
 def keep_rule(backend: Backend, rule: TimeToLive | None) -> None:
     """Keep the tenant's rule; None removes it."""
-    backend.keep_setting(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
+    backend.settings.put(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
 
 
 def rule_time(store: Store) -> float:
@@ -235,7 +235,7 @@ def expire(
             left.append((info.name, why))
     archived, moved = due[Ending.ARCHIVE], Moved()
     if archived and not dry and not stopped():
-        moved = backend.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
+        moved = backend.contents.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
     return Expired(
         archived=tuple(info.name for info, _ in archived),
         forgotten=tuple(forgotten),
@@ -409,7 +409,7 @@ class KeptReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def kept_receipts(backend: Backend) -> list[KeptReceipt]:
     """Of the sessions that rules have forgotten, the last ones, oldest first."""
-    return _receipts_of(backend.settings().get(RECEIPTS))
+    return _receipts_of(backend.settings.all().get(RECEIPTS))
 
 
 def _receipts_of(value: str | None) -> list[KeptReceipt]:
@@ -421,10 +421,10 @@ def _receipts_of(value: str | None) -> list[KeptReceipt]:
 
 def _keep_receipt(backend: Backend, receipt: KeptReceipt) -> None:
     while True:
-        value = backend.settings().get(RECEIPTS)
+        value = backend.settings.all().get(RECEIPTS)
         kept = [one for one in _receipts_of(value) if one.segment != receipt.segment]
         made = msgspec.json.encode([*kept, receipt][-MOST_RECEIPTS:]).decode()
-        if backend.replace_setting(RECEIPTS, value, made):
+        if backend.settings.replace(RECEIPTS, value, made):
             return
 
 
@@ -476,9 +476,9 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
         SpecError: the tenant has no cold place. ClockSkew. StoreError: what has moved stays moved.
     """
     now, backend = rule_time(store), store.backend
-    there = backend.cold()
+    there = backend.contents.cold()
     chosen = [digest for digest in rule.choose(_texts(backend, rule, now), now) if digest not in there]
-    return Moved(texts=len(chosen)) if dry else backend.chill(chosen)
+    return Moved(texts=len(chosen)) if dry else backend.contents.chill(chosen)
 
 
 def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:

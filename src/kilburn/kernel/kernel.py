@@ -131,7 +131,7 @@ class Kernel:
         self._until = until
         # The last page whose reasoning and signatures prompts leave out.
         self.unsigned_to = 0
-        # A capacity to be looked at, in place of the budget's: see `Session.preview`.
+        # A capacity to be looked at, in place of the budget's: see `Session.edits.preview`.
         self.assumed: int | None = None
         self.set_counter(counter)
         self._load(info)
@@ -717,7 +717,7 @@ class Kernel:
 
     @contextmanager
     def alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
-        """See `Segment.alone`."""
+        """See `SegmentContents.alone`."""
         with self.lock:
             self.check_free()
             observed = list(self.pending.events)

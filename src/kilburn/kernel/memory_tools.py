@@ -268,10 +268,12 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
     if away and not _is_own(session, away[0]):
         info = _segment_of(session, away[0], reach)
         rows = _rows(session, info, away[1])
-        texts = {"": ""} | session.backend.texts({digest for page, _ in rows for digest in (page.digest, page.extra) if digest})
+        texts = {"": ""} | session.backend.contents.texts(
+            {digest for page, _ in rows for digest in (page.digest, page.extra) if digest}
+        )
         pieces, kept, left = _cut(
             asked,
-            session.capacity,
+            session.prompts.capacity,
             [(_heading(info, page, state), readable(page, texts[page.digest], texts[page.extra])) for page, state in rows],
         )
         return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
@@ -280,7 +282,7 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
     found = session.recall(asked.address)
     below = _below(session, found.session.name)
-    attachments = {} if asked.offset else _attachments(found, session.capacity // 2)
+    attachments = {} if asked.offset else _attachments(found, session.prompts.capacity // 2)
     told = []
     for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
         if index in attachments and attachments[index][0][0].text == text:
@@ -288,7 +290,7 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         elif page.is_atomic:
             text = found.session._kernel.readable_text(page.id)
         told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
-    pieces, kept, left = _cut(asked, session.capacity, told)
+    pieces, kept, left = _cut(asked, session.prompts.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
     attached = [attachments[index] for index in kept if index in attachments]
     forms = [form for _, form in attached if form is not None]
@@ -304,7 +306,7 @@ def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...]
     for index, page in enumerate(found.pages):
         if not page.is_atomic or page.tokens > room:
             continue
-        part, leftovers = found.session.part(page)
+        part, leftovers = found.session.contents.part(page)
         if page.kind is Kind.IMAGE or unpack(part.text).get("type") in ATTACHABLE:
             attachments[index] = (part,), form_of(leftovers)
         elif images := images_in(part.text):
@@ -374,7 +376,7 @@ def _below(session: Session, name: str) -> str:
 def _reply(session: Session, text: str, pages: Sequence[tuple[Session, int]]) -> MemoryReply:
     """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
     sources = [page for owner, page in pages if owner is session]
-    cites = [(owner.owner(page), page) for owner, page in pages if owner is not session]
+    cites = [(owner.contents.owner(page), page) for owner, page in pages if owner is not session]
     here = session.number
     sources += [page for number, page in cites if number == here]
     return MemoryReply(
@@ -409,7 +411,7 @@ def _day(time: float) -> str:
 
 def _search(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     asked = _decode(arguments, _Search)
-    room = max(50, session.capacity // 2)
+    room = max(50, session.prompts.capacity // 2)
     if asked.session is not None and asked.session != session.name:
         return _search_away(session, asked.query, asked.session, min(asked.tokens, room), reach)
     hits = session.search(asked.query, tokens=min(asked.tokens, room), unseen=asked.session is None)
@@ -423,7 +425,7 @@ def _search(session: Session, arguments: str, call_id: str | None, reach: Reach)
         number = parse_address(hit.address)[0]
         if number not in where.window.pages:
             # Another program has just added it to the branch.
-            where.refresh()
+            where.ledger.refresh()
         page = where.window.pages[number]
         start, end = hit.span
         pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
@@ -485,9 +487,9 @@ def _note(session: Session, arguments: str, call_id: str | None, reach: Reach) -
 
 def _remember(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
     fact = _decode(arguments, _Remember).fact
-    memory = session._home.memory(session.user)
+    memory = session._home.memory(session.info.user)
     address = memory.note(fact, session)
-    waits = memory.read(parse_address(address)[0])[1].at is Place.PROPOSED
+    waits = memory.collection.read(parse_address(address)[0])[1].at is Place.PROPOSED
     return MemoryReply(text=f"kept as {address}" + (", until a person accepts it" if waits else ""))
 
 

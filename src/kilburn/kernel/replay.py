@@ -225,7 +225,7 @@ def _foreign(events: Sequence[Event], counter: Counter, tokenizer: str) -> set[i
 def _readable(backend: Backend, digests: Set[str]) -> dict[str, str]:
     """The texts that are what was written."""
     try:
-        return dict(backend.texts(digests))
+        return dict(backend.contents.texts(digests))
     except StoreCorrupt:
         if len(digests) == 1:
             return {}

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Unpack
 
 from kilburn.arguments import checked
-from kilburn.backend import SegmentInfo, SegmentKind
+from kilburn.backend import SegmentInfo
 from kilburn.budget import Counter
 from kilburn.collections.collecting import LARGEST
 from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
@@ -61,54 +61,18 @@ class Segment(ABC):
         return self.info.number
 
     @property
-    def user(self) -> str:
-        """The user of the tenant whose it is; "" for all users, or nobody in particular."""
-        return self.info.user
+    def ledger(self) -> SegmentLedger:
+        """What happened here."""
+        return SegmentLedger(self)
 
     @property
-    def kind(self) -> SegmentKind:
-        """What it is: a session, a memory or a document."""
-        return self.info.kind
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the store that it lives in."""
-        return self.backend.tenant
-
-    @property
-    def readonly(self) -> bool:
-        """Whether the store was opened for reading: then nothing is written, not even that something was read."""
-        return self.backend.readonly
-
-    @abstractmethod
-    def refresh(self) -> bool:
-        """Read what other writers have done; every read here begins with this. Returns whether they did anything.
-
-        Raises:
-            StoreStale: it is gone; or another writer went on while changes here are not written.
-        """
+    def contents(self) -> SegmentContents:
+        """Its pages and their texts."""
+        return SegmentContents(self)
 
     def _check_writable(self) -> None:
-        if self.readonly:
+        if self.backend.readonly:
             raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
-
-    # What is in it
-
-    @abstractmethod
-    def resolve(self, address: str) -> list[int]:
-        """The ids of the pages that an address names, those that were retired included.
-
-        Raises:
-            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
-        """
-
-    @abstractmethod
-    def text(self, page: int) -> str:
-        """The exact text of a page, by its id. Unlike `recall` it records nothing.
-
-        Raises:
-            UnknownAddress, Forgotten, StoreCorrupt.
-        """
 
     def recall(self, address: str) -> Recalled:
         """The exact text at an address, from whichever level has it, of pages that were retired too. In a session it is a
@@ -124,15 +88,15 @@ class Segment(ABC):
         if whose is not self:
             return whose.recall(there)
         with self.lock:
-            self.refresh()
+            self._refresh()
             try:
                 pages, texts, missed = self._read(there)
             except StoreCorrupt:
                 # It may have been forgotten between the two reads of the store.
-                if not self.refresh():
+                if not self._refresh():
                     raise
                 pages, texts, missed = self._read(there)
-            self.record(Act.FAULT, [page.id for page in pages], policy="user", cause=Cause.FAULT, missed=missed)
+            self.ledger.record(Act.FAULT, [page.id for page in pages], policy="user", cause=Cause.FAULT, missed=missed)
             return Recalled(tuple(pages), tuple(texts), self)
 
     async def arecall(self, address: str) -> Recalled:
@@ -194,33 +158,106 @@ class Segment(ABC):
             UnknownAddress, Forgotten. StoreStale: others kept adding to it. StoreError.
         """
         self._check_writable()
-        return addresses(forget(self._home, self.forgettable(address), why), self.number)
+        return addresses(forget(self._home, self._forgettable(address), why), self.number)
+
+    # What a kind of segment does in its own way: see `SegmentContents` and `SegmentLedger`
+
+    @property
+    @abstractmethod
+    def _head(self) -> int: ...
+
+    @abstractmethod
+    def _refresh(self) -> bool: ...
+
+    @abstractmethod
+    def _resolve(self, address: str) -> list[int]: ...
+
+    @abstractmethod
+    def _text(self, page: int) -> str: ...
+
+    def _forgettable(self, address: str) -> dict[int, list[int]]:
+        return {self.number: self._resolve(address)}
+
+    @abstractmethod
+    def _made_from(self, pages: Iterable[int]) -> list[int]: ...
+
+    @abstractmethod
+    def _alone(self, beside: Iterable[int] = ()) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def _drop(self, pages: Sequence[int], why: str = "") -> list[int]: ...
+
+    def _erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
+        return []
+
+    @abstractmethod
+    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
+        """Keep an observation until it can be written; where there are too many, the older half is lost."""
+
+    @abstractmethod
+    def _flush(self) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what waits; called when the store closes, or releases it."""
+
+    @abstractmethod
+    def _waiting(self) -> Sequence[Event]:
+        """The events that are not written yet."""
+
+
+@checked
+class SegmentContents:
+    """The pages of a segment and their texts; nothing here is recorded in the ledger. The second half is what forgetting asks of
+    each segment that it reaches."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    def resolve(self, address: str) -> list[int]:
+        """Return the ids of the pages that an address names, those that were retired included.
+
+        Raises:
+            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was forgotten.
+        """
+        return self._segment._resolve(address)
+
+    def text(self, page: int) -> str:
+        """Return the exact text of a page, by its id. Unlike `recall` it records nothing.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return self._segment._text(page)
 
     def forgettable(self, address: str) -> dict[int, list[int]]:
-        """The pages that an address names, for `forget`: the number of the segment that has them, this one or a branch of
-        it -> their ids.
+        """Return the pages that an address names, for `forget`: the number of the segment that has them, this one or a branch of
+        it -> their ids. What is forgotten there is among them: if an earlier forgetting broke off, others may still have it.
 
         Raises:
             UnknownAddress. Forgotten: all of it was forgotten, everywhere.
         """
-        return {self.number: self.resolve(address)}
+        return self._segment._forgettable(address)
 
     def closure(self, address: str) -> list[tuple[str, Page]]:
-        """All pages that forgetting this address would forget, here and in any segment of the tenant: these, and what was
+        """Return all pages that forgetting this address would forget, here and in any segment of the tenant: these, and what was
         derived or recalled from them. Each comes with the name of its segment.
 
         Raises:
             UnknownAddress, Forgotten.
         """
-        whose, there = self._located(address)
-        return named_closure(self._home, whose.number, whose.resolve(there))
+        segment, rest = self._segment._located(address)
+        return named_closure(segment._home, segment.number, segment._resolve(rest))
 
-    @abstractmethod
     def made_from(self, pages: Iterable[int]) -> list[int]:
-        """These pages and what was made from them here, without those that are forgotten. In a collection these pages alone:
-        what was made from them is found by the store's index."""
+        """Return these pages and what was derived or recalled from them here, without those that are forgotten. In a collection
+        these pages alone: what was made from them is found by the store's index.
 
-    @abstractmethod
+        Raises:
+            UnknownAddress: there is no such page in a session.
+        """
+        return self._segment._made_from(pages)
+
     def alone(self, beside: Iterable[int] = ()) -> AbstractContextManager[None]:
         """Within this nobody else writes here, and all that is written is one transaction. If it fails, everything here is as the
         store has it, and what waited to be written waits again.
@@ -231,24 +268,65 @@ class Segment(ABC):
         Raises:
             StoreStale: another transaction was in the way; it can be tried again. StoreBusy, StoreFull, StoreReadOnly.
         """
+        return self._segment._alone(beside)
 
-    @abstractmethod
     def drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        """Forget pages of this segment alone, with all that it made from them; `forget` reaches what others made from them first.
+        """Forget pages of this segment alone, with all that it made from them; `forget` reaches what others made from them first,
+        and calls the `erasers` of sessions.
 
         Returns:
             The pages that are gone by this.
 
         Raises:
+            UnknownAddress: there is no such page in a session.
             StoreStale: a page of another segment still cites one of them.
         """
+        return self._segment._drop(pages, why)
 
     def erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
-        """Have pages that are gone erased where copies of them are outside the store, which only sessions know; returns what was
-        raised there."""
-        return []
+        """Have pages that are gone erased where copies of them are outside the store, which only sessions know. Return what was
+        raised there, which is logged too: a forgetting that breaks off after that raises something else."""
+        return self._segment._erase_elsewhere(pages)
 
-    # The ledger
+
+@checked
+class SegmentLedger:
+    """The ledger of a segment: what happened to its pages."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    @property
+    def head(self) -> int:
+        """Number of the last event: in a session as it was last seen, in a collection now."""
+        return self._segment._head
+
+    def refresh(self) -> bool:
+        """Read what other writers have done; every read of a segment begins with this. Return whether they did anything.
+
+        Raises:
+            StoreStale: it is gone; or another writer went on while changes here are not written.
+        """
+        return self._segment._refresh()
+
+    def flush(self) -> bool:
+        """Write the observations that wait, if that is possible at once and this is no moment within a change. Return whether
+        none waits any more."""
+        return self._segment._flush()
+
+    def events(self, after: int = 0, act: Act | None = None) -> Iterator[Event]:
+        """Return the events after number `after`, oldest first; at the end, observations that cannot be written yet.
+
+        Args:
+            act: only the events of this act; None for all.
+        """
+        segment = self._segment
+        with segment.lock:
+            segment._refresh()
+            segment._flush()
+            waiting = [event for event in segment._waiting() if event.number > after and act in (None, event.act)]
+            written = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
+        return (event for events in (written, waiting) for event in events)
 
     def record(
         self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]
@@ -268,35 +346,7 @@ class Segment(ABC):
             raise KernelError(f"{act} changes the state of pages", advice="give a change to `apply`")
         if taken := data.keys() & {"new", "texts"}:
             raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
-        with self.lock:
-            if not self.readonly:
-                self._observe(act, tuple(pages), policy=policy, cause=cause, why=why, **data)
-
-    @abstractmethod
-    def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
-        """Keep an observation until it can be written; where there are too many, the older half is lost."""
-
-    @abstractmethod
-    def flush(self) -> bool:
-        """Write the observations that wait, if that is possible at once; whether none waits any more."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write what waits; called when the store closes, or releases it."""
-
-    @abstractmethod
-    def _waiting(self) -> Sequence[Event]:
-        """The events that are not written yet."""
-
-    def events(self, after: int = 0, act: Act | None = None) -> Iterator[Event]:
-        """The ledger after event `after`, oldest first; at its end, observations that cannot be written yet.
-
-        Args:
-            act: only the events of this act; None for all.
-        """
-        with self.lock:
-            self.refresh()
-            self.flush()
-            waiting = [event for event in self._waiting() if event.number > after and act in (None, event.act)]
-            written = self.backend.events(self.number, max(-LARGEST, min(after, LARGEST)), act)
-        return (event for events in (written, waiting) for event in events)
+        segment = self._segment
+        with segment.lock:
+            if not segment.backend.readonly:
+                segment._observe(act, tuple(pages), policy=policy, cause=cause, why=why, **data)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kilburn.memory.user_memory import UserMemory
 else:
     # `checked` reads the annotations, and these modules stand above.
-    Notes, UserMemory = object, Collection
+    Notes = UserMemory = object
 
 COLLECTIONS = (SegmentKind.MEMORY, SegmentKind.DOCUMENT, SegmentKind.NOTES)
 
@@ -177,13 +177,17 @@ class Store:
             known.close()
 
     def memory(self, user: str = "") -> UserMemory:
-        """The facts about a user of the tenant, as a collection, which is created where there is none; "" for all users. It
-        remembers, learns, updates and forgets facts, searches them and recalls them by their addresses.
+        """Return the memory of a user of the tenant, created where there is none; "" for the one of all users. It remembers,
+        learns, updates and forgets facts, searches them and recalls them by their addresses. Its pages and its ledger are in
+        `UserMemory.collection`.
 
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        return cast(UserMemory, self._collection(_name_of_memory(user), SegmentKind.MEMORY, user))
+        # Learning stands above the kernel.
+        from kilburn.memory.user_memory import UserMemory
+
+        return UserMemory(self, self._collection(_name_of_memory(user), SegmentKind.MEMORY, user))
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -242,16 +246,8 @@ class Store:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
         known = self._collections.get(info.name)
         if known is None or known.number != info.number:
-            known = self._collections[info.name] = self._made(info)
+            known = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
         return known
-
-    def _made(self, info: SegmentInfo) -> Collection:
-        if info.kind is not SegmentKind.MEMORY:
-            return Collection(self, info, self.counter, self.clock)
-        # What a memory learns with stands above the kernel.
-        from kilburn.memory.user_memory import UserMemory
-
-        return UserMemory(self, info)
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.
@@ -301,7 +297,7 @@ class Store:
                 planner.reopen()
             except StoreStale:
                 # Another program went on with it while it was read.
-                made.refresh()
+                made.ledger.refresh()
         return made
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
@@ -427,7 +423,7 @@ class Store:
             if info is not None and not info.damaged:
                 with self._lock:
                     memory = self._collect(info)
-                memory.record(Act.SEARCH, found, cause="fault")
+                memory.ledger.record(Act.SEARCH, found, cause="fault")
 
     def forget(
         self,
@@ -524,7 +520,7 @@ class Store:
             return made_from(self.backend, found), []
         if address is None:
             return {}, [*self._below(found), found]
-        return self.segment(found.number).forgettable(address), []
+        return self.segment(found.number).contents.forgettable(address), []
 
     def _below(self, info: SegmentInfo) -> list[SegmentInfo]:
         """The branches of a session, and those that are damaged, too."""

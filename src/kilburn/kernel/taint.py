@@ -63,7 +63,7 @@ def shown_pages(session: Session, clean: Collection[str] = ()) -> Sequence[tuple
                 sources[page.id] = None
             else:
                 remaining += (pages[source] for source in page.sources)
-        return [(session.owner(page), page) for page in sources]
+        return [(session.contents.owner(page), page) for page in sources]
 
 
 def _carried_in(session: Session, clean: Collection[str]) -> Trust:

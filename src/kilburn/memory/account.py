@@ -16,11 +16,11 @@ from kilburn.page import Page, address_of, span_of
 
 
 def describe(memory: Collection, page: Page, state: State, at: float | None = None) -> dict[str, Any]:
-    """All about a page of a collection."""
+    """Return all about a page of a collection."""
     return {
-        "user": memory.user,
+        "user": memory.info.user,
         "address": page.address,
-        "text": memory.text(page.id),
+        "text": memory.contents.text(page.id),
         "kind": str(page.kind),
         "since": since_of(page),
         "until": until_of(page, state),
@@ -37,15 +37,15 @@ def describe(memory: Collection, page: Page, state: State, at: float | None = No
 
 
 def progress(store: Store, memory: Collection) -> list[dict[str, Any]]:
-    """How far each policy has learned from each session into a memory, what waits to be tried again, and how the last try ended
-    and why. Of sessions that are gone nothing is said."""
+    """Return how far each policy has learned from each session into a memory, which messages wait for another attempt, and how
+    and why the last attempt ended. Deleted sessions are left out."""
     names = {info.number: info.name for info in store.backend.segments()}
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for event in memory.backend.events(memory.number):
         if event.act is Act.NOTE and event.data.get("learned") in names:
             waiting = [span_of(first, last) for first, last in event.data.get("waiting", ())]
             rows[event.data["learned"], event.policy] = {
-                "user": memory.user,
+                "user": memory.info.user,
                 "session": names[event.data["learned"]],
                 "policy": event.policy,
                 "upto": address_of(event.data.get("upto", 0)) if event.data.get("upto") else None,
@@ -58,7 +58,7 @@ def progress(store: Store, memory: Collection) -> list[dict[str, Any]]:
 
 
 def provenance(store: Store, memory: Collection, number: int, hidden: Container[str] = ()) -> dict[str, Any]:
-    """All about a page of a collection: also what it was made from, and what was made from it.
+    """Return all about a page of a collection, with its sources and what was made from it.
 
     Args:
         number: the id of the page.
@@ -87,16 +87,16 @@ def provenance(store: Store, memory: Collection, number: int, hidden: Container[
 
 
 def versions(memory: Collection, address: str) -> list[dict[str, Any]]:
-    """What a fact superseded and what superseded it, oldest first, each with everything that happened to it.
+    """Return the facts that a fact superseded and that superseded it, oldest first, each with its events.
 
     Raises:
         UnknownAddress, Forgotten.
     """
     rows = []
     for version in memory.history(address):
-        told = [
+        events = [
             {"act": str(event.act), "time": event.time, "policy": event.policy, "cause": event.cause, "why": event.why}
             for event in version.events
         ]
-        rows.append(describe(memory, version.page, version.state) | {"events": told})
+        rows.append(describe(memory, version.page, version.state) | {"events": events})
     return rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kilburn.claims import same_claim
 from kilburn.effect import Answer, Effect, Find, Note
-from kilburn.memory.extraction import Failed, extracted
+from kilburn.memory.extraction import Failed, extract_facts
 from kilburn.memory.view import MemoryView
 from kilburn.memory.words import is_known
 from kilburn.message import Kind
@@ -39,24 +39,24 @@ class Additive:
             raise ValueError(f"{self}: nearest is 0 or more, alike 0 to 1, tokens and timeout above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add]]:
-        """The facts of the exchange that are not known yet."""
-        answer = yield Find(query="\n".join(said.text for said in view.new)[:2000], limit=self.nearest)
-        known = [hit.text for hit in answer.hits if view.page(hit.page).kind is Kind.FACT]
-        found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout, known=known)
-        if isinstance(found, Failed):
-            yield Note(outcome=found.outcome, why=f"no list of facts: {found.why}")
+        """Return the facts of the exchange that are not known yet."""
+        answer = yield Find(query="\n".join(utterance.text for utterance in view.new)[:2000], limit=self.nearest)
+        known_facts = [hit.text for hit in answer.hits if view.page(hit.page).kind is Kind.FACT]
+        facts = yield from extract_facts(view, tokens=self.tokens, timeout=self.timeout, known_facts=known_facts)
+        if isinstance(facts, Failed):
+            yield Note(outcome=facts.outcome, why=f"no list of facts: {facts.why}")
             return ()
         adds: list[Add] = []
-        for fact in found:
+        for fact in facts:
             answer = yield Find(query=fact.add.text, limit=self.nearest)
             near = [Add(text=hit.text, claim=view.page(hit.page).claim) for hit in answer.hits]
-            if not any(self._is_known(fact.add, other) for other in (*near, *adds)):
+            if not any(self._is_known(fact.add, known_fact) for known_fact in (*near, *adds)):
                 adds.append(fact.add)
-        if unchanged := len(found) - len(adds):
+        if unchanged := len(facts) - len(adds):
             yield Note(figures={"unchanged": unchanged})
         return adds
 
-    def _is_known(self, add: Add, other: Add) -> bool:
-        if add.claim is not None and other.claim is not None and same_claim(add.claim, other.claim):
+    def _is_known(self, add: Add, known_fact: Add) -> bool:
+        if add.claim is not None and known_fact.claim is not None and same_claim(add.claim, known_fact.claim):
             return True
-        return is_known(add.text, other.text, self.alike)
+        return is_known(add.text, known_fact.text, self.alike)

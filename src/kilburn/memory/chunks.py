@@ -35,7 +35,7 @@ LANGUAGES = {
 
 
 def chunks(text: str, name: str = "") -> list[str]:
-    """The chunks of a text; none is blank, and a blank text has none.
+    """Return the chunks of a text; none is blank, and a blank text has none.
 
     Args:
         name: of its file; the ending says what kind of text it is.
@@ -43,21 +43,21 @@ def chunks(text: str, name: str = "") -> list[str]:
     Raises:
         MissingExtra: semantic-text-splitter is not installed.
     """
-    found: list[str] = []
+    pieces: list[str] = []
     blank = ""
     for chunk in _splitter(PurePath(name).suffix.lower()).chunks(text):
         if not chunk.isspace():
-            found.append(blank + chunk)
+            pieces.append(blank + chunk)
             blank = ""
-        elif found:
-            found[-1] += chunk
+        elif pieces:
+            pieces[-1] += chunk
         else:
             blank += chunk
-    return found
+    return pieces
 
 
 def rechunk(old: Sequence[str], text: str, name: str = "") -> list[str]:
-    """The chunks of a text that was changed: those before its first change and behind its last one stay as they were.
+    """Return the chunks of a text that was changed: those before its first change and behind its last one stay as they were.
 
     Args:
         old: the chunks of the text before the change.
@@ -81,10 +81,10 @@ def rechunk(old: Sequence[str], text: str, name: str = "") -> list[str]:
             stop += len(old[tail])
             tail += 1
     new = text[start:stop]
-    made = [new] if new.strip() and len(new) <= CAPACITY[1] else chunks(new, name)
-    if len(made) > 1 and len(made[-2]) + len(made[-1]) <= CAPACITY[1]:
-        made[-2:] = [made[-2] + made[-1]]
-    return [*old[:head], *made, *old[tail:]]
+    pieces = [new] if new.strip() and len(new) <= CAPACITY[1] else chunks(new, name)
+    if len(pieces) > 1 and len(pieces[-2]) + len(pieces[-1]) <= CAPACITY[1]:
+        pieces[-2:] = [pieces[-2] + pieces[-1]]
+    return [*old[:head], *pieces, *old[tail:]]
 
 
 def _splitter(ending: str) -> Any:

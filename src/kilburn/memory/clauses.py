@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LONGEST = 20_000
-"""Characters; of a longer text only the first and last `ENDS` are read, because most of it was pasted."""
-ENDS = 2_000
+MAX_TEXT_CHARS = 20_000
+"""Characters; of a longer text only the first and last `EDGE_CHARS` are read, because most of it was pasted."""
+EDGE_CHARS = 2_000
 
-SENTENCE = 800
+MAX_SENTENCE_CHARS = 800
 """Characters of a sentence; a longer one is none that states something plainly."""
 
 HOLE = "\x1a"
@@ -50,7 +50,7 @@ _WRITING = re.compile(
 )
 """What is to be written is no statement; what follows is, where it is no text that is handed over."""
 _ABOUT_ME = re.compile(r"\b(?:about me|myself|remember|note|mind|know|rules?|instructions?|preferences?|facts)\b", re.IGNORECASE)
-_ASKED = re.compile(
+_QUESTION = re.compile(
     r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*(?:can"
     r"|could|would|will|should|shall|do|does|did|is|are|am|was|were|have|has|may|any|what(?:'s)?|how|which|who|whom|where|when"
     r"|why|wonder(?:ing)?|right|ok|okay|isn't|don't|aren't|doesn't|didn't|won't|haven't|remember)\b.*",
@@ -114,21 +114,21 @@ class Clause:
 
 
 def clauses(text: str) -> Iterator[Clause]:
-    """The clauses that somebody says in their own name, in order."""
-    if len(text) > LONGEST:
-        text = f"{text[:ENDS]}\n\n{text[-ENDS:]}"
+    """Yield the clauses that somebody says in their own name, in order."""
+    if len(text) > MAX_TEXT_CHARS:
+        text = f"{text[:EDGE_CHARS]}\n\n{text[-EDGE_CHARS:]}"
     text = text.translate(_PLAIN)
     text = _BULLET.sub("", _LINES.sub("", _BLANK.sub("\n\n", _BLOCKS.sub("\n", text))))
     text = _ODD.sub(" ", _QUOTED.sub(lambda match: HOLE if match[0].count(" ") > 1 else match[0], text))
     for sentence in _SENTENCE.split(text):
         sentence = " ".join(sentence.split())
-        if not sentence or len(sentence) > SENTENCE:
+        if not sentence or len(sentence) > MAX_SENTENCE_CHARS:
             continue
         if _FICTION.match(sentence) or _TASK.search(sentence):
             return  # the rest is what it is about
         if _WRITING.match(sentence):
             continue
-        yield from _of(sentence)
+        yield from _split_sentence(sentence)
         if sentence.endswith(":") and not _ABOUT_ME.search(sentence):
             return
 
@@ -137,24 +137,24 @@ _PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\x1a": 
 
 
 def unasked(sentence: str) -> str:
-    """A sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
+    """Return a sentence without what it asks: "I'm vegetarian, can you help?" is "I'm vegetarian"; "" of a mere question."""
     if sentence.endswith("?"):
-        told = _ASKED.sub("", sentence)
-        sentence = "" if told == sentence else told
+        rest = _QUESTION.sub("", sentence)
+        sentence = "" if rest == sentence else rest
     return _REQUEST.sub("", sentence).strip(_MARKS)
 
 
-def _of(sentence: str) -> Iterator[Clause]:
+def _split_sentence(sentence: str) -> Iterator[Clause]:
     sentence = unasked(sentence)
-    before = ""
+    previous = ""
     fix = False
     at = 0
     for cut in [*_CUT.finditer(sentence), None]:
         start, piece = at, sentence[at : cut.start() if cut else None]
         at = cut.end() if cut else at
-        if _OPENS_UNREAL.match(piece) or _REPORTS.search(before):
+        if _OPENS_UNREAL.match(piece) or _REPORTS.search(previous):
             return
-        before = piece
+        previous = piece
         match = _PREFIX.match(piece)
         body = piece[match.end() :] if match else piece
         fix = fix or bool(match and match["fix"])

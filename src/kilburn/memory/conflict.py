@@ -61,12 +61,12 @@ class _Known(msgspec.Struct, eq=False):
     trust: Trust
     since: float
     until: float | None
-    said: float
+    said_at: float
     add: Add | None = None
 
 
 def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float:
-    """Confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
+    """Return confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
     return confidence * float(0.5 ** (max(0.0, age) / half_life))
 
 
@@ -75,11 +75,11 @@ def settle(
     standing: Iterable[tuple[Page, State]],
     *,
     now: float,
-    said: Sequence[float] = (),
-    before: int = 0,
+    said_times: Sequence[float] = (),
+    offset: int = 0,
     half_life: float = HALF_LIFE,
 ) -> Settled:
-    """The moves that write new statements, in the order in which they were made, into what is in force.
+    """Return the moves that write new statements, in the order in which they were made, into what is in force.
 
     - An update closes what it supersedes at the time at which its own validity begins.
     - A correction says that the other was never true: it takes over the other's beginning, at which the other is closed.
@@ -95,52 +95,52 @@ def settle(
         said: when each was said, where that is not when it became true ("I have lived in Braga since 2019").
         before: how many `Add`s of the same plan come before these.
     """
-    known = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
-    written: list[_Known | Add] = []
+    current = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
+    additions: list[_Known | Add] = []
     closed: list[tuple[tuple[int, ...], _Known, Retire]] = []
     standings: list[Standing] = []
     rivals: list[tuple[int, ...]] = []
     for at, (add, trust) in enumerate(new):
         if add.claim is None:
-            written.append(add)
+            additions.append(add)
             standings.append(Standing.NEW)
             rivals.append(())
             continue
         since = now if add.since is None else add.since
-        fact = _Known(0, add.claim, trust, since, add.until, said[at] if said else since, add)
-        against = [other for other in known if _overlap(fact, other) and contradict(fact.claim, other.claim)]
-        alike = [other for other in known if _overlap(fact, other) and same_claim(fact.claim, other.claim)]
-        beaten = [other for other in against if _beats(fact, other, half_life)]
+        fact = _Known(0, add.claim, trust, since, add.until, said_times[at] if said_times else since, add)
+        against = [existing for existing in current if _overlap(fact, existing) and contradict(fact.claim, existing.claim)]
+        alike = [existing for existing in current if _overlap(fact, existing) and same_claim(fact.claim, existing.claim)]
+        beaten = [existing for existing in against if _beats(fact, existing, half_life)]
         how = _standing(fact, alike, against, beaten)
         standings.append(how)
-        rivals.append(tuple(other.page for other in (alike if how is Standing.SAME else against) if other.page))
+        rivals.append(tuple(existing.page for existing in (alike if how is Standing.SAME else against) if existing.page))
         if how is Standing.SAME:
             continue
         # What decides an open contradiction may be in force already: then it is that page that stands.
-        stands = next((other for other in alike if beaten and other.trust >= trust), fact)
+        stands = next((existing for existing in alike if beaten and existing.trust >= trust), fact)
         if stands is fact:
-            beaten += [other for other in alike if other.trust < trust and other.since <= fact.since]
-            written.append(fact)
-            known.append(fact)
+            beaten += [existing for existing in alike if existing.trust < trust and existing.since <= fact.since]
+            additions.append(fact)
+            current.append(fact)
         if how is Standing.EARLIER:
-            fact.until = min(end for end in (fact.until, *(other.since for other in (*against, *alike))) if end is not None)
+            fact.until = min(end for end in (fact.until, *(existing.since for existing in (*against, *alike))) if end is not None)
         if not beaten:
             continue
         if add.claim.correction:
-            fact.since = min(fact.since, *(other.since for other in beaten))
-        for other in beaten:
-            other.until = fact.since
-            known.remove(other)
-        pages = tuple(other.page for other in beaten if other.add is None)
+            fact.since = min(fact.since, *(existing.since for existing in beaten))
+        for existing in beaten:
+            existing.until = fact.since
+            current.remove(existing)
+        pages = tuple(existing.page for existing in beaten if existing.add is None)
         why = "corrected" if add.claim.correction else "superseded"
         closed.append((pages, stands, Retire(pages, by=stands.page, until=fact.since, why=why)))
-    moves = [one if isinstance(one, Add) else _dated(one) for one in written]
-    places = {id(one): before + at for at, one in enumerate(written)}
+    moves = [addition if isinstance(addition, Add) else _with_times(addition) for addition in additions]
+    places = {id(addition): offset + at for at, addition in enumerate(additions)}
     retired = [msgspec.structs.replace(move, refers=places.get(id(stands))) for pages, stands, move in closed if pages]
     return Settled(tuple(standings), (*moves, *retired), tuple(rivals))
 
 
-def _dated(fact: _Known) -> Add:
+def _with_times(fact: _Known) -> Add:
     assert fact.add is not None
     return msgspec.structs.replace(fact.add, since=fact.since, until=fact.until)
 
@@ -152,27 +152,29 @@ def _in_force(page: Page, state: State) -> _Known | None:
     return _Known(page.id, page.claim, page.trust, since, until_of(page, state), since)
 
 
-def _overlap(one: _Known, other: _Known) -> bool:
-    return (one.until is None or other.since < one.until) and (other.until is None or one.since < other.until)
+def _overlap(first: _Known, second: _Known) -> bool:
+    return (first.until is None or second.since < first.until) and (second.until is None or first.since < second.until)
 
 
 def _beats(new: _Known, old: _Known, half_life: float) -> bool:
-    """Whether a new statement supersedes one that it contradicts."""
+    """Return whether a new statement supersedes one that it contradicts."""
     if new.trust < old.trust or (new.until is not None and old.until is None):
         return False
     if new.claim.correction:
-        return not old.claim.correction or new.said >= old.said
-    return new.said > old.said and new.claim.confidence >= weight(old.claim.confidence, new.said - old.said, half_life)
+        return not old.claim.correction or new.said_at >= old.said_at
+    return new.said_at > old.said_at and new.claim.confidence >= weight(
+        old.claim.confidence, new.said_at - old.said_at, half_life
+    )
 
 
 def _standing(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Standing:
-    said = [other for other in alike if other.trust >= new.trust]
+    repeated = [rival for rival in alike if rival.trust >= new.trust]
     if against and len(beaten) == len(against):
         return Standing.SUPERSEDES
-    if any(other.since <= new.said for other in said):
+    if any(rival.since <= new.said_at for rival in repeated):
         # Also one side of an open contradiction, said again: that decides nothing.
         return Standing.SAME
-    others = [*against, *alike]
-    if others and not new.claim.correction and all(other.since > new.said and other.trust >= new.trust for other in others):
+    rivals = [*against, *alike]
+    if rivals and not new.claim.correction and all(rival.since > new.said_at and rival.trust >= new.trust for rival in rivals):
         return Standing.EARLIER
     return Standing.CONTESTED if against else Standing.NEW

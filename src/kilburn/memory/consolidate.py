@@ -18,7 +18,7 @@ from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.wire.quotation import with_headings
 
-LONGEST = 4_000
+MAX_SHOWN_CHARS = 4_000
 """Characters of one text that the model sees."""
 
 TASK = "Keep what will matter later: who the user is, what they want, what was decided and what is open, with names and numbers."
@@ -62,30 +62,32 @@ class Consolidate:
         return self.note
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The note as it is after what was said."""
-        said = [each for each in view.new if each.taint >= Trust.AGENT]
-        if not said:
+        """Return the changes that bring the note up to date with the new messages."""
+        utterances = [utterance for utterance in view.new if utterance.taint >= Trust.AGENT]
+        if not utterances:
             return ()
         page = view.note(self.note)
-        before = view.text(page.id) if page is not None else ""
-        parts = [("the note now", before or "(empty)")]
-        parts += [(f"{each.role}, {_day(each.page.time)}", each.text[:LONGEST]) for each in said]
+        old_text = view.text(page.id) if page is not None else ""
+        parts = [("the note now", old_text or "(empty)")]
+        parts += [
+            (f"{utterance.role}, {_day(utterance.page.time)}", utterance.text[:MAX_SHOWN_CHARS]) for utterance in utterances
+        ]
         text = yield from self._answer(parts)
         if len(text) > self.limit:
             text = yield from self._answer([*parts, (f"too long, with {len(text):,} characters", text)])
         if len(text) > self.limit:
             yield Note(outcome=Outcome.REJECTED, why=f"{len(text):,} characters, {self.limit:,} at most")
             return ()
-        if not text or text == before:
+        if not text or text == old_text:
             yield Note(figures={"unchanged": int(bool(text))})
             return ()
         sources = () if page is None else (page.id,)
-        cites, why = tuple(each.cite for each in said), "consolidated"
+        cites, why = tuple(utterance.cite for utterance in utterances), "consolidated"
         add = Add(text=text, kind=Kind.TEXT, name=self.note, sources=sources, cites=cites, why=why)
         return (add, *([Retire(sources, refers=0, why=why)] if sources else []))
 
     def _answer(self, parts: Sequence[tuple[str, str]]) -> Generator[Effect, Answer, str]:
-        """What the model says; "" if it failed, which stands in the ledger."""
+        """Ask the model and return its text; "" if it failed, which the ledger records."""
         answer = yield Ask(
             prompt=with_headings(parts),
             system=_SYSTEM.format(limit=self.limit, task=self.task),

@@ -17,7 +17,7 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
-from kilburn.errors import KernelError, NoteConflict, SpecError, UnknownAddress
+from kilburn.errors import KernelError, NoteConflict, SpecError
 from kilburn.kernel.brought import StandingNote, day_of
 from kilburn.memory.notes import Notes, NoteVersion, is_at
 from kilburn.memory.secrets import Secrets
@@ -25,10 +25,10 @@ from kilburn.message import Trust
 
 __all__ = ["CoreMemory"]
 
-LIMIT = 2_000
+DEFAULT_LIMIT = 2_000
 """Characters of a block where nothing else is said."""
 
-TRIES = 20
+MAX_EDIT_ATTEMPTS = 20
 """How often an edit is made anew because another writer was faster."""
 
 _PLAIN = re.compile(r"[\w./ -]+")
@@ -52,7 +52,7 @@ class CoreMemory:
         self,
         notes: Notes,
         *names: str,
-        limit: int = LIMIT,
+        limit: int = DEFAULT_LIMIT,
         limits: Mapping[str, int] | None = None,
         readonly: Collection[str] = (),
     ) -> None:
@@ -60,36 +60,36 @@ class CoreMemory:
         self.cut: dict[int, frozenset[tuple[int, int]]] = {}
         """By the number of a session, the pages of these notes of which its last prompt had only the beginning."""
         self._limit = limit
-        self._limits = {checked_name(name): most for name, most in (limits or {}).items()}
-        for most in (limit, *self._limits.values()):
-            if not 1 <= most <= LARGEST_NOTE:
-                raise SpecError(f"a limit of {most:,} characters", advice=f"give 1 to {LARGEST_NOTE:,}")
+        self._limits = {checked_name(name): size for name, size in (limits or {}).items()}
+        for size in (limit, *self._limits.values()):
+            if not 1 <= size <= LARGEST_NOTE:
+                raise SpecError(f"a limit of {size:,} characters", advice=f"give 1 to {LARGEST_NOTE:,}")
         if strange := [name for name in (*self._limits, *map(checked_name, readonly)) if not self.has(name)]:
             raise SpecError(f"the note {strange[0]!r} is not among them", advice="give its name, too")
         notes.protect(*readonly)
 
     def has(self, name: str) -> bool:
-        """Whether the note of that name is one of them."""
-        return any(is_at(name, one) for one in self.names)
+        """Return whether the note of that name is one of them."""
+        return any(is_at(name, block) for block in self.names)
 
     def limit(self, name: str) -> int:
-        """Characters that an agent may make of a note."""
-        near = [one for one in self._limits if is_at(name, one)]
+        """Return how many characters an agent may write into a note."""
+        near = [block for block in self._limits if is_at(name, block)]
         return self._limits[max(near, key=len)] if near else self._limit
 
     def shown(self) -> Sequence[StandingNote]:
-        """The notes as they stand in a prompt: each under its name, with its address, who wrote it and when, how full it is, and
-        whether a tool's text got into it; also those that say nothing yet.
+        """Return the notes as a prompt shows them: each under its name, with its address, its writer and time, its size and
+        limit, and a warning if a tool's text got into it. Empty notes are included.
 
         Raises:
             StoreError.
         """
-        there, found = self.notes.list(wanted=self.has), dict[str, NoteVersion | None]()
+        versions, blocks = self.notes.list(accepts=self.has), dict[str, NoteVersion | None]()
         for name in self.names:
-            named: dict[str, NoteVersion | None] = {note.name: note for note in there if is_at(note.name, name)}
-            found |= named or {name: None}
-        texts = self.notes.texts([note for note in found.values() if note is not None])
-        return [self._standing(name, note, texts[note.digest] if note else "") for name, note in found.items()]
+            notes: dict[str, NoteVersion | None] = {note.name: note for note in versions if is_at(note.name, name)}
+            blocks |= notes or {name: None}
+        texts = self.notes.texts([note for note in blocks.values() if note is not None])
+        return [self._standing(name, note, texts[note.digest] if note else "") for name, note in blocks.items()]
 
     def edit(
         self,
@@ -102,7 +102,7 @@ class CoreMemory:
         cites: Sequence[tuple[int, int]] = (),
         secrets: Secrets = None,
     ) -> int:
-        """Edit a note as an agent; returns how many characters it has then. What leaves nothing deletes the note.
+        """Edit a note as an agent, and return its new length in characters. An edit that leaves no text deletes the note.
 
         Args:
             change: what becomes of its text, "" of a note that is not there; made anew if another writer was faster.
@@ -116,13 +116,13 @@ class CoreMemory:
         if not self.has(name):
             raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")
         self.notes.check([name], policy=policy, tainted=tainted)
-        for left in reversed(range(TRIES)):
-            note = self._now(name)
-            before = "" if note is None else note.text
-            text, most = change(before), max(self.limit(name), len(before) - 1)
-            if len(text) > most:
-                what = f"{name!r} would have {len(text):,} of {self.limit(name):,} characters"
-                raise KernelError(what, advice="nothing was written: say it shorter, or leave out what matters less")
+        for attempts in reversed(range(MAX_EDIT_ATTEMPTS)):
+            note = self.notes.find(name)
+            old_text = "" if note is None else note.text
+            text, max_chars = change(old_text), max(self.limit(name), len(old_text) - 1)
+            if len(text) > max_chars:
+                reason = f"{name!r} would have {len(text):,} of {self.limit(name):,} characters"
+                raise KernelError(reason, advice="nothing was written: say it shorter, or leave out what matters less")
             digest = "" if note is None else note.digest
             if seen is not None and seen != digest:
                 raise NoteConflict(
@@ -136,29 +136,23 @@ class CoreMemory:
                     self.notes.delete(name, seen=digest, policy=policy, tainted=tainted)
                 return 0
             except NoteConflict:
-                if not left:
+                if not attempts:
                     raise
         raise AssertionError
-
-    def _now(self, name: str) -> NoteVersion | None:
-        try:
-            return self.notes.read(name)
-        except UnknownAddress:
-            return None
 
     def _standing(self, name: str, note: NoteVersion | None, text: str) -> StandingNote:
         limit, only = f"of {self.limit(name):,} characters", ["read-only"] if self.notes.readonly(name) else []
         if note is None:
-            return StandingNote(heading=", ".join([_told(name), "empty", f"0 {limit}", *only]))
+            return StandingNote(heading=", ".join([_quoted_name(name), "empty", f"0 {limit}", *only]))
         collection = self.notes.collection
         age = max(0.0, collection.clock() - note.time)
         reference = f"{collection.name} {note.address}"
-        marks = [_told(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
+        marks = [_quoted_name(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
         marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
         page = (collection.number, note.page)
         return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)
 
 
-def _told(name: str) -> str:
-    """A name as a heading has it: an agent chooses names, and none may look like the marks behind it."""
+def _quoted_name(name: str) -> str:
+    """Return a name as a heading has it: an agent chooses names, and none may look like the marks behind it."""
     return name if _PLAIN.fullmatch(name) else msgspec.json.encode(name).decode()

@@ -21,7 +21,7 @@ from kilburn.errors import SecretFound, SpecError
 from kilburn.event import Act, encodable
 from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.chunks import chunks, rechunk
-from kilburn.memory.files import LARGEST, texts_of
+from kilburn.memory.files import MAX_FILE_BYTES, read_texts
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
@@ -60,10 +60,10 @@ def ingest(
     user: str = "",
     *,
     secrets: Secrets = None,
-    largest: int = LARGEST,
+    largest: int = MAX_FILE_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Ingested:
-    """Take in a file, or all texts of a folder, or what has changed of them; each document is one transaction.
+    """Ingest a file, or all texts of a folder, or their changes since the last time; each document is one transaction.
 
     Args:
         path: a file, or a folder: all texts in it and in its folders, but for links and what is hidden.
@@ -84,10 +84,10 @@ def ingest(
     base = name if name is not None else place.absolute().as_posix()
     folder = os.path.isdir(place)  # false, too, for a path that cannot be
     parts: list[Ingested] = []
-    seen: set[str] = set()
-    for number, file in enumerate(texts_of(place, largest), 1):
+    visited: set[str] = set()
+    for number, file in enumerate(read_texts(place, largest), 1):
         of = str(PurePosixPath(base) / file.path) if folder else base
-        seen.add(of)
+        visited.add(of)
         try:
             parts.append(_skipped(of, file.skipped) if file.skipped else ingest_text(store, file.text, of, user, secrets=secrets))
         except (SecretFound, SpecError) as error:
@@ -98,18 +98,18 @@ def ingest(
             progress(number)
     if folder:
         for document in documents(store, user):
-            of = name_of(document)
+            of = document_name(document)
             # Of a folder that was passed over, nothing is known.
             if of.startswith(f"{base}/") and not any(
-                str(above) in seen for above in (PurePosixPath(of), *PurePosixPath(of).parents)
+                str(above) in visited for above in (PurePosixPath(of), *PurePosixPath(of).parents)
             ):
                 parts.append(_withdrawn(document))
     return Ingested(**{field: _sum(getattr(part, field) for part in parts) for field in Ingested.__struct_fields__ if parts})
 
 
 def _sum(values: Iterable[Any]) -> Any:
-    first, *others = values
-    return sum(others, first)
+    first, *rest = values
+    return sum(rest, first)
 
 
 def _skipped(name: str, why: str) -> Ingested:
@@ -117,16 +117,16 @@ def _skipped(name: str, why: str) -> Ingested:
 
 
 def _withdrawn(document: Collection) -> Ingested:
-    """Retire all of a document, because its file is gone."""
+    """Retire all chunks of a document, because its file was deleted."""
     pages = tuple(page.id for page, _ in document.pages())
     if not pages:
         return Ingested()
     document.apply(Retire(pages=pages, why="its file is gone"))
-    return Ingested(retired=len(pages), gone=(name_of(document),))
+    return Ingested(retired=len(pages), gone=(document_name(document),))
 
 
 def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: Secrets = None) -> Ingested:
-    """Take in a text as the document of a name, or what has changed of it; one transaction.
+    """Ingest a text as the document of a name, or its changes since the last time, in one transaction.
 
     Raises:
         SpecError: a blank text, a name that cannot be, or a document of another user.
@@ -134,97 +134,97 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
     """
     if not isinstance(text, str) or not text.strip():
         raise SpecError(f"document {str(name)[:80]!r} without a text", advice="give a text, or remove the document")
-    clean, found = screen(encodable(text), secrets)
+    clean, findings = screen(encodable(text), secrets)
     chunks("", name)  # what a text is cut with is missing before the document is begun, or not at all
     document = store.document(name, user)
-    made = undisturbed(lambda: _changed(document, clean, name))
-    return msgspec.structs.replace(made, redacted=len(found))
+    result = undisturbed(lambda: _changed(document, clean, name))
+    return msgspec.structs.replace(result, redacted=len(findings))
 
 
 def _changed(document: Collection, text: str, name: str) -> Ingested:
-    """Bring a document to a text: keep the chunks that are still in it, in one transaction."""
-    seen = document.head
-    before = in_order(document)
-    texts = document.backend.texts({page.digest for page in before})
-    old = [texts[page.digest] for page in before]
+    """Bring a document up to date with a text in one transaction: keep the chunks that did not change."""
+    head = document.ledger.head
+    old_pages = in_order(document)
+    texts = document.backend.contents.texts({page.digest for page in old_pages})
+    old = [texts[page.digest] for page in old_pages]
     new = rechunk(old, text, name) if old else chunks(text, name)
     if new == old:
         return Ingested(unchanged=len(old))
-    kept = _kept(old, new, [page.id for page in before])
-    stays = set(kept.values())
-    gone = tuple(page.id for page in before if page.id not in stays)
+    reused = _match_chunks(old, new, [page.id for page in old_pages])
+    stays = set(reused.values())
+    removed = tuple(page.id for page in old_pages if page.id not in stays)
     changes: list[Add | Retire] = [
-        Add(text=chunk, kind=Kind.TEXT, why="document") for at, chunk in enumerate(new) if at not in kept
+        Add(text=chunk, kind=Kind.TEXT, why="document") for at, chunk in enumerate(new) if at not in reused
     ]
     added = len(changes)
-    if gone:
-        changes.append(Retire(pages=gone, why="no longer in the document"))
+    if removed:
+        changes.append(Retire(pages=removed, why="no longer in the document"))
     # The new pages have no numbers yet: -1 and so on down stand for them, in their order.
     fresh = iter(range(-1, -added - 1, -1))
-    order = _ranges(kept.get(at) or next(fresh) for at in range(len(new)))
-    document.apply(*changes, seen=seen, note={"outcome": ORDERED, "chunks": order})
-    return Ingested(documents=(name,), added=added, retired=len(gone), unchanged=len(kept))
+    order = _ranges(reused.get(at) or next(fresh) for at in range(len(new)))
+    document.apply(*changes, seen=head, note={"outcome": ORDERED, "chunks": order})
+    return Ingested(documents=(name,), added=added, retired=len(removed), unchanged=len(reused))
 
 
-def _kept(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
-    """Which of the new chunks are pages already: those at the same place first, then those that moved."""
-    kept: dict[int, int] = {}
-    left = dict(zip(pages, old, strict=True))
-    for here, there, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-        kept |= {there + at: pages[here + at] for at in range(length)}
+def _match_chunks(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
+    """Map the new chunks that exist as pages to these pages: chunks at the same place first, then those that moved."""
+    reused: dict[int, int] = {}
+    remaining = dict(zip(pages, old, strict=True))
+    for old_start, new_start, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+        reused |= {new_start + at: pages[old_start + at] for at in range(length)}
     spare: dict[str, list[int]] = {}
-    for page in left.keys() - kept.values():
-        spare.setdefault(left[page], []).append(page)
+    for page in remaining.keys() - reused.values():
+        spare.setdefault(remaining[page], []).append(page)
     for at, chunk in enumerate(new):
-        if at not in kept and spare.get(chunk):
-            kept[at] = spare[chunk].pop()
-    return kept
+        if at not in reused and spare.get(chunk):
+            reused[at] = spare[chunk].pop()
+    return reused
 
 
 def _ranges(pages: Iterable[int]) -> list[list[int]]:
-    """Pages as (first, last) of each stretch of neighbours; the numbers of new ones count down."""
-    found: list[list[int]] = []
+    """Return pages as (first, last) of each run of neighbours; the numbers of new ones count down."""
+    ranges: list[list[int]] = []
     for page in pages:
-        if found and page == found[-1][1] + (1 if page > 0 else -1) and (page > 0) == (found[-1][1] > 0):
-            found[-1][1] = page
+        if ranges and page == ranges[-1][1] + (1 if page > 0 else -1) and (page > 0) == (ranges[-1][1] > 0):
+            ranges[-1][1] = page
         else:
-            found.append([page, page])
-    return found
+            ranges.append([page, page])
+    return ranges
 
 
 def _expanded(first: int, last: int, added: Sequence[int]) -> Sequence[int]:
-    """The pages of a range of `_ranges`, those that were new by their numbers."""
+    """Return the pages of a range of `_ranges`, those that were new by their numbers."""
     return range(first, last + 1) if first > 0 else added[-first - 1 : -last]
 
 
 def in_order(document: Collection) -> list[Page]:
-    """The chunks of a document that are in force, as they stand in its text."""
-    here = {page.id: page for page, _ in document.pages()}
+    """Return the chunks of a document that are in force, as they stand in its text."""
+    pages = {page.id: page for page, _ in document.pages()}
     order: list[int] = []
     added: tuple[int, ...] = ()
-    for event in document.events():
+    for event in document.ledger.events():
         if event.act is Act.ADMIT:
             added = event.pages
         elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
             order = [page for first, last in event.data["chunks"] for page in _expanded(first, last, added)]
-    wanted = dict.fromkeys(page for page in (*order, *here) if page in here)
-    return [here[page] for page in wanted]
+    ids = dict.fromkeys(page for page in (*order, *pages) if page in pages)
+    return [pages[page] for page in ids]
 
 
-def text_of(document: Collection) -> str:
-    """The text of a document as it was handed over last, but for chunks that were forgotten."""
+def document_text(document: Collection) -> str:
+    """Return the text of a document as it was handed over last, but for chunks that were forgotten."""
     pages = in_order(document)
-    texts = document.backend.texts({page.digest for page in pages})
+    texts = document.backend.contents.texts({page.digest for page in pages})
     return "".join(texts[page.digest] for page in pages)
 
 
 def documents(store: Store, user: str | None = None) -> Iterator[Collection]:
-    """The documents of a tenant, or of one of its users, oldest first."""
+    """Yield the documents of a tenant, or of one of its users, oldest first."""
     for collection in store.collections():
-        if collection.kind is SegmentKind.DOCUMENT and user in (None, collection.user):
+        if collection.info.kind is SegmentKind.DOCUMENT and user in (None, collection.info.user):
             yield collection
 
 
-def name_of(document: Collection) -> str:
-    """The name that a document was given."""
+def document_name(document: Collection) -> str:
+    """Return the name that a document was given."""
     return document.name.removeprefix(f"{DOCUMENT}/")

@@ -19,20 +19,20 @@ from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import BRINGS, ENDS, NEGATED, is_sign, names, stem, told
+from kilburn.memory.words import BRINGS, ENDS, NEGATED, content_words, is_sign, proper_names, stem
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, address_of
 from kilburn.search.dates import grounded
 from kilburn.search.english import is_english
 
-MOST = 5
+MAX_DOUBTED_FACTS = 5
 """Facts that one sentence may doubt; one that would doubt more speaks of none in particular."""
 
-KEPT = 3
+MAX_DOUBTS_PER_FACT = 3
 """Doubts about the same facts that stay in force."""
 
-LONGEST = 400
+MAX_SENTENCE_CHARS = 400
 """Characters of a sentence."""
 
 _MATTERS = (
@@ -53,7 +53,7 @@ _MATTERS = (
 )
 """Words that speak of one matter: what is said with one of them may change what was said with another."""
 
-_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
+_ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
 _DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
 _OWNED = re.compile(r"\b(?:my|our|the) (?=(\w+))", re.IGNORECASE)
 _EVENT = re.compile(r"\b(?:meeting|appointment|interview|exam|flight|call|deadline|class|party|trip)\b", re.IGNORECASE)
@@ -64,51 +64,51 @@ def _matters() -> tuple[frozenset[str], ...]:
     return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
 
 
-def doubted(
-    view: MemoryView, said: Utterance, moves: Sequence[Add | Retire], gone: Iterable[int] = ()
+def raise_doubts(
+    view: MemoryView, utterance: Utterance, moves: Sequence[Add | Retire], excluded: Iterable[int] = ()
 ) -> Generator[Effect, Answer, list[Add | Retire]]:
-    """The doubts that a message raises, and the end of the oldest about the same facts.
+    """Return the doubts that a message raises, and the retirement of the oldest doubts about the same facts.
 
     Args:
         moves: of the same plan so far: facts of earlier messages are doubted, too, and what it retires is not.
         gone: facts that are not doubted: the message says them.
     """
-    made: list[Add | Retire] = []
-    if said.role is not Role.USER or not is_english(said.text):
-        return made
-    left = {page for move in moves if isinstance(move, Retire) for page in move.pages} | set(gone)
+    changes: list[Add | Retire] = []
+    if utterance.role is not Role.USER or not is_english(utterance.text):
+        return changes
+    settled = {page for move in moves if isinstance(move, Retire) for page in move.pages} | set(excluded)
     adds = [move for move in moves if isinstance(move, Add)]
-    new = [at for at, add in enumerate(adds) if add.kind is Kind.FACT and add.cites and max(add.cites)[1] < said.page.id]
-    for sentence in _sentences(said.text):
+    new = [at for at, add in enumerate(adds) if add.kind is Kind.FACT and add.cites and max(add.cites)[1] < utterance.page.id]
+    for sentence in _sentences(utterance.text):
         answer = yield Find(query=sentence, limit=20)
-        known = {hit.page: view.page(hit.page) for hit in answer.hits}
-        known |= {page.id: page for page, _ in view.about(SPEAKER, "")}
-        facts = [page for number, page in known.items() if page.kind is Kind.FACT and number not in left]
-        resembles = resembling(sentence)
+        candidates = {hit.page: view.page(hit.page) for hit in answer.hits}
+        candidates |= {page.id: page for page, _ in view.about(SPEAKER, "")}
+        facts = [page for number, page in candidates.items() if page.kind is Kind.FACT and number not in settled]
+        resembles = resemblance_test(sentence)
         pages = tuple(page.id for page in facts if resembles(view.text(page.id), page.claim))
         refers = tuple(at for at in new if resembles(adds[at].text, adds[at].claim))
-        if not 0 < len(pages) + len(refers) <= MOST:
+        if not 0 < len(pages) + len(refers) <= MAX_DOUBTED_FACTS:
             continue
-        made.append(
+        changes.append(
             Add(
-                text=f"The user said: {grounded(sentence, said.page.time)[0]}",
+                text=f"The user said: {grounded(sentence, utterance.page.time)[0]}",
                 kind=Kind.TEXT,
                 claim=Claim(subject=SPEAKER, relation=DOUBTS, confidence=0.5, many=True),
                 sources=pages,
                 refers=refers,
-                cites=(said.cite,),
-                since=said.page.time,
+                cites=(utterance.cite,),
+                since=utterance.page.time,
                 why="may have changed",
             )
         )
         # Older ones stay: a search shows the newest, and if that is forgotten, the one before it.
-        if older := sorted(doubts_of(view, pages))[: 1 - KEPT]:
-            made.append(Retire(tuple(older), until=said.page.time, why="newer doubts"))
-        left.update(pages)
-    return made
+        if older := sorted(find_doubts(view, pages))[: 1 - MAX_DOUBTS_PER_FACT]:
+            changes.append(Retire(tuple(older), until=utterance.page.time, why="newer doubts"))
+        settled.update(pages)
+    return changes
 
 
-_ONE = re.compile(
+_SINGLE_VALUED = re.compile(
     r"\b(?:lives? in|works? (?:at|for|as)|is (?:called|named|married to|engaged to|based in|due|on|at)|drives?|prefers?"
     r"|(?:name|birthday|deadline|budget|address|phone|number|email|password|code|weight|height|size"
     r"|favou?rite [\w ]{1,40}?) is)\b",
@@ -117,124 +117,128 @@ _ONE = re.compile(
 """What has one object at a time, in a sentence that a person told to remember."""
 
 
-def rivalling(text: str) -> Callable[[str], bool]:
-    """What says of a known sentence whether this one says something else on the same matter: of the same subject, with a relation
-    that has one object at a time. What is preferred is compared only if it is of one kind: dark mode and light mode."""
-    one = _ONE.search(text)
-    if one is None:
-        return lambda known: False
-    subject, relation, new = text[: one.start()].strip().casefold(), _relation(one), _stems(text[one.end() :])
-    preferred = one[0].lower().startswith("prefer")
+def rival_test(text: str) -> Callable[[str], bool]:
+    """Return a test of whether a known sentence states another value of the same property: the same subject, and a relation that
+    has one object at a time. Preferences count only if they are of one kind: dark mode and light mode."""
+    match = _SINGLE_VALUED.search(text)
+    if match is None:
+        return lambda sentence: False
+    subject, relation, new = text[: match.start()].strip().casefold(), _relation(match), _stems(text[match.end() :])
+    preferred = match[0].lower().startswith("prefer")
 
-    def rivals(known: str) -> bool:
-        other = _ONE.search(known)
-        if other is None or known[: other.start()].strip().casefold() != subject or _relation(other) != relation:
+    def rivals(sentence: str) -> bool:
+        known_match = _SINGLE_VALUED.search(sentence)
+        if (
+            known_match is None
+            or sentence[: known_match.start()].strip().casefold() != subject
+            or _relation(known_match) != relation
+        ):
             return False
-        old = _stems(known[other.end() :])
+        old = _stems(sentence[known_match.end() :])
         return bool(new and old) and not new <= old and not old <= new and (bool(new & old) or not preferred)
 
     return rivals
 
 
-def _relation(found: re.Match[str]) -> set[str]:
-    return set(map(stem, found[0].lower().split()))
+def _relation(match: re.Match[str]) -> set[str]:
+    return set(map(stem, match[0].lower().split()))
 
 
 def rival_words(text: str) -> tuple[str, str] | None:
-    """Words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where no
-    sentence is such."""
-    one = _ONE.search(text)
-    if one is None:
+    """Return words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where
+    no sentence is such."""
+    match = _SINGLE_VALUED.search(text)
+    if match is None:
         return None
-    return text[: one.end()], text[one.end() :] if one[0].lower().startswith("prefer") else ""
+    return text[: match.end()], text[match.end() :] if match[0].lower().startswith("prefer") else ""
 
 
-def turns(text: str) -> bool:
-    """Whether a sentence has a sign without which it never resembles a fact."""
+def has_change_sign(text: str) -> bool:
+    """Return whether a sentence has a sign of change; without one it resembles no fact."""
     return ENDS.search(text) is not None or BRINGS.search(text) is not None
 
 
-def link(olds: Sequence[int], why: str = "a later fact") -> Add:
-    """The page that says of some facts that the first `Add` of the same change doubts them."""
+def doubt_link(olds: Sequence[int], why: str = "a later fact") -> Add:
+    """Return the page that says of some facts that the first `Add` of the same change doubts them."""
     claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
     text = "A later fact may have changed this one."
     return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why=why)
 
 
-def doubts_of(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
-    """The doubts in force about some facts and no others."""
-    names = set(pages)
+def find_doubts(view: MemoryView, pages: Sequence[int]) -> tuple[int, ...]:
+    """Return the doubts in force about some facts and no others."""
+    facts = set(pages)
     return tuple(
         page.id
         for page in (view.made_from(pages) if pages else ())
-        if page.claim is not None and page.claim.relation == DOUBTS and doubted_by(page) <= names
+        if page.claim is not None and page.claim.relation == DOUBTS and doubted_facts(page) <= facts
     )
 
 
-def with_doubts(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
-    """Moves, and others after them; no page is retired twice."""
-    gone = {page for move in moves if isinstance(move, Retire) for page in move.pages}
-    kept = list(moves)
+def combine_moves(moves: Sequence[Add | Retire], more: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Append moves to others so that no page is retired twice."""
+    retired = {page for move in moves if isinstance(move, Retire) for page in move.pages}
+    combined = list(moves)
     for move in more:
         if isinstance(move, Retire):
-            left = tuple(page for page in move.pages if page not in gone)
-            gone.update(left)
-            if left:
-                kept.append(msgspec.structs.replace(move, pages=left))
+            remaining = tuple(page for page in move.pages if page not in retired)
+            retired.update(remaining)
+            if remaining:
+                combined.append(msgspec.structs.replace(move, pages=remaining))
         else:
-            kept.append(move)
-    return kept
+            combined.append(move)
+    return combined
 
 
-def doubted_by(page: Page) -> set[int]:
-    """The facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
-    named = page.claim.object.split() if page.claim is not None else []
-    return {source for source in page.sources if not named or address_of(source) in named}
+def doubted_facts(page: Page) -> set[int]:
+    """Return the facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
+    addresses = page.claim.object.split() if page.claim is not None else []
+    return {source for source in page.sources if not addresses or address_of(source) in addresses}
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences with a sign of change that somebody says in their own name."""
-    before = ""
+    """Yield the sentences with a sign of change that somebody says in their own name."""
+    previous = ""
     for clause in clauses(text):
-        whole, rest = before, clause.rest
+        whole, rest = previous, clause.rest
         if whole.endswith(rest):
             continue  # the next clause of the same sentence
-        before = rest
-        if len(rest) <= LONGEST and is_sign(rest):
+        previous = rest
+        if len(rest) <= MAX_SENTENCE_CHARS and is_sign(rest):
             yield rest
 
 
-def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
-    """What says of a fact whether a sentence with a sign of change speaks of it: it says that its object is over, or it speaks of
-    the same matter, has something else to say of it, and is about the same person."""
+def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
+    """Return a test of whether a sentence with a sign of change speaks of a fact: it says that the object is over, or it says
+    something new on the same matter about the same person."""
     negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
-    others = _OTHERS.match(sentence) is not None
+    about_others = _ABOUT_OTHERS.match(sentence) is not None
     ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
-    said = _stems(sentence)
+    stems = _stems(sentence)
     # "I lost my job", "we gave up the flat"
     owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
     # What is new has a name, a number, or is the kind of word that the object is.
-    fresh = {stem(name) for name in names(f"- {sentence}")} | {word for word in said if any(map(str.isdigit, word))}
+    fresh = {stem(name) for name in proper_names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
     # Of each matter that is spoken of, what is said of it.
-    spoken = [(of, of & said) for of in _matters() if not of.isdisjoint(said)]
+    spoken = [(of, of & stems) for of in _matters() if not of.isdisjoint(stems)]
 
     def resembles(fact: str, claim: Claim | None) -> bool:
         subject = claim.subject if claim is not None else ""
         if claim is None or is_speaker(subject):
-            if others:
+            if about_others:
                 return False
-        elif not _stems(subject.replace(SPEAKER, "")) & said:
+        elif not _stems(subject.replace(SPEAKER, "")) & stems:
             return False
         if negated and (NEGATED.search(fact) or _DENIES.search(fact)):
             return False
         whole = _stems(fact)
-        things = _stems(claim.object) if claim is not None else {stem(name) for name in names(fact)}
-        if things and things <= said:
+        things = _stems(claim.object) if claim is not None else {stem(name) for name in proper_names(fact)}
+        if things and things <= stems:
             return ends
-        if ends and things & said:
+        if ends and things & stems:
             return True
         matter = whole - things - _stems(subject) if subject else whole - things
-        same = (matter & said).union(*(mine for of, mine in spoken if not of.isdisjoint(matter) or not of.isdisjoint(things)))
+        same = (matter & stems).union(*(mine for of, mine in spoken if not of.isdisjoint(matter) or not of.isdisjoint(things)))
         if not same or event is not bool(_EVENT.search(fact)):
             return False
         if not owned.isdisjoint(same):
@@ -245,4 +249,4 @@ def resembling(sentence: str) -> Callable[[str, Claim | None], bool]:
 
 
 def _stems(text: str) -> set[str]:
-    return set(map(stem, told(text)))
+    return set(map(stem, content_words(text)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from kilburn.backend import State
-from kilburn.claims import contested, key_of, plain_name
+from kilburn.claims import contested, key_of
 from kilburn.collections.collecting import is_true, since_of, until_of
 from kilburn.collections.collection import Collection
 from kilburn.errors import KernelError
@@ -22,17 +22,16 @@ from kilburn.memory.graph import ALIAS
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Claim, Page, Place
-from kilburn.retrieval import Embedder
 
 __all__ = ["neighbourhood"]
 
-MOST = 500
+MAX_EDGES = 500
 """Edges of one answer."""
 
-READ = 500
+PAGES_PER_READ = 500
 """Pages that are read at a time."""
 
-NAMED = 200
+MAX_PASSAGES = 200
 """Passages that are looked at for a name."""
 
 
@@ -60,14 +59,15 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
-    """The pages of entities with this name, those that were merged into another included; forgotten and proposed ones not."""
+    """Return the pages of entities with this name, those that were merged into another included; forgotten and proposed ones
+    not."""
     return [row for row in _named(memory, name) if row[0].kind is Kind.ENTITY]
 
 
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
-    """Facts and entities of a memory whose claim has this name."""
+    """Return the facts and entities of a memory whose claim has this name."""
     key = key_of(name)
-    passages = memory.backend.search(key, segments=[memory.number], limit=NAMED)
+    passages = memory.backend.words.search(key, segments=[memory.number], limit=MAX_PASSAGES)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
         (page, state)
@@ -86,9 +86,9 @@ def neighbourhood(
     at: float | None = None,
     known: float | None = None,
     depth: int = 1,
-    limit: int = MOST,
+    limit: int = MAX_EDGES,
 ) -> list[Edge]:
-    """The edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
+    """Return the edges of an entity, and of those that are up to `depth` edges away; nearest first, then the newest.
 
     Args:
         user: whose memory.
@@ -101,39 +101,39 @@ def neighbourhood(
     """
     if depth < 1 or limit < 1:
         raise KernelError(f"depth={depth}, limit={limit}", advice="give numbers of 1 or more")
-    memory = store.memory(user)
+    memory = store.memory(user).collection
     ends = _ends(memory, known) if known is not None else None
     time = store.clock() if at is None else at
 
-    def seen_then(page: Page, state: State) -> State | None:
-        """Its state by what was known, if it was true at that time."""
+    def state_then(page: Page, state: State) -> State | None:
+        """Return the state of a page as it was known, if it was true at that time."""
         if ends is not None and known is not None:
             if page.time > known:
                 return None
             state = msgspec.structs.replace(state, at=Place.OUT, until=ends.get(page.id))
         return state if is_true(page, state, time, now=at is None) else None
 
-    found: dict[int, tuple[Page, State]] = {}
+    facts: dict[int, tuple[Page, State]] = {}
     heard: set[str] = set()
     fresh = [name]
     for _ in range(depth):
-        rows = _around(memory, fresh, heard, seen_then, limit - len(found))
-        new = {page: row for page, row in rows.items() if page not in found}
-        found |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
+        rows = _around(memory, fresh, heard, state_then, limit - len(facts))
+        new = {page: row for page, row in rows.items() if page not in facts}
+        facts |= dict(sorted(new.items(), key=lambda row: (-since_of(row[1][0]), -row[1][0].time, row[0])))
         fresh = [name for page, _ in new.values() if page.claim is not None for name in (page.claim.subject, page.claim.object)]
-        if not fresh or len(found) >= limit:
+        if not fresh or len(facts) >= limit:
             break
-    return _edges(memory, list(found.values())[:limit])
+    return _edges(memory, list(facts.values())[:limit])
 
 
 def _around(
     memory: Collection,
     names: Iterable[str],
     heard: set[str],
-    seen_then: Callable[[Page, State], State | None],
+    state_then: Callable[[Page, State], State | None],
     limit: int,
 ) -> dict[int, tuple[Page, State]]:
-    """The facts about some names and their aliases, those that were written last first; `heard` grows by the names."""
+    """Return the facts about some names and their aliases, those that were written last first; `heard` grows by the names."""
     rows: dict[int, tuple[Page, State]] = {}
     waiting = list(names)
     while waiting and len(rows) < limit:
@@ -141,30 +141,30 @@ def _around(
         if not key_of(name) or key_of(name) in heard:
             continue
         heard.add(key_of(name))
-        named = _named(memory, name)
-        pages = [page.id for page, _ in named if page.kind is Kind.ENTITY]
+        matches = _named(memory, name)
+        pages = [page.id for page, _ in matches if page.kind is Kind.ENTITY]
         citing = [key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number] if pages else []
-        keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in named if page.kind is Kind.FACT))))
-        for start in range(0, len(keys), READ):
-            for page, state in memory.backend.read(keys[start : start + READ]).values():
+        keys = list(dict.fromkeys((*citing, *((memory.number, page.id) for page, _ in matches if page.kind is Kind.FACT))))
+        for start in range(0, len(keys), PAGES_PER_READ):
+            for page, state in memory.backend.read(keys[start : start + PAGES_PER_READ]).values():
                 if page.kind is not Kind.FACT or page.claim is None or state.at not in (Place.OUT, Place.RETIRED):
                     continue
                 if page.claim.relation == ALIAS and state.at is Place.OUT:
                     waiting += [page.claim.subject, page.claim.object]
-                then = seen_then(page, state)
-                if then is not None:
-                    rows[page.id] = page, then
+                past_state = state_then(page, state)
+                if past_state is not None:
+                    rows[page.id] = page, past_state
             if len(rows) >= limit:
                 break
     return rows
 
 
-def _ends(memory: Collection, known: float) -> dict[int, float | None]:
-    """What was closed by all that was written up to a time: until when each page was true; None for one that is in force
-    again. What was only proposed by then was never true."""
+def _ends(memory: Collection, recorded_until: float) -> dict[int, float | None]:
+    """Return when each page ceased to be true, by what was written up to a time; None for a page that was restored. A page that
+    was only proposed by then was never true."""
     ends: dict[int, float | None] = {}
-    for event in memory.events():
-        if event.time > known:
+    for event in memory.ledger.events():
+        if event.time > recorded_until:
             break
         if event.data.get("at") == Place.PROPOSED:
             ends.update(dict.fromkeys(event.pages, -math.inf))
@@ -175,7 +175,7 @@ def _ends(memory: Collection, known: float) -> dict[int, float | None]:
 
 
 def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]:
-    texts = memory.backend.texts({page.digest for page, _ in rows}) if rows else {}
+    texts = memory.backend.contents.texts({page.digest for page, _ in rows}) if rows else {}
     rivals = contested((memory.number, page.claim) for page, _ in rows)
     return [
         Edge(
@@ -189,35 +189,11 @@ def _edges(memory: Collection, rows: Sequence[tuple[Page, State]]) -> list[Edge]
             until=until_of(page, state),
             recorded=page.time,
             trust=page.trust,
-            contested=tuple(rows[other][0].address for other in against),
+            contested=tuple(rows[index][0].address for index in against),
         )
         for (page, state), against in zip(rows, rivals, strict=True)
         if page.claim is not None
     ]
-
-
-def duplicates(
-    memory: Collection, names: Sequence[str] | None = None, embedder: Embedder | None = None, least: float = 0.9
-) -> list[tuple[str, str, float]]:
-    """Pairs of names that may be one entity, the likeliest first: names that differ only in punctuation or case, and with
-    an embedder those whose vectors have a cosine of `least` or more. It merges nothing: similar names are often two.
-
-    Args:
-        names: None for those of all entities in force. Each is compared with each.
-    """
-    pairs: dict[tuple[str, str], float] = {}
-    if names is None:
-        names = [page.claim.subject for page, _ in memory.pages() if page.kind is Kind.ENTITY and page.claim is not None]
-    listed = list(dict.fromkeys(names))
-    vectors = embedder.embed(listed) if embedder is not None and listed else None
-    for at, one in enumerate(listed):
-        for to in range(at + 1, len(listed)):
-            letters = ["".join(filter(str.isalnum, plain_name(name))) for name in (one, listed[to])]
-            if letters[0] and letters[0] == letters[1]:
-                pairs[one, listed[to]] = 1.0
-            elif vectors is not None and (likeness := float(vectors[at] @ vectors[to])) >= least:
-                pairs[one, listed[to]] = likeness
-    return sorted(((one, other, how) for (one, other), how in pairs.items()), key=lambda pair: -pair[2])
 
 
 def merge(memory: Collection, alias: str, name: str) -> str:
@@ -229,15 +205,15 @@ def merge(memory: Collection, alias: str, name: str) -> str:
     Raises:
         KernelError: one of them is not known, or they are one already.
     """
-    one, other = _in_force(memory, alias), _in_force(memory, name)
-    if one is None or other is None or one.id == other.id:
+    alias_page, page = _in_force(memory, alias), _in_force(memory, name)
+    if alias_page is None or page is None or alias_page.id == page.id:
         raise KernelError(f"{alias!r} and {name!r} are no two entities of {memory.name!r}", advice="give the names of two")
-    assert one.claim is not None
-    assert other.claim is not None
-    claim = Claim(subject=one.claim.subject, relation=ALIAS, object=other.claim.subject, many=True)
+    assert alias_page.claim is not None
+    assert page.claim is not None
+    claim = Claim(subject=alias_page.claim.subject, relation=ALIAS, object=page.claim.subject, many=True)
     text = f"{claim.subject} {ALIAS} {claim.object}"
-    edge = Add(text=text, claim=claim, sources=(one.id, other.id), why="merged")
-    return memory.apply(edge, Retire((one.id,), by=other.id, why="merged"))[0]
+    edge = Add(text=text, claim=claim, sources=(alias_page.id, page.id), why="merged")
+    return memory.apply(edge, Retire((alias_page.id,), by=page.id, why="merged"))[0]
 
 
 def unmerge(memory: Collection, address: str) -> None:
@@ -246,7 +222,7 @@ def unmerge(memory: Collection, address: str) -> None:
     Raises:
         UnknownAddress, Forgotten. KernelError: it is no such edge.
     """
-    (number,) = memory.resolve(address)[:1]
+    (number,) = memory.contents.resolve(address)[:1]
     page, _ = memory.read(number)
     if page.claim is None or page.claim.relation != ALIAS:
         raise KernelError(f"{address} merges nothing", advice="give the address of an edge that `merge` returned")

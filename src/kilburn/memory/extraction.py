@@ -21,7 +21,7 @@ from kilburn.effect import Answer, Ask, Effect, Note, Outcome
 from kilburn.memory.clauses import clauses, unasked
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, RECURRING, ending, is_sign, matched, names, told
+from kilburn.memory.words import NEGATED, RECURRING, content_words, is_sign, match_words, proper_names, stated_end
 from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add
@@ -30,16 +30,16 @@ from kilburn.search.dates import grounded
 from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
-MOST = 20
+MAX_FACTS = 20
 """Facts of one exchange."""
 
-LONGEST = 400
+MAX_FACT_CHARS = 400
 """Characters of a fact."""
 
-SHOWN = 6_000
+MAX_SHOWN_CHARS = 6_000
 """Characters of one message that are shown, half of them from its end."""
 
-SUPPORTED = 0.6
+MIN_SUPPORT = 0.6
 """The share of a fact's words, or of the words of its object, that must have been said."""
 
 SYSTEM = (
@@ -89,7 +89,7 @@ class Extracted(msgspec.Struct, frozen=True):
     """A fact that was found: the `Add` that keeps it, and the text that says it."""
 
     add: Add
-    said: Utterance
+    utterance: Utterance
 
 
 class _Fact(msgspec.Struct):
@@ -112,15 +112,15 @@ class Failed(msgspec.Struct, frozen=True):
     why: str
 
 
-def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, Form | Failed]:
-    """The reply to a question, of a form; or how it failed. A reply that is not of the form, is empty or was cut at its cap
+def ask_for(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, Form | Failed]:
+    """Ask a question and return the decoded reply, or the failure. A reply that has another form, is empty or was cut at its cap
     is asked for again."""
     failed = Failed(Outcome.FAILED, "it was not asked")
     for _ in range(max(1, tries)):
         answer = yield ask
         if answer.ok:
             try:
-                return msgspec.json.decode(_json_of(answer.text), type=form)
+                return msgspec.json.decode(_strip_fence(answer.text), type=form)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 failed = Failed(Outcome.REJECTED, "no JSON of the form that was asked for")
             continue
@@ -131,37 +131,37 @@ def asked(ask: Ask, form: type[Form], tries: int = 2) -> Generator[Ask, Answer, 
     return failed
 
 
-def _json_of(text: str) -> str:
-    """The JSON object of a reply, without the fence that a model may put around it."""
+def _strip_fence(text: str) -> str:
+    """Return the JSON object of a reply, without the fence that a model may put around it."""
     fenced = re.fullmatch(r"\s*```(?:json)?\s*(\{.*\})\s*```\s*", text, re.DOTALL)
     return fenced[1] if fenced else text
 
 
-def extracted(
-    view: MemoryView, *, tokens: int, timeout: float, known: Sequence[str] = ()
+def extract_facts(
+    view: MemoryView, *, tokens: int, timeout: float, known_facts: Sequence[str] = ()
 ) -> Generator[Effect, Answer, list[Extracted] | Failed]:
-    """The facts of the view's new messages; or how the model failed.
+    """Return the facts of the view's new messages, or the failure of the model.
 
     Args:
         known: facts that need not be found again.
     """
-    reply = yield from asked(_question(view, tokens, timeout, known), _Facts)
+    reply = yield from ask_for(_question(view, tokens, timeout, known_facts), _Facts)
     if isinstance(reply, Failed):
         return reply
-    found: dict[str, Extracted] = {}
-    for fact in reply.facts[:MOST]:
-        made = _checked(fact, view)
-        if made is not None:
-            found.setdefault(plain_name(made.add.text), made)
-    if dropped := len(reply.facts) - len(found):
+    facts: dict[str, Extracted] = {}
+    for fact in reply.facts[:MAX_FACTS]:
+        checked = _check(fact, view)
+        if checked is not None:
+            facts.setdefault(plain_name(checked.add.text), checked)
+    if dropped := len(reply.facts) - len(facts):
         yield Note(why="facts that nobody said, or that were said twice", figures={"unmatched": dropped})
-    return list(found.values())
+    return list(facts.values())
 
 
-def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str]) -> Ask:
+def _question(view: MemoryView, tokens: int, timeout: float, known_facts: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
-    parts += [("known facts", "\n".join(known))] if known else []
-    words = {"type": "string", "maxLength": LONGEST}
+    parts += [("known facts", "\n".join(known_facts))] if known_facts else []
+    words = {"type": "string", "maxLength": MAX_FACT_CHARS}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
         "text": words,
@@ -174,144 +174,153 @@ def _question(view: MemoryView, tokens: int, timeout: float, known: Sequence[str
         prompt=with_headings([*parts, *conversation(view)]),
         system=SYSTEM,
         max_tokens=tokens,
-        schema=list_schema("facts", fields, MOST),
+        schema=list_schema("facts", fields, MAX_FACTS),
         purpose=f"facts of {view.new[0].address}-{view.new[-1].address}",
         timeout=timeout,
     )
 
 
 def conversation(view: MemoryView) -> list[tuple[str, str]]:
-    """The messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
-    parts = [(f"earlier, {said.role}", _shown(said.text)) for said in view.earlier]
+    """Return the messages of a view as a model sees them, each with its heading; the new ones have numbers from 1."""
+    parts = [(f"earlier, {utterance.role}", _shorten(utterance.text)) for utterance in view.earlier]
     return parts + [
-        (f"message {at}, {said.role}, said on {_day_of(said)}", _shown(said.text)) for at, said in enumerate(view.new, 1)
+        (f"message {at}, {utterance.role}, said on {_spoken_day(utterance)}", _shorten(utterance.text))
+        for at, utterance in enumerate(view.new, 1)
     ]
 
 
-def list_schema(name: str, fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """The schema of an object with one list under a name, of objects that have all these fields."""
-    return object_schema({name: {"type": "array", "items": object_schema(fields), "maxItems": most}})
+def list_schema(name: str, fields: dict[str, Any], max_items: int) -> dict[str, Any]:
+    """Return the schema of an object with one list under a name, of objects that have all these fields."""
+    return object_schema({name: {"type": "array", "items": object_schema(fields), "maxItems": max_items}})
 
 
-def _shown(text: str) -> str:
-    """A message as a model sees it: of a long one, its head and tail."""
-    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}\n…\n{text[-SHOWN // 2 :]}"
+def _shorten(text: str) -> str:
+    """Return a message as a model sees it: of a long one, its head and tail."""
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS // 2]}\n…\n{text[-MAX_SHOWN_CHARS // 2 :]}"
 
 
-def _day_of(said: Utterance) -> str:
-    """The day on which something was said, with its weekday; "an unknown day" if its time is none."""
+def _spoken_day(utterance: Utterance) -> str:
+    """Return the day on which something was said, with its weekday; "an unknown day" if its time is none."""
     try:
-        return f"{dt.datetime.fromtimestamp(said.page.time, tz=dt.UTC):%A %Y-%m-%d}"
+        return f"{dt.datetime.fromtimestamp(utterance.page.time, tz=dt.UTC):%A %Y-%m-%d}"
     except (ValueError, OverflowError, OSError):
         return "an unknown day"
 
 
-def _checked(fact: _Fact, view: MemoryView) -> Extracted | None:
-    """The fact with its citations; None if it says nothing, or something that nobody said."""
+def _check(fact: _Fact, view: MemoryView) -> Extracted | None:
+    """Return the fact with its citations; None if it says nothing, or something that nobody said."""
     text = " ".join(fact.text.split())
-    text = unasked(text) if text.endswith("?") and len(text) <= LONGEST else text
+    text = unasked(text) if text.endswith("?") and len(text) <= MAX_FACT_CHARS else text
     if plain_name(fact.subject) == Role.ASSISTANT:
         return None  # that it took note of something, say
-    if not 0 < len(text) <= LONGEST or len(text.split()) + len(told(text)) < 3 or _SPOKEN_TO.search(text):
+    if not 0 < len(text) <= MAX_FACT_CHARS or len(text.split()) + len(content_words(text)) < 3 or _SPOKEN_TO.search(text):
         return None
     place = fact.message - 1
-    named = [view.new[place]] if 0 <= place < len(view.new) else []
-    ranked = sorted(view.new, key=lambda said: -len(_said(told(text), said.text, said)))
-    said = named[0] if named and _said(told(text), named[0].text, named[0]) else ranked[0]
-    if said.role is Role.USER:
-        for own, theirs in _FIRST_PERSON:
-            text = own.sub(theirs, text)
+    numbered = [view.new[place]] if 0 <= place < len(view.new) else []
+    ranked = sorted(view.new, key=lambda source: -len(_spoken_words(content_words(text), source.text, source)))
+    source = numbered[0] if numbered and _spoken_words(content_words(text), numbered[0].text, numbered[0]) else ranked[0]
+    if source.role is Role.USER:
+        for pattern, theirs in _FIRST_PERSON:
+            text = pattern.sub(theirs, text)
     past = _PAST.search(text) is not None and not _NOT_PAST.search(text)
     if not RECURRING.search(text):
-        text = grounded(text, said.page.time, past=past)[0]
-    words = told(text)
+        text = grounded(text, source.page.time, past=past)[0]
+    words = content_words(text)
     if not words:
         return None
-    cites, sources, left = said_by(words, said, view)
-    claim = _claim(fact, text, said)
+    cites, sources, unsaid = find_sources(words, source, view)
+    claim = _claim(fact, text, source)
     trust = None
-    if not _is_supported(text, claim, left):
+    if not _is_supported(text, claim, unsaid):
         # Where both are of one language, their words can be compared.
-        if is_english(said.text) or not is_english(text) or _numbers(left) or not _is_spelled(names(text) & left, said.text):
+        if (
+            is_english(source.text)
+            or not is_english(text)
+            or _numbers(unsaid)
+            or not _is_spelled(proper_names(text) & unsaid, source.text)
+        ):
             return None
         trust = Trust.AGENT
-    cited = [one.text for one in (*view.earlier, *view.new) if one.cite in cites]
-    if trust is None and is_english(said.text):
-        if said.role is Role.USER and not _is_own(text, claim, said.text):
+    cited = [utterance.text for utterance in (*view.earlier, *view.new) if utterance.cite in cites]
+    if trust is None and is_english(source.text):
+        if source.role is Role.USER and not _is_own(text, claim, source.text):
             return None
-        if not _is_said_so(text, claim, [*cited, view.summary if sources else ""]):
+        if not _agrees_on_negation(text, claim, [*cited, view.summary if sources else ""]):
             return None
     add = Add(
         text=text,
         claim=claim,
         cites=cites,
         sources=sources,
-        since=said.page.time,
-        until=ending(text, said.page.time),
+        since=source.page.time,
+        until=stated_end(text, source.page.time),
         trust=trust,
     )
-    return Extracted(add, said)
+    return Extracted(add, source)
 
 
-def _is_supported(text: str, claim: Claim | None, left: set[str]) -> bool:
-    """Whether a fact was said, if these are the words of it that nobody said: its names and numbers were, and most of its
+def _is_supported(text: str, claim: Claim | None, unsaid: set[str]) -> bool:
+    """Return whether a fact was said, if these are the words of it that nobody said: its names and numbers were, and most of its
     words, or of those of its object."""
-    words = told(text)
-    named = names(text) | (names(f"- {claim.subject}") if claim is not None else set())
-    if len(left) == len(words) or left & named or _numbers(left):
+    words = content_words(text)
+    required = proper_names(text) | (proper_names(f"- {claim.subject}") if claim is not None else set())
+    if len(unsaid) == len(words) or unsaid & required or _numbers(unsaid):
         return False
-    about = [words] if claim is None else [words, told(claim.object)]
-    return any(part and len(part & left) <= (1 - SUPPORTED) * len(part) for part in about)
+    about = [words] if claim is None else [words, content_words(claim.object)]
+    return any(part and len(part & unsaid) <= (1 - MIN_SUPPORT) * len(part) for part in about)
 
 
-def _is_own(text: str, claim: Claim | None, said: str) -> bool:
-    """Whether a user says in their own name what a fact is about: not where it is quoted, imagined, asked or told of somebody
-    else, as far as that can be seen."""
-    things = told(claim.object) if claim is not None else names(text)
-    if not things or len(matched(things, told(said))) < len(things):
+def _is_own(text: str, claim: Claim | None, message: str) -> bool:
+    """Return whether a user says in their own name what a fact is about: not where it is quoted, imagined, asked or told of
+    somebody else, as far as that can be seen."""
+    things = content_words(claim.object) if claim is not None else proper_names(text)
+    if not things or len(match_words(things, content_words(message))) < len(things):
         return True  # said in several messages, or in other words
-    every = list(clauses(said))
+    every = list(clauses(message))
     # Where one clause has all of it, the others do not speak of it.
-    whole = [clause.text for clause in every if len(matched(things, told(clause.text))) == len(things)]
-    of = whole or [clause.text for clause in every if matched(things, told(f"{clause.text} {clause.rest}"))]
+    whole = [clause.text for clause in every if len(match_words(things, content_words(clause.text))) == len(things)]
+    of = whole or [clause.text for clause in every if match_words(things, content_words(f"{clause.text} {clause.rest}"))]
     if not of:
-        asked = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", said) if sentence.endswith("?")]
-        return any(_OURS.search(one) and matched(things, told(one)) for one in asked)
+        questions = [sentence for sentence in re.split(r"(?<=[.!?])\s+|\n+", message) if sentence.endswith("?")]
+        return any(_OURS.search(clause) and match_words(things, content_words(clause)) for clause in questions)
     if _is_of_speaker(text, claim):
-        return not all(_OTHERS.match(one) for one in of)
+        return not all(_ABOUT_OTHERS.match(clause) for clause in of)
     if claim is None:
         return True
     # What the speaker says of themselves alone is true of nobody else.
-    about = told(claim.subject)
-    return not whole or not all(_SELF.match(one) and not _THEM.search(one) and not matched(about, told(one)) for one in whole)
+    about = content_words(claim.subject)
+    return not whole or not all(
+        _SELF.match(clause) and not _THIRD_PERSON.search(clause) and not match_words(about, content_words(clause))
+        for clause in whole
+    )
 
 
 _OURS = re.compile(r"\b(?:my|our|i am|i'm|we are|we're)\b", re.IGNORECASE)
 
 
 def _is_of_speaker(text: str, claim: Claim | None) -> bool:
-    """Whether a fact is about who speaks."""
+    """Return whether a fact is about who speaks."""
     return (
         is_speaker(claim.subject) if claim is not None else re.match(r"(?:the )?user\b(?!['’])", text, re.IGNORECASE) is not None
     )
 
 
-def _without_others(said: str) -> str:
-    """What is said without the clauses about somebody else."""
-    for clause in clauses(said):
-        if _OTHERS.match(clause.text):
-            said = said.replace(clause.text, " ")
-    return said
+def _without_others(text: str) -> str:
+    """Return a message without its clauses about somebody else."""
+    for clause in clauses(text):
+        if _ABOUT_OTHERS.match(clause.text):
+            text = text.replace(clause.text, " ")
+    return text
 
 
 _SELF = re.compile(r"(?:i|we|i'm|i've|we're|we've)\b", re.IGNORECASE)
-_THEM = re.compile(r"\b(?:he|she|they|him|her|them|his|their|theirs|both|together|with)\b", re.IGNORECASE)
-_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|my|we|us|our|mine)\b)", re.IGNORECASE)
+_THIRD_PERSON = re.compile(r"\b(?:he|she|they|him|her|them|his|their|theirs|both|together|with)\b", re.IGNORECASE)
+_ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|my|we|us|our|mine)\b)", re.IGNORECASE)
 
 
-def _is_spelled(unsaid: set[str], said: str) -> bool:
-    """Whether names may be others' spellings of what is said: Lisbon of Lisboa, or any of a text in another script."""
-    words = [word for word in told(said) if word.isalpha()]
+def _is_spelled(unsaid: set[str], message: str) -> bool:
+    """Return whether names may be others' spellings of what is said: Lisbon of Lisboa, or any of a text in another script."""
+    words = [word for word in content_words(message) if word.isalpha()]
     if sum(not word.isascii() for word in words) * 2 > len(words):
         return True
     return all(any(word[:4] == name[:4] for word in words) for name in unsaid)
@@ -321,41 +330,48 @@ def _numbers(words: set[str]) -> set[str]:
     return {word for word in words if any(map(str.isdigit, word))}
 
 
-def _is_said_so(text: str, claim: Claim | None, said: Sequence[str]) -> bool:
-    """Whether what is said agrees on what is not the case: what a fact denies has a sign of it where it was said, and what it
-    affirms is not only denied there."""
+def _agrees_on_negation(text: str, claim: Claim | None, sources: Sequence[str]) -> bool:
+    """Return whether what is said agrees on what is not the case: what a fact denies has a sign of it where it was said, and what
+    it affirms is not only denied there."""
     if NEGATED.search(text):
-        return any(map(is_sign, map(_without_others, said) if _is_of_speaker(text, claim) else said))
-    things = told(claim.object) if claim is not None else set()
-    clauses = [clause for one in said for clause in _CLAUSE.split(one) if things and matched(things, told(clause))]
+        return any(map(is_sign, map(_without_others, sources) if _is_of_speaker(text, claim) else sources))
+    things = content_words(claim.object) if claim is not None else set()
+    clauses = [
+        clause for source in sources for clause in _CLAUSE.split(source) if things and match_words(things, content_words(clause))
+    ]
     return not clauses or _ENDED.search(text) is not None or not all(_ENDED.search(clause) for clause in clauses)
 
 
-def said_by(words: set[str], said: Utterance, view: MemoryView) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], set[str]]:
-    """Who says the words of a fact: the messages, this one first, the summary if that is needed, and the words that nobody
-    says."""
-    left = words - _said(words, said.text, said)
-    cites, sources = [said.cite], tuple[int, ...]()
-    for other in sorted((one for one in (*view.earlier, *view.new) if one is not said), key=lambda one: -one.page.id):
-        more = _said(left, other.text, other)
+def find_sources(
+    words: set[str], utterance: Utterance, view: MemoryView
+) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...], set[str]]:
+    """Return where the words of a fact come from: the messages, this one first; the summary, if it is needed; and the words that
+    nobody said."""
+    unsaid = words - _spoken_words(words, utterance.text, utterance)
+    cites, sources = [utterance.cite], tuple[int, ...]()
+    for source in sorted(
+        (candidate for candidate in (*view.earlier, *view.new) if candidate is not utterance),
+        key=lambda candidate: -candidate.page.id,
+    ):
+        more = _spoken_words(unsaid, source.text, source)
         if more:
-            cites.append(other.cite)
-            left -= more
-    if left and view.summary and (more := matched(left, told(view.summary))):
+            cites.append(source.cite)
+            unsaid -= more
+    if unsaid and view.summary and (more := match_words(unsaid, content_words(view.summary))):
         sources = (view.summary_page,)
-        left -= more
-    return tuple(cites), sources, left
+        unsaid -= more
+    return tuple(cites), sources, unsaid
 
 
 def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
-    """The parts of a fact, if its text says them in this order; else None."""
+    """Return the parts of a fact, if its text says them in this order; else None."""
     subject, relation, thing = (" ".join(part.split())[:200] for part in (fact.subject, fact.relation, fact.object))
     words = relation.split()
     if not (subject and relation and thing) or len(words) > 5 or any(word[0].isupper() for word in words):
         return None
     subject = SPEAKER if is_speaker(subject) else subject
-    said = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
-    if not re.search(rf"(?<!\w){said}(?!\w)", plain_name(text)):
+    pattern = re.escape(plain_name(relation)) + r"(?: \w+){0,2} " + re.escape(plain_name(thing))
+    if not re.search(rf"(?<!\w){pattern}(?!\w)", plain_name(text)):
         return None
     correction = fact.correction and CORRECTS.search(source.text) is not None
     many = has_many(relation)
@@ -363,11 +379,13 @@ def _claim(fact: _Fact, text: str, source: Utterance) -> Claim | None:
 
 
 def has_many(relation: str) -> bool:
-    """Whether a relation may have several objects at a time; so it is with all that are not known to have one."""
+    """Return whether a relation may have several objects at a time: all do but those known to have one."""
     return _ONE_AT_A_TIME.fullmatch(plain_name(relation)) is None
 
 
-def _said(words: set[str], text: str, said: Utterance) -> set[str]:
-    """Those words that a message says, a relative date in all its forms, and the speaker's own name."""
-    dated = told(grounded(text, said.page.time)[0]) | told(grounded(text, said.page.time, past=True)[0])
-    return matched(words, told(text) | dated | told(_day_of(said)))
+def _spoken_words(words: set[str], text: str, utterance: Utterance) -> set[str]:
+    """Return those words that a message says, a relative date in all its forms, and the speaker's own name."""
+    dated = content_words(grounded(text, utterance.page.time)[0]) | content_words(
+        grounded(text, utterance.page.time, past=True)[0]
+    )
+    return match_words(words, content_words(text) | dated | content_words(_spoken_day(utterance)))

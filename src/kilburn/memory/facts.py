@@ -18,8 +18,8 @@ import msgspec
 from kilburn.claims import SPEAKER, plain_name, topic
 from kilburn.effect import Answer, Ask, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.doubt import doubted, with_doubts
-from kilburn.memory.extraction import Extracted, Failed, asked, extracted
+from kilburn.memory.doubt import combine_moves, raise_doubts
+from kilburn.memory.extraction import Extracted, Failed, ask_for, extract_facts
 from kilburn.memory.view import SUMMARY, MemoryView
 from kilburn.memory.words import agreement, is_known, is_sign
 from kilburn.message import Kind, Trust
@@ -29,13 +29,13 @@ from kilburn.page import Claim
 from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
-REPEATED = 0.95
+REPETITION = 0.95
 """The share of a fact's words in a known one from which it says nothing new."""
 
-HALF = 0.5
+MIN_AGREEMENT = 0.5
 """The agreement of two facts of which one may update the other, whatever their subjects."""
 
-EVERY = 10
+SUMMARY_INTERVAL = 10
 """Pages of the session between two summaries."""
 
 _DECIDE = (
@@ -76,23 +76,23 @@ class Facts:
             raise ValueError(f"{self}: nearest is 0 or more, tokens and timeout above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The facts of the exchange, with what they supersede."""
-        found = yield from extracted(view, tokens=self.tokens, timeout=self.timeout)
-        if isinstance(found, Failed):
-            yield Note(outcome=found.outcome, why=f"no list of facts: {found.why}")
+        """Return the facts of the exchange, with what they supersede."""
+        facts = yield from extract_facts(view, tokens=self.tokens, timeout=self.timeout)
+        if isinstance(facts, Failed):
+            yield Note(outcome=facts.outcome, why=f"no list of facts: {facts.why}")
             return ()
         moves: list[Add | Retire] = []
         retired: set[int] = set()
         figures = Counter[str]()
-        for fact in found:
+        for fact in facts:
             place = sum(isinstance(move, Add) for move in moves)
             for move in (yield from self._decided(fact, view, place, retired, figures, moves)):
                 if isinstance(move, Retire):
                     retired.update(move.pages)
                 moves.append(move)
-        for said in view.new:
+        for utterance in view.new:
             # What the model says nothing of may be doubted all the same.
-            moves = with_doubts(moves, (yield from doubted(view, said, moves)))
+            moves = combine_moves(moves, (yield from raise_doubts(view, utterance, moves)))
         if figures:
             yield Note(figures=dict(figures))
         if self.summary:
@@ -108,24 +108,24 @@ class Facts:
         figures: Counter[str],
         moves: Sequence[Add | Retire],
     ) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The moves for one fact."""
-        add, trust = fact.add, min(fact.said.page.trust, fact.add.trust or Trust.OPERATOR)
+        """Return the moves for one fact."""
+        add, trust = fact.add, min(fact.utterance.page.trust, fact.add.trust or Trust.OPERATOR)
         answer = yield Find(query=add.text, limit=self.nearest)
-        changed = is_sign(fact.said.text)
+        changed = is_sign(fact.utterance.text)
         listed = [hit.page for hit in answer.hits if changed or agreement(add.text, hit.text) > 0]
         if changed:
             # It may be known in other words.
             listed += [page.id for page, _ in view.about(add.claim.subject if add.claim is not None else SPEAKER, "")]
         facts = [page for page in dict.fromkeys(listed) if page not in retired and view.page(page).kind is Kind.FACT]
         near = {page: view.text(page) for page in facts[: self.nearest]}
-        if any(is_known(add.text, text, REPEATED) for text in near.values()) or any(
+        if any(is_known(add.text, text, REPETITION) for text in near.values()) or any(
             isinstance(move, Add) and plain_name(move.text) == plain_name(add.text) for move in moves
         ):
             figures["unchanged"] += 1
             return ()
         if add.claim is not None:
             standing = [row for row in view.standing(add.claim) if row[0].id not in retired]
-            settled = settle([(add, trust)], standing, now=view.now, said=[fact.said.page.time], before=place)
+            settled = settle([(add, trust)], standing, now=view.now, said_times=[fact.utterance.page.time], offset=place)
             if settled.standings[0] is Standing.SAME:
                 figures["unchanged"] += 1
                 return ()
@@ -134,7 +134,7 @@ class Facts:
         if not near:
             return (add,)
         numbered = dict(enumerate(near, 1))
-        decision = yield from asked(self._question(add, [near[page] for page in numbered.values()]), _Decision)
+        decision = yield from ask_for(self._question(add, [near[page] for page in numbered.values()]), _Decision)
         if isinstance(decision, Failed) or decision.op not in ("ADD", "UPDATE", "DELETE", "NOOP"):
             figures["undecided"] += 1
             return (add,)
@@ -154,7 +154,7 @@ class Facts:
             figures["spared"] += 1
             return (add,)
         why = "updated" if decision.op == "UPDATE" else "no longer true"
-        return (add, Retire((page,), refers=place, until=fact.said.page.time, why=why))
+        return (add, Retire((page,), refers=place, until=fact.utterance.page.time, why=why))
 
     def _question(self, add: Add, near: Sequence[str]) -> Ask:
         listed = "\n".join(f"{at}. {text}" for at, text in enumerate(near, 1))
@@ -169,13 +169,13 @@ class Facts:
         )
 
     def _summarised(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The next running summary, when enough was said since the last. If the model fails, the last one stays."""
+        """Return the next running summary, when enough was said since the last. If the model fails, the last one stays."""
         last = max((page for _, page in view.page(view.summary_page).cites), default=0) if view.summary_page else 0
-        texts = [said for said in (*view.earlier, *view.new) if said.page.id > last]
-        if len(texts) < EVERY or view.taint < Trust.AGENT:
+        texts = [utterance for utterance in (*view.earlier, *view.new) if utterance.page.id > last]
+        if len(texts) < SUMMARY_INTERVAL or view.taint < Trust.AGENT:
             return ()
         parts = [("summary so far", view.summary)] if view.summary else []
-        parts += [(f"{said.role}", said.text[:2000]) for said in texts]
+        parts += [(f"{utterance.role}", utterance.text[:2000]) for utterance in texts]
         answer = yield Ask(
             prompt=with_headings(parts), system=_SUMMARISE, max_tokens=256, purpose="running summary", timeout=self.timeout
         )
@@ -185,21 +185,21 @@ class Facts:
         claim = Claim(subject=f"session {view.session}", relation=SUMMARY, object=texts[-1].address)
         text = f"Summary of session {view.session}: {' '.join(answer.text.split())}"
         sources = (view.summary_page,) if view.summary_page else ()
-        add = Add(text=text, kind=Kind.TEXT, claim=claim, sources=sources, cites=tuple(said.cite for said in texts))
+        add = Add(text=text, kind=Kind.TEXT, claim=claim, sources=sources, cites=tuple(utterance.cite for utterance in texts))
         return (add, *([Retire(sources, why="a newer summary")] if sources else []))
 
 
-def _is_fit(op: str, fact: Extracted, known: str, claim: Claim | None) -> bool:
-    """Whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
+def _is_fit(op: str, fact: Extracted, known_text: str, claim: Claim | None) -> bool:
+    """Return whether a decision may be right: a fact that says nothing new has words of the known one, one that ends it a sign of
     that, and an update the same subject and relation or most of the words; with a sign of change, the same subject or half of the
     words."""
-    changed = is_sign(fact.add.text) or is_sign(fact.said.text)
+    changed = is_sign(fact.add.text) or is_sign(fact.utterance.text)
     if op == "DELETE":
         return changed
-    common = agreement(fact.add.text, known)
+    common = agreement(fact.add.text, known_text)
     if op == "NOOP":
-        return common > 0 or not is_english(fact.said.text)
-    own = fact.add.claim
+        return common > 0 or not is_english(fact.utterance.text)
+    new_claim = fact.add.claim
     parts = 2 if changed else 3
-    alike = claim is not None and own is not None and topic(claim)[:parts] == topic(own)[:parts]
-    return alike or (common >= HALF if changed else common > HALF)
+    alike = claim is not None and new_claim is not None and topic(claim)[:parts] == topic(new_claim)[:parts]
+    return alike or (common >= MIN_AGREEMENT if changed else common > MIN_AGREEMENT)

@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.errors import SpecError
 
-LARGEST = 4_000_000
+MAX_FILE_BYTES = 4_000_000
 """Bytes of a file; a larger one is a table or a log, not a document."""
 
 
@@ -34,8 +34,8 @@ class File(msgspec.Struct, frozen=True):
     marked: bool = False
 
 
-def texts_of(path: str | os.PathLike[str], largest: int = LARGEST) -> Iterator[File]:
-    """The file of a path, or all files of a folder and the folders in it, in the order of their names.
+def read_texts(path: str | os.PathLike[str], largest: int = MAX_FILE_BYTES) -> Iterator[File]:
+    """Yield the file of a path, or all files of a folder and the folders in it, in the order of their names.
 
     Args:
         path: may itself be a link; those inside the folder are passed over, and so is what is hidden.
@@ -101,7 +101,7 @@ def _file(path: str, name: str, folder: int | None, largest: int, *, follow: boo
 
 
 def _text(path: str, data: bytes) -> File:
-    """What bytes say if they are a text: UTF-8, or UTF-16 with its mark."""
+    """Decode bytes as a text: UTF-8, or UTF-16 with a byte order mark."""
     coding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     if coding == "utf-8-sig" and b"\0" in data:
         return File(path, skipped="binary")

@@ -21,11 +21,11 @@ from kilburn.backend import State
 from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
-from kilburn.memory.extraction import CORRECTS, Failed, asked, conversation, has_many, list_schema, said_by
+from kilburn.memory.extraction import CORRECTS, Failed, ask_for, conversation, find_sources, has_many, list_schema
 from kilburn.memory.plain import Plain
 from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, told
+from kilburn.memory.words import NEGATED, content_words
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
@@ -45,10 +45,10 @@ _ALIASES = (
 _ALIASING = frozenset({ALIAS, *_ALIASES.split(", ")})
 """The relations that say so too."""
 
-LONGEST = 120
+MAX_NAME_CHARS = 120
 """Characters of a name, an object or a relation; what is longer is no name."""
 
-MOST = 40
+MAX_ENTITIES = 40
 """Entities, and relations, that one exchange may give."""
 
 _FIRST = (
@@ -114,7 +114,7 @@ class Graph:
             raise ValueError(f"tokens={self.tokens}, tries={self.tries}, timeout={self.timeout}: all must be above 0")
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The edges of what was said, with the entities that are new, and what they supersede."""
+        """Return the edges of what was said, with the entities that are new, and what they supersede."""
         if self.extract != "plain":
             entities = yield from self._entities(view)
             if isinstance(entities, Failed):
@@ -126,70 +126,71 @@ class Graph:
                 return []
             else:
                 return (yield from self._related(view, entities))
-        return _joined(view, _kin(view, (yield from Plain().plan(view))), {})
+        return _link_entities(view, _join_relatives(view, (yield from Plain().plan(view))), {})
 
     def _entities(self, view: MemoryView) -> Generator[Effect, Answer, dict[str, _Named] | Failed]:
-        """Entities by their plain names. A name that stands nowhere in the messages is the model's invention."""
-        schema = list_schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}}, MOST)
-        reply = yield from asked(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
+        """Ask for the entities of the messages; return them by their plain names. A name that stands in no message is the model's
+        invention and is left out."""
+        schema = list_schema("entities", {"name": {"type": "string"}, "kind": {"enum": list(KINDS)}}, MAX_ENTITIES)
+        reply = yield from ask_for(self._ask(view, _FIRST, "", schema, "entities"), _Entities, self.tries)
         if isinstance(reply, Failed):
             return reply
-        said = plain_name(" ".join(one.text for one in (*view.earlier, *view.new)))
-        named: dict[str, _Named] = {}
-        for item in reply.entities[:MOST]:
-            name = _spelled(item.name)
+        plain_text = plain_name(" ".join(utterance.text for utterance in (*view.earlier, *view.new)))
+        entities: dict[str, _Named] = {}
+        for item in reply.entities[:MAX_ENTITIES]:
+            name = _normalise(item.name)
             if is_speaker(name):
-                named.setdefault(SPEAKER, _Named(SPEAKER, PERSON))
-            elif name and plain_name(name) in said:
-                named.setdefault(plain_name(name), _Named(name, item.kind if item.kind in KINDS else ""))
-        invented = len(reply.entities) - len(named)
+                entities.setdefault(SPEAKER, _Named(SPEAKER, PERSON))
+            elif name and plain_name(name) in plain_text:
+                entities.setdefault(plain_name(name), _Named(name, item.kind if item.kind in KINDS else ""))
+        invented = len(reply.entities) - len(entities)
         if invented:
             yield Note(why="names that stand in no message", figures={"unmatched": invented})
-        return named
+        return entities
 
-    def _related(self, view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        names = [one.name for one in named.values()]
+    def _related(self, view: MemoryView, entities: dict[str, _Named]) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
+        names = [subject.name for subject in entities.values()]
         fields: dict[str, Any] = {"subject": {"enum": names}, "relation": {"type": "string"}, "object": {"enum": names}}
         fields |= {"message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))}}
         fields |= {flag: {"type": "boolean"} for flag in ("many", "correction", "over")}
         listed = "Entities:\n" + json.dumps(names, ensure_ascii=False)
-        ask = self._ask(view, _SECOND, listed, list_schema("relations", fields, MOST), "relations")
-        reply = yield from asked(ask, _Edges, self.tries)
+        ask = self._ask(view, _SECOND, listed, list_schema("relations", fields, MAX_ENTITIES), "relations")
+        reply = yield from ask_for(ask, _Edges, self.tries)
         if isinstance(reply, Failed):
             yield Note(outcome=reply.outcome, why=f"no list of relations: {reply.why}")
             return []
         new: list[tuple[Add, Trust]] = []
         over: list[Retire] = []
         standing: dict[int, tuple[Page, State]] = {}
-        for item in reply.relations[:MOST]:
-            one, other = named.get(key_of(item.subject)), named.get(key_of(item.object))
-            relation = _spelled(item.relation)
-            if one is None or other is None or one is other or not relation or not 1 <= item.message <= len(view.new):
+        for item in reply.relations[:MAX_ENTITIES]:
+            subject, target = entities.get(key_of(item.subject)), entities.get(key_of(item.object))
+            relation = _normalise(item.relation)
+            if subject is None or target is None or subject is target or not relation or not 1 <= item.message <= len(view.new):
                 continue
-            said = view.new[item.message - 1]
+            utterance = view.new[item.message - 1]
             relation = ALIAS if plain_name(relation) in _ALIASING else relation
             claim = Claim(
-                subject=one.name,
+                subject=subject.name,
                 relation=relation,
-                object=other.name,
+                object=target.name,
                 confidence=0.7,
                 many=item.many or has_many(relation),
-                correction=item.correction and CORRECTS.search(said.text) is not None,
+                correction=item.correction and CORRECTS.search(utterance.text) is not None,
             )
-            known = view.about(one.name, relation)
+            related = view.about(subject.name, relation)
             if item.over:
-                if not NEGATED.search(said.text):
+                if not NEGATED.search(utterance.text):
                     continue
-                over += _ended(claim, said, known)
+                over += _end_edges(claim, utterance, related)
                 continue
-            standing |= {page.id: (page, state) for page, state in known}
-            new.append((_edge(claim, said, view), said.page.trust))
+            standing |= {page.id: (page, state) for page, state in related}
+            new.append((_edge(claim, utterance, view), utterance.page.trust))
         dropped = len(reply.relations) - len(new) - len(over)
         if dropped:
             yield Note(why="relations of unknown names, or of nothing", figures={"unmatched": dropped})
         settled = settle(new, standing.values(), now=view.now)
-        merged = yield from _merged(view, named)
-        return [*_joined(view, [*settled.moves, *merged], named), *over]
+        merged = yield from _merge_aliases(view, entities)
+        return [*_link_entities(view, [*settled.moves, *merged], entities), *over]
 
     def _ask(self, view: MemoryView, system: str, more: str, schema: dict[str, Any], purpose: str) -> Ask:
         return Ask(
@@ -205,16 +206,16 @@ class Graph:
 _KIN = re.compile(rf"{SPEAKER}'s (?P<kin>{KIN})(?: (?P<name>\w.*))?\Z")
 
 
-def _kin(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
-    """What rules found of the people around the user, as one entity each that an edge joins to the user: "the user's sister
-    Rosa" is Rosa, and "the name of the user's sister is Rosa" says that the two are one."""
-    made: list[Add | Retire] = []
+def _join_relatives(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
+    """Make one entity of each person around the user, and join it to the user by an edge: "the user's sister Rosa" is Rosa, and
+    "the name of the user's sister is Rosa" says that the two are one."""
+    changes: list[Add | Retire] = []
     more: dict[tuple[str, str, str], Add] = {}
 
     def join(subject: str, relation: str, thing: str, add: Add) -> None:
-        known = view.about(subject, relation, thing)
+        rows = view.about(subject, relation, thing)
         claim = Claim(subject=subject, relation=relation, object=thing, confidence=0.7, many=True)
-        if any(page.claim is not None and same_claim(page.claim, claim) for page, _ in known):
+        if any(page.claim is not None and same_claim(page.claim, claim) for page, _ in rows):
             return
         text = f"{'The user' if subject == SPEAKER else subject} {relation} {thing}."
         more.setdefault(
@@ -225,99 +226,104 @@ def _kin(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add | Retire]:
     for move in moves:
         kin = _KIN.match(move.claim.subject) if isinstance(move, Add) and move.claim is not None else None
         if kin is None or not isinstance(move, Add) or move.claim is None:
-            made.append(move)
+            changes.append(move)
             continue
         whose = f"{SPEAKER}'s {kin['kin']}"
-        who = kin["name"] or whose
-        join(SPEAKER, f"has the {kin['kin']}", who, move)
+        relative = kin["name"] or whose
+        join(SPEAKER, f"has the {kin['kin']}", relative, move)
         if move.claim.relation == "name" and not any(
             page.claim is not None and key_of(page.claim.object) == key_of(whose)
             for page, _ in view.about(move.claim.object, ALIAS)
         ):
             join(move.claim.object, ALIAS, whose, move)
-        made.append(msgspec.structs.replace(move, claim=msgspec.structs.replace(move.claim, subject=who)))
-    adds = [move for move in made if isinstance(move, Add)]
-    return [*adds, *more.values(), *(move for move in made if not isinstance(move, Add))]
+        changes.append(msgspec.structs.replace(move, claim=msgspec.structs.replace(move.claim, subject=relative)))
+    adds = [move for move in changes if isinstance(move, Add)]
+    return [*adds, *more.values(), *(move for move in changes if not isinstance(move, Add))]
 
 
-def _spelled(name: str) -> str:
-    """A name on one line, or "" if it is none: empty, without a letter, or too long."""
+def _normalise(name: str) -> str:
+    """Return a name on one line, or "" if it is none: empty, without a letter, or too long."""
     name = " ".join(name.split())
-    return name if len(name) <= LONGEST and any(letter.isalnum() for letter in name) else ""
+    return name if len(name) <= MAX_NAME_CHARS and any(letter.isalnum() for letter in name) else ""
 
 
-def _edge(claim: Claim, said: Utterance, view: MemoryView, known: tuple[int, ...] = ()) -> Add:
-    """A fact that a message says. Names that it does not say are from others that the model was shown: it cites them, too.
+def _edge(claim: Claim, utterance: Utterance, view: MemoryView, facts: tuple[int, ...] = ()) -> Add:
+    """Return a fact that a message states. It also cites the messages from which its names are.
 
     Args:
         known: facts of the memory that it is made from, too.
     """
     text = f"{claim.subject} {claim.relation} {claim.object}"
-    cites, sources, _ = said_by(told(text), said, view)
+    cites, sources, _ = find_sources(content_words(text), utterance, view)
     for name in map(plain_name, (claim.subject, claim.object)):
-        there = [one for one in (*view.earlier, *view.new) if name in plain_name(one.text)]
-        if there and not any(one.cite in cites for one in there):
-            cites = (*cites, there[-1].cite)
-    return Add(text=text, claim=claim, cites=cites, sources=(*sources, *known), since=said.page.time, why="said")
+        mentions = [mention for mention in (*view.earlier, *view.new) if name in plain_name(mention.text)]
+        if mentions and not any(mention.cite in cites for mention in mentions):
+            cites = (*cites, mentions[-1].cite)
+    return Add(text=text, claim=claim, cites=cites, sources=(*sources, *facts), since=utterance.page.time, why="said")
 
 
-def _ended(claim: Claim, said: Utterance, known: Iterable[tuple[Page, State]]) -> list[Retire]:
+def _end_edges(claim: Claim, utterance: Utterance, rows: Iterable[tuple[Page, State]]) -> list[Retire]:
     pages = tuple(
         page.id
-        for page, state in known
-        if state.at is Place.OUT and page.claim is not None and same_claim(page.claim, claim) and page.trust <= said.page.trust
+        for page, state in rows
+        if state.at is Place.OUT
+        and page.claim is not None
+        and same_claim(page.claim, claim)
+        and page.trust <= utterance.page.trust
     )
-    return [Retire(pages, until=said.page.time, why="said to be over")] if pages else []
+    return [Retire(pages, until=utterance.page.time, why="said to be over")] if pages else []
 
 
-def _merged(view: MemoryView, named: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
-    """Edges that make one person of a first name and a full name, where only one known person fits; and the end of such an
-    edge where another person turns up whom it fits too."""
+def _merge_aliases(view: MemoryView, entities: dict[str, _Named]) -> Generator[Effect, Answer, list[Add | Retire]]:
+    """Return edges that join a first name to the only known person with that first name, and the end of such an edge when a
+    second person of that first name appears."""
     edges: list[Add | Retire] = []
-    for key, one in named.items():
+    for key, entity in entities.items():
         first, *more = key.split()
-        if one.kind == PERSON and more:
-            made = [page for page, state in view.about(first, ALIAS) if state.at is Place.OUT and page.cites and page.claim]
-            doubtful = [page for page in made if page.claim and plain_name(page.claim.object) != key]
+        if entity.kind == PERSON and more:
+            aliases = [page for page, state in view.about(first, ALIAS) if state.at is Place.OUT and page.cites and page.claim]
+            doubtful = [page for page in aliases if page.claim and plain_name(page.claim.object) != key]
             if doubtful and all(page.trust <= view.taint for page in doubtful):
                 edges.append(Retire(tuple(page.id for page in doubtful), until=view.now, why="another person of this name"))
-        if one.kind != PERSON or key == SPEAKER or view.about(one.name, ALIAS):
+        if entity.kind != PERSON or key == SPEAKER or view.about(entity.name, ALIAS):
             continue
-        answer = yield Find(query=one.name, limit=20)
+        answer = yield Find(query=entity.name, limit=20)
         pages = {hit.page: view.page(hit.page) for hit in answer.hits}
-        others = {plain_name(name): name for page in pages.values() if (name := _person(page))}
-        others |= {other: known.name for other, known in named.items() if known.kind == PERSON and other != key}
-        longer = [name for other, name in others.items() if other.split()[:1] == [key] and len(other.split()) > 1]
+        candidates = {plain_name(name): name for page in pages.values() if (name := _person(page))}
+        candidates |= {
+            person: candidate.name for person, candidate in entities.items() if candidate.kind == PERSON and person != key
+        }
+        longer = [name for person, name in candidates.items() if person.split()[:1] == [key] and len(person.split()) > 1]
         if len(longer) == 1:
-            said = next((said for said in view.new if key in plain_name(said.text)), view.new[-1])
+            utterance = next((utterance for utterance in view.new if key in plain_name(utterance.text)), view.new[-1])
             # The full name may be known from facts alone.
-            there = plain_name(" ".join(each.text for each in (*view.earlier, *view.new)))
-            facts = [] if plain_name(longer[0]) in there else [page for page, _ in view.about(longer[0], "") if page.cites]
-            claim = Claim(subject=one.name, relation=ALIAS, object=longer[0], confidence=0.7, many=True)
-            edges.append(_edge(claim, said, view, tuple(page.id for page in facts[:1])))
+            mentioned = plain_name(" ".join(utterance.text for utterance in (*view.earlier, *view.new)))
+            facts = [] if plain_name(longer[0]) in mentioned else [page for page, _ in view.about(longer[0], "") if page.cites]
+            claim = Claim(subject=entity.name, relation=ALIAS, object=longer[0], confidence=0.7, many=True)
+            edges.append(_edge(claim, utterance, view, tuple(page.id for page in facts[:1])))
     return edges
 
 
 def _person(page: Page) -> str:
-    """The name of a page that is a person's, else ""."""
+    """Return the name of a page that is a person's, else ""."""
     is_one = page.kind is Kind.ENTITY and page.claim is not None and page.claim.object == PERSON
     return page.claim.subject if is_one and page.claim is not None else ""
 
 
-def _joined(view: MemoryView, moves: Sequence[Add | Retire], named: dict[str, _Named]) -> list[Add | Retire]:
-    """The same moves, with the facts made from the pages of their entities. Pages of new entities come first."""
+def _link_entities(view: MemoryView, moves: Sequence[Add | Retire], known_entities: dict[str, _Named]) -> list[Add | Retire]:
+    """Return the same moves, with the facts made from the pages of their entities. Pages of new entities come first."""
     pages: dict[str, int] = {}
     entities: dict[str, Add] = {}
 
-    def page_of(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Its page, as `sources` or as `refers`."""
+    def entity_page(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the page of an entity, as `sources` or as `refers`."""
         key = key_of(name)
         if key not in pages and key not in entities:
-            known = _entity(view, name)
-            if known is not None:
-                pages[key] = known.id
+            page = _entity(view, name)
+            if page is not None:
+                pages[key] = page.id
             else:
-                kind = named[key].kind if key in named else PERSON if key == SPEAKER else ""
+                kind = known_entities[key].kind if key in known_entities else PERSON if key == SPEAKER else ""
                 spelled = SPEAKER if key == SPEAKER else name
                 entities[key] = Add(text=spelled, kind=Kind.ENTITY, claim=Claim(subject=spelled, object=kind), why="named")
         return ((pages[key],), ()) if key in pages else ((), (list(entities).index(key),))
@@ -325,9 +331,9 @@ def _joined(view: MemoryView, moves: Sequence[Add | Retire], named: dict[str, _N
     linked: list[Add | Retire] = []
     for move in moves:
         if isinstance(move, Add) and move.kind is Kind.FACT and move.claim is not None and move.claim.relation:
-            sources, refers = page_of(move.claim.subject)
-            if _is_entity(view, move.claim.object, named):
-                more = page_of(move.claim.object)
+            sources, refers = entity_page(move.claim.subject)
+            if _is_entity(view, move.claim.object, known_entities):
+                more = entity_page(move.claim.object)
                 sources, refers = (*sources, *more[0]), (*refers, *more[1])
             linked.append(
                 msgspec.structs.replace(
@@ -342,7 +348,7 @@ def _joined(view: MemoryView, moves: Sequence[Add | Retire], named: dict[str, _N
 
 
 def _shifted(move: Add | Retire, by: int) -> Add | Retire:
-    """A move after `by` more `Add`s; of an `Add`, a negative number names one of these, counted down from -1."""
+    """Return a move after `by` more `Add`s; of an `Add`, a negative number names one of these, counted down from -1."""
     if isinstance(move, Retire):
         return move if move.refers is None else msgspec.structs.replace(move, refers=move.refers + by)
     refers = dict.fromkeys(-1 - at if at < 0 else at + by for at in move.refers)
@@ -350,7 +356,7 @@ def _shifted(move: Add | Retire, by: int) -> Add | Retire:
 
 
 def _entity(view: MemoryView, name: str) -> Page | None:
-    """The page of an entity that is known by this name."""
+    """Return the page of an entity that is known by this name."""
     for canonical in (*(page.claim.object for page, _ in view.about(name, ALIAS) if page.claim is not None), name):
         for page, state in view.about(canonical, ""):
             if (
@@ -363,8 +369,8 @@ def _entity(view: MemoryView, name: str) -> Page | None:
     return None
 
 
-def _is_entity(view: MemoryView, name: str, named: dict[str, _Named]) -> bool:
-    """Whether an object is an entity: it was named as one, is known as one, or is written like a name."""
-    if not _spelled(name) or is_speaker(name):
+def _is_entity(view: MemoryView, name: str, entities: dict[str, _Named]) -> bool:
+    """Return whether an object is an entity: it was named as one, is known as one, or is written like a name."""
+    if not _normalise(name) or is_speaker(name):
         return False
-    return key_of(name) in named or bool(_NAME.match(name)) or _entity(view, name) is not None
+    return key_of(name) in entities or bool(_NAME.match(name)) or _entity(view, name) is not None

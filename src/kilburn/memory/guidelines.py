@@ -37,17 +37,17 @@ from kilburn.memory.episodes import (
     Experience,
     Key,
     episodes,
-    progress_of,
-    quoted,
-    recalled,
+    progress_data,
+    quote_parts,
+    recall_message,
     slug,
     versions,
 )
-from kilburn.memory.extraction import Failed, asked
-from kilburn.memory.learning import answering
+from kilburn.memory.extraction import Failed, ask_for
+from kilburn.memory.learning import make_answerer
 from kilburn.memory.notes import NoteVersion
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import told
+from kilburn.memory.words import content_words
 from kilburn.message import Kind, Message, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
@@ -60,13 +60,13 @@ log = logging.getLogger("kilburn")
 FOLDER, EXAMPLES = "guidelines", "examples"
 """The folders of these notes; the first is also the name under which they are written."""
 
-BATCH = 50
+MAX_BATCH = 50
 """Feedbacks that a model sees at once."""
 
-LONGEST = 500
+MAX_GUIDELINE_CHARS = 500
 """Characters of a guideline."""
 
-SHOWN = 2_000
+MAX_EXAMPLE_CHARS = 2_000
 """Characters of a request or a feedback in an example."""
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -123,16 +123,16 @@ class Distilled(msgspec.Struct, kw_only=True):
     refused: list[str] = []
 
 
-class _Said(msgspec.Struct):
+class _ListedGuideline(msgspec.Struct):
     text: str
     sources: list[int]
 
 
 class _Listed(msgspec.Struct):
-    guidelines: list[_Said]
+    guidelines: list[_ListedGuideline]
 
 
-class _Wanted(msgspec.Struct):
+class _Guideline(msgspec.Struct):
     """What a note is to say, the feedback that says so, and when the last of it came."""
 
     text: str
@@ -153,35 +153,34 @@ class Guidelines:
         self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[NoteVersion]:
-        """The guidelines in force, by name."""
+        """Return the guidelines in force, by name."""
         return self.notes.list(FOLDER)
 
     def examples(self, request: str = "", limit: int = 5) -> Sequence[NoteVersion]:
-        """The examples that are nearest to a request, nearest first; all of them without one."""
-        there = {note.page: note for note in self.notes.list(EXAMPLES)}
+        """Return the examples that are nearest to a request, nearest first; all of them without one."""
+        notes = {note.page: note for note in self.notes.list(EXAMPLES)}
         if not request.strip():
-            return list(there.values())
+            return list(notes.values())
         collection = self.notes.collection
-        hits = collection.backend.search(request, segments=[collection.number], limit=max(1, 8 * limit))
-        nearest = dict.fromkeys(hit.page for hit in hits if hit.page in there)
-        return [there[page] for page in nearest][: max(0, limit)]
+        hits = collection.backend.words.search(request, segments=[collection.number], limit=max(1, 8 * limit))
+        nearest = dict.fromkeys(hit.page for hit in hits if hit.page in notes)
+        return [notes[page] for page in nearest][: max(0, limit)]
 
     def messages(self, request: str, examples: int = 5, most: int = 100) -> Sequence[Message]:
-        """The guidelines, and the examples that are nearest to a request, as messages to append behind it. They cite
-        the notes.
+        """Return the guidelines, and the examples nearest to a request, as messages to append behind it. They cite the notes.
 
         Args:
             most: guidelines at most: of more, those that feedback has supported last.
         """
-        held = self.notes.collection
+        collection = self.notes.collection
         newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, most)]
-        rules = [(_head_of(note), note) for note in sorted(newest, key=lambda note: note.name)]
-        near = [(_head_of(note), note) for note in self.examples(request, examples)]
-        made = (
-            recalled(FOLDER, "What the user's feedback says about how to work.", held, rules),
-            recalled(EXAMPLES, "What the user said to earlier answers.", held, near),
+        rules = [(_heading(note), note) for note in sorted(newest, key=lambda note: note.name)]
+        near = [(_heading(note), note) for note in self.examples(request, examples)]
+        parts = (
+            recall_message(FOLDER, "What the user's feedback says about how to work.", collection, rules),
+            recall_message(EXAMPLES, "What the user said to earlier answers.", collection, near),
         )
-        return [message for message in made if message is not None]
+        return [message for message in parts if message is not None]
 
     def learn(self, session: Session, *, model: Any = None, anew: bool = False, secrets: Secrets = None) -> Distilled:
         """Learn from the feedback in a session that is new, in one transaction. The same feedback again changes nothing.
@@ -197,7 +196,7 @@ class Guidelines:
         Raises:
             SpecError, StoreError.
         """
-        answer = None if model is None else answering(self.store, model, needed=True)
+        answer = None if model is None else make_answerer(self.store, model, required=True)
         return undisturbed(lambda: self._learn(session, answer, anew, secrets), lambda: self.notes.head)
 
     def unalign(
@@ -210,8 +209,8 @@ class Guidelines:
         dry: bool = False,
         secrets: Secrets = None,
     ) -> Erasure:
-        """Forget feedback: its page, its example, and every guideline that was made from it, in all versions. Guidelines that
-        other feedback supports are made anew from that. Returns the receipt.
+        """Forget feedback: its page, its example, and all versions of every guideline made from it. Guidelines that other
+        feedback supports are made anew from that. Return the receipt.
 
         If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes what is
         missing.
@@ -224,206 +223,219 @@ class Guidelines:
         """
         collection = self.notes.collection
         touched = {session.number}
-        for number, pages in session.forgettable(address).items():
-            found = [key for key in collection.backend.citing(number, pages) if key[0] == collection.number]
-            touched |= {of for page, _ in collection.backend.read(found).values() for of, _ in page.cites}
+        for number, pages in session.contents.forgettable(address).items():
+            keys = [key for key in collection.backend.citing(number, pages) if key[0] == collection.number]
+            touched |= {of for page, _ in collection.backend.read(keys).values() for of, _ in page.cites}
         names = {info.number: info.name for info in self.store.sessions()}
         sessions = [self.store.session(names[number]) for number in sorted(touched) if number in names]
         if not dry:
-            for each in sessions:
-                collection.apply(policy=FOLDER, cause="forget", note=progress_of(each.number, 0))
-        gone = self.store.forget(session=session.name, address=address, why=why, dry=dry)
+            for affected in sessions:
+                collection.apply(policy=FOLDER, cause="forget", note=progress_data(affected.number, 0))
+        receipt = self.store.forget(session=session.name, address=address, why=why, dry=dry)
         if not dry:
-            for each in sessions:
-                if failed := self.learn(each, model=model, secrets=secrets).failed:
-                    log.warning("guidelines from %s are still to be made anew, learn from it again: %s", each.name, failed)
-        return gone
+            for affected in sessions:
+                if failed := self.learn(affected, model=model, secrets=secrets).failed:
+                    log.warning("guidelines from %s are still to be made anew, learn from it again: %s", affected.name, failed)
+        return receipt
 
     def _learn(self, session: Session, answer: Callable[[Ask], Answer] | None, anew: bool, secrets: Secrets) -> Distilled:
         collection = self.notes.collection
-        head, done = collection.head, Distilled()
+        head, report = collection.ledger.head, Distilled()
         upto = 0 if anew else self._past.upto(session.number)
         new, last = [], upto
         for episode in episodes(session, upto):
             if episode.next <= upto:
                 continue
             last = max(last, episode.next)
-            if not is_feedback(episode.said) and (answer is None or is_feedback(episode.goal)):
+            if not is_feedback(episode.feedback) and (answer is None or is_feedback(episode.goal)):
                 continue
-            clean = _screened(episode, secrets, asks=answer is not None)
+            clean = _screen(episode, secrets, asks=answer is not None)
             if clean is None:
-                done.refused.append(f"p{episode.next}")
+                report.refused.append(f"p{episode.next}")
             else:
                 new.append(clean)
         rows = versions(collection, FOLDER)
         if answer is None:
-            wanted = by_rule(new)
+            guidelines = by_rule(new)
         else:
             heard = {cite for page, state in rows if state.at is Place.OUT for cite in page.cites}
             fresh = [episode for episode in new if heard.isdisjoint(episode.spoken)]
-            wanted = self._by_model(fresh, answer, done)
-            if done.failed:
-                return done
-        heeded = {key for each in wanted.values() for key in each.cites}
-        new = [episode for episode in new if is_feedback(episode.said) or not heeded.isdisjoint(episode.spoken)]
-        done.feedback = len(new)
+            guidelines = self._by_model(fresh, answer, report)
+            if report.failed:
+                return report
+        heeded = {key for guideline in guidelines.values() for key in guideline.cites}
+        new = [episode for episode in new if is_feedback(episode.feedback) or not heeded.isdisjoint(episode.spoken)]
+        report.feedback = len(new)
         tainted = answer is not None and min((episode.taint for episode in new), default=Trust.USER) < Trust.AGENT
-        moves = [*self._moves(wanted, rows, done, tainted=tainted), *self._kept(new, done)]
+        moves = [*self._moves(guidelines, rows, report, tainted=tainted), *self._kept(new, report)]
         if moves or last > upto:
-            note = progress_of(session.number, max(last, self._past.upto(session.number)))
+            note = progress_data(session.number, max(last, self._past.upto(session.number)))
             try:
                 collection.apply(*moves, policy=FOLDER, cause="learn", tainted=tainted, seen=head, note=note)
             except Forgotten:
                 return self._learn(session, answer, anew, secrets)
-        return done
+        return report
 
     def _moves(
-        self, wanted: dict[str, _Wanted], rows: Sequence[tuple[Page, State]], done: Distilled, *, tainted: bool
+        self, guidelines: dict[str, _Guideline], rows: Sequence[tuple[Page, State]], report: Distilled, *, tainted: bool
     ) -> Sequence[Add | Retire]:
-        """What makes the notes say what is wanted. What is newer stays, and what is trusted more than the feedback."""
+        """Return the changes that bring the notes in line with the guidelines. Newer notes stay, and notes that are trusted more
+        than the feedback."""
         collection = self.notes.collection
         in_force = {page.name: page for page, state in rows if state.at is Place.OUT}
-        texts = collection.backend.texts(page.digest for page, _ in rows)
-        own = {texts.get(page.digest, "").casefold(): page for page in in_force.values()}
-        by_person = {page for event in collection.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows)
+        by_text = {texts.get(page.digest, "").casefold(): page for page in in_force.values()}
+        by_person = {page for event in collection.ledger.events(act=Act.RETIRE) if event.policy == "user" for page in event.pages}
         refused = {
-            collection.text(page.id).casefold() for page, state in rows if state.at is Place.RETIRED and page.id in by_person
+            collection.contents.text(page.id).casefold()
+            for page, state in rows
+            if state.at is Place.RETIRED and page.id in by_person
         }
         adds: list[Add] = []
         retired: list[Retire] = []
-        for name, each in wanted.items():
-            there = own.get(each.text.casefold()) or in_force.get(name)
-            same = there is not None and each.text.casefold() in own
+        for name, guideline in guidelines.items():
+            existing = by_text.get(guideline.text.casefold()) or in_force.get(name)
+            same = existing is not None and guideline.text.casefold() in by_text
             if same:
-                assert there is not None
-                cites = {**dict.fromkeys(there.cites), **each.cites}
-                if len(cites) == len(there.cites):
+                assert existing is not None
+                cites = {**dict.fromkeys(existing.cites), **guideline.cites}
+                if len(cites) == len(existing.cites):
                     continue
             else:
-                cites = each.cites
-                if each.text.casefold() in refused or (there is not None and not self._yields(there, each, tainted=tainted)):
+                cites = guideline.cites
+                if guideline.text.casefold() in refused or (
+                    existing is not None and not self._yields(existing, guideline, tainted=tainted)
+                ):
                     continue
-            if there is not None:
-                retired.append(Retire((there.id,), refers=len(adds)))
+            if existing is not None:
+                retired.append(Retire((existing.id,), refers=len(adds)))
             add = Add(
-                text=each.text, kind=Kind.TEXT, name=(there.name if there is not None else None) or name, cites=tuple(cites)
+                text=guideline.text,
+                kind=Kind.TEXT,
+                name=(existing.name if existing is not None else None) or name,
+                cites=tuple(cites),
             )
             adds.append(add)
-            (done.supported if same else done.learned).append(add.name)
+            (report.supported if same else report.learned).append(add.name)
         return [*adds, *retired]
 
-    def _yields(self, there: Page, to: _Wanted, *, tainted: bool) -> bool:
-        """Whether a guideline makes room for another one about the same."""
+    def _yields(self, existing: Page, newer: _Guideline, *, tainted: bool) -> bool:
+        """Return whether a guideline makes room for another one about the same."""
         backend = self.notes.collection.backend
         # Of one that a person wrote, that is when it was written.
-        newest = max((source.time for source, _ in backend.read(there.cites).values()), default=there.time)
+        newest = max((source.time for source, _ in backend.read(existing.cites).values()), default=existing.time)
         authority = (
-            Trust.TOOL if tainted else min((source.trust for source, _ in backend.read(to.cites).values()), default=Trust.TOOL)
+            Trust.TOOL if tainted else min((source.trust for source, _ in backend.read(newer.cites).values()), default=Trust.TOOL)
         )
-        return newest <= to.time and there.trust <= authority
+        return newest <= newer.time and existing.trust <= authority
 
-    def _kept(self, new: Sequence[Episode], done: Distilled) -> Sequence[Add]:
-        """The examples that are not there yet."""
-        known = {page.name for page, _ in versions(self.notes.collection, EXAMPLES)}
+    def _kept(self, new: Sequence[Episode], report: Distilled) -> Sequence[Add]:
+        """Return the examples that are not there yet."""
+        names = {page.name for page, _ in versions(self.notes.collection, EXAMPLES)}
         adds = []
         for episode in new:
             name = f"{EXAMPLES}/s{episode.number}-p{episode.next}"
-            if name not in known:
-                text = f"Request: {episode.goal[:SHOWN]}\nFeedback: {episode.said[:SHOWN]}"
+            if name not in names:
+                text = f"Request: {episode.goal[:MAX_EXAMPLE_CHARS]}\nFeedback: {episode.feedback[:MAX_EXAMPLE_CHARS]}"
                 cites = episode.pages[:1] + episode.spoken
                 adds.append(Add(text=text, kind=Kind.TEXT, name=name, cites=cites))
-        done.examples += [add.name for add in adds]
+        report.examples += [add.name for add in adds]
         return adds
 
-    def _by_model(self, new: Sequence[Episode], answer: Callable[[Ask], Answer], done: Distilled) -> dict[str, _Wanted]:
-        """What a model makes of feedback, in batches."""
-        wanted: dict[str, _Wanted] = {}
-        known = [note.text for note in self.list()]
-        for first in range(0, len(new), BATCH):
-            batch = new[first : first + BATCH]
-            listed = run(asked(_question(batch, [*known, *(each.text for each in wanted.values())]), _Listed), answer)
+    def _by_model(self, new: Sequence[Episode], answer: Callable[[Ask], Answer], report: Distilled) -> dict[str, _Guideline]:
+        """Ask a model for the guidelines of feedback, in batches."""
+        guidelines: dict[str, _Guideline] = {}
+        known_texts = [note.text for note in self.list()]
+        for first in range(0, len(new), MAX_BATCH):
+            batch = new[first : first + MAX_BATCH]
+            listed = run(
+                ask_for(_question(batch, [*known_texts, *(guideline.text for guideline in guidelines.values())]), _Listed), answer
+            )
             if isinstance(listed, Failed):
-                done.failed = listed.why
+                report.failed = listed.why
                 return {}
-            for said in listed.guidelines:
-                text = " ".join(said.text.split())
-                sources = [batch[at - 1] for at in dict.fromkeys(said.sources) if 0 < at <= len(batch)]
-                if not sources or not told(text) or len(text) > LONGEST:
-                    done.left_out += 1
+            for item in listed.guidelines:
+                text = " ".join(item.text.split())
+                sources = [batch[at - 1] for at in dict.fromkeys(item.sources) if 0 < at <= len(batch)]
+                if not sources or not content_words(text) or len(text) > MAX_GUIDELINE_CHARS:
+                    report.left_out += 1
                     continue
                 # The model has seen the request and the answer too.
                 cites = dict.fromkeys(key for episode in sources for key in (*episode.pages, *episode.spoken))
-                wanted[_name_of(text)] = _Wanted(text, cites, max(episode.time for episode in sources))
-        return wanted
+                guidelines[_note_name(text)] = _Guideline(text, cites, max(episode.time for episode in sources))
+        return guidelines
 
 
-def is_feedback(said: str) -> bool:
-    """Whether what a user says after an answer corrects it, or tells in general how to work; by its words alone."""
-    return bool(guidelines_in(said)) or (_CORRECTS.match(said) is not None and not said.rstrip().endswith("?"))
+def is_feedback(message: str) -> bool:
+    """Return whether what a user says after an answer corrects it, or tells in general how to work; by its words alone."""
+    return bool(guidelines_in(message)) or (_CORRECTS.match(message) is not None and not message.rstrip().endswith("?"))
 
 
-def guidelines_in(said: str) -> Sequence[str]:
-    """What a message says in general: sentences that tell how to work, always or as a correction, and a correction's reason."""
-    corrects = _CORRECTS.match(said) is not None
-    found = []
-    for sentence in _sentences(said):
+def guidelines_in(message: str) -> Sequence[str]:
+    """Return the general rules of a message: sentences that say how to work, and the reason of a correction."""
+    corrects = _CORRECTS.match(message) is not None
+    guidelines = []
+    for sentence in _sentences(message):
         bare = sentence[match.end() :] if (match := _OPENING.match(sentence)) else sentence
         if sentence.endswith("?"):
             continue
         if is_order(sentence) or (corrects and _GENERAL.match(bare)):
-            found.append(f"{bare[:1].upper()}{bare[1:].rstrip('.!;, ')}.")
+            guidelines.append(f"{bare[:1].upper()}{bare[1:].rstrip('.!;, ')}.")
         elif corrects and (reasoned := _REASONED.fullmatch(bare)):
             # "It should be urgent, because the customer is gold."
-            found.append(f"If {reasoned['why']}: {reasoned['what']}.")
-    return [text for text in found if len(text) <= LONGEST]
+            guidelines.append(f"If {reasoned['why']}: {reasoned['what']}.")
+    return [text for text in guidelines if len(text) <= MAX_GUIDELINE_CHARS]
 
 
-def by_rule(new: Iterable[Episode]) -> dict[str, _Wanted]:
-    """Guidelines by the names of their notes, without a model. Of two about the same the later one counts."""
-    wanted: dict[str, _Wanted] = {}
+def by_rule(new: Iterable[Episode]) -> dict[str, _Guideline]:
+    """Return guidelines by the names of their notes, without a model. The later of two about the same topic counts."""
+    guidelines: dict[str, _Guideline] = {}
     for episode in new:
-        for text in guidelines_in(episode.said):
-            name = _name_of(text)
-            there = wanted.get(name)
-            if there is None or there.text.casefold() != text.casefold():
-                there = wanted[name] = _Wanted(text, {}, 0.0)
-            there.cites.update(dict.fromkeys(episode.spoken))
-            there.time = max(there.time, episode.time)
-    return wanted
+        for text in guidelines_in(episode.feedback):
+            name = _note_name(text)
+            guideline = guidelines.get(name)
+            if guideline is None or guideline.text.casefold() != text.casefold():
+                guideline = guidelines[name] = _Guideline(text, {}, 0.0)
+            guideline.cites.update(dict.fromkeys(episode.spoken))
+            guideline.time = max(guideline.time, episode.time)
+    return guidelines
 
 
-def _sentences(said: str) -> list[str]:
-    return [sentence.strip() for sentence in _SENTENCE.split(said) if 0 < len(sentence.strip()) <= 2 * LONGEST]
+def _sentences(text: str) -> list[str]:
+    return [sentence.strip() for sentence in _SENTENCE.split(text) if 0 < len(sentence.strip()) <= 2 * MAX_GUIDELINE_CHARS]
 
 
-def _name_of(text: str) -> str:
-    """The name of the note: of a rule with a condition, by the condition; so what is said of it later has the same name."""
+def _note_name(text: str) -> str:
+    """Return the name of the note: of a rule with a condition, by the condition; so what is said of it later has the same
+    name."""
     about = text.partition(":")[0] if text.startswith("If ") and ":" in text else text
-    return slug([word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and told(word)], FOLDER)
+    return slug(
+        [word for word in re.findall(r"[\w'’]+", about) if word.casefold() not in _FRAMING and content_words(word)], FOLDER
+    )
 
 
-def _screened(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
-    """With the texts as they may be stored; None if they may not.
+def _screen(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None:
+    """Return an episode with its texts as they may be stored; None if they may not be.
 
     Args:
         asks: whether a model sees the answer, and so may write down what is in it.
     """
     try:
-        said, goal = screen(episode.said, secrets)[0], screen(episode.goal, secrets)[0]
+        feedback, goal = screen(episode.feedback, secrets)[0], screen(episode.goal, secrets)[0]
         answer = screen(episode.answer, secrets)[0] if asks else episode.answer
     except SecretFound:
         return None
-    return msgspec.structs.replace(episode, said=said, goal=goal, answer=answer)
+    return msgspec.structs.replace(episode, feedback=feedback, goal=goal, answer=answer)
 
 
-def _head_of(note: NoteVersion) -> str:
+def _heading(note: NoteVersion) -> str:
     return f"{note.name}, trust {Trust(note.trust).name.lower()}"
 
 
-def _question(batch: Sequence[Episode], known: Sequence[str]) -> Ask:
-    parts = [("guidelines that there are", "\n".join(known) or "none")]
+def _question(batch: Sequence[Episode], known_texts: Sequence[str]) -> Ask:
+    parts = [("guidelines that there are", "\n".join(known_texts) or "none")]
     for at, episode in enumerate(batch, 1):
-        parts += [(f"request {at}", episode.goal), (f"answer {at}", episode.answer), (f"feedback {at}", episode.said)]
+        parts += [(f"request {at}", episode.goal), (f"answer {at}", episode.answer), (f"feedback {at}", episode.feedback)]
     listed = {"text": {"type": "string"}, "sources": {"type": "array", "items": {"type": "integer"}}}
     schema = object_schema({"guidelines": {"type": "array", "items": object_schema(listed)}})
-    return Ask(prompt=quoted(parts), system=SYSTEM, schema=schema, purpose=f"guidelines from {len(batch)} feedbacks")
+    return Ask(prompt=quote_parts(parts), system=SYSTEM, schema=schema, purpose=f"guidelines from {len(batch)} feedbacks")

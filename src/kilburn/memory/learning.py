@@ -45,7 +45,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
@@ -57,25 +57,25 @@ __all__ = ["Learned"]
 
 log = logging.getLogger("kilburn")
 
-MESSAGES = 2
+DEFAULT_MESSAGES = 2
 """Messages of an exchange, where a policy does not say more."""
 
-EARLIER = 10
+MAX_EARLIER_MESSAGES = 10
 """Messages before an exchange that a policy sees."""
 
-TRIES = 5
+MAX_ATTEMPTS = 5
 """How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
 
-BLOCK = 1_000
+FIRST_SCAN_EVENTS = 1_000
 """Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
 
-SKEW = 86_400.0
+MAX_CLOCK_SKEW = 86_400.0
 """Seconds by which clocks may differ: a cursor in a session is no older than the session, less this."""
 
-ABOUT = 64
+MAX_PASSAGES = 64
 """Passages that are looked through for what is in force about a subject."""
 
-SPENT = "too few tokens are left: the question takes"
+OUT_OF_TOKENS = "too few tokens are left: the question takes"
 """How a reason begins that is no fault of the model."""
 
 _BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED, Outcome.ILLEGAL)
@@ -132,10 +132,10 @@ class Learning:
         self._learned: Learned | None = None
         self._error: BaseException | None = None
         jobs = [
-            LearningJob(store, session, one, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
-            for one in (policy if isinstance(policy, list | tuple) else [policy])
+            LearningJob(store, session, spec, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
+            for spec in (policy if isinstance(policy, list | tuple) else [policy])
         ]
-        answer = answering(store, model, self._is_stopped)
+        answer = make_answerer(store, model, self._is_stopped)
         self._ended = False
         self._thread = threading.Thread(target=self._work, args=(jobs, answer), name="kilburn-learn", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class Learning:
 
     def _work(self, jobs: Sequence[LearningJob], answer: Callable[[Ask], Answer]) -> None:
         try:
-            self._learned = _together([run(job.learn(), answer) for job in jobs])
+            self._learned = _combine([run(job.learn(), answer) for job in jobs])
             self._ended = any(job.spent for job in jobs) and not self._is_stopped()
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
             self._error = error
@@ -163,7 +163,7 @@ class Learning:
         return bool(self._learned.failed) if self._learned is not None and self._ended else None
 
     def result(self, timeout: float | None = None) -> Learned:
-        """What was learned; waits for it.
+        """Wait for the end of learning, and return what was learned.
 
         Raises:
             TimeoutError: it has not ended within so many seconds. Whatever `UserMemory.learn` raises.
@@ -177,8 +177,8 @@ class Learning:
         return self._learned
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Stop, and wait so many seconds for the thread; returns whether it has ended. A model that is being asked is left
-        behind: its answer is thrown away."""
+        """Stop, and wait so many seconds for the thread; return whether it has ended. A model call that is running is abandoned,
+        and its answer is thrown away."""
         self._stop.set()
         self._thread.join(timeout)
         return self.done
@@ -190,31 +190,31 @@ class Learning:
         self.close()
 
 
-def _together(learned: Sequence[Learned]) -> Learned:
-    """What several policies learned, as one."""
+def _combine(learned: Sequence[Learned]) -> Learned:
+    """Combine the results of several policies."""
     return Learned(
         memory=learned[0].memory,
-        unchanged=sum(one.unchanged for one in learned),
-        why=next((one.why for one in reversed(learned) if one.why), ""),
+        unchanged=sum(result.unchanged for result in learned),
+        why=next((result.why for result in reversed(learned) if result.why), ""),
         **{
-            name: tuple(dict.fromkeys(each for one in learned for each in getattr(one, name)))
+            name: tuple(dict.fromkeys(address for result in learned for address in getattr(result, name)))
             for name in ("stored", "retired", "proposed", "failed", "refused")
         },
     )
 
 
-def answering(
-    store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, needed: bool = False
+def make_answerer(
+    store: Store, model: Any, stopped: Callable[[], bool] = lambda: False, *, required: bool = False
 ) -> Callable[[Ask], Answer]:
-    """What answers a policy: a model, a spec of one, or None for that of the store; until no answer is wanted any more.
+    """Return a function that answers the questions of a policy by a model, until it is stopped.
 
     Raises:
         SpecError: there is no model, and one is needed.
     """
-    known = store.model if model is None else resolve("models", model)
-    if known is None and needed:
+    chosen = store.model if model is None else resolve("models", model)
+    if chosen is None and required:
         raise SpecError("a model has to be asked, and there is none", advice="give model=")
-    return answerer(known, stopped)
+    return answerer(chosen, stopped)
 
 
 class _Exchange(msgspec.Struct, frozen=True):
@@ -260,34 +260,34 @@ class _Bookmarks:
         self._lock = threading.Lock()
 
     def of(self, memory: Collection, session: SegmentInfo, policy: str) -> _Progress:
-        """How far a policy has learned from a session; from nothing, if the ledger does not say."""
-        key, block = (session.number, policy), BLOCK
+        """Return how far a policy has learned from a session; from nothing, if the ledger does not say."""
+        key, block = (session.number, policy), FIRST_SCAN_EVENTS
         with self._lock:
-            head = memory.head
+            head = memory.ledger.head
             if not self._high:
                 self._low = self._high = head
-            self._known |= _noted(memory, self._high, head)[0]
+            self._known |= _read_progress(memory, self._high, head)[0]
             self._high = max(self._high, head)
             while self._low and key not in self._known:
                 low = max(0, self._low - block)
-                noted, since = _noted(memory, low, self._low)
+                noted, since = _read_progress(memory, low, self._low)
                 self._known = noted | self._known
                 self._low, block = low, 2 * block
-                if since < session.created - SKEW:
+                if since < session.created - MAX_CLOCK_SKEW:
                     break  # the session did not exist then
             return self._known.get(key, _Progress())
 
 
-def _noted(memory: Collection, after: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
-    """What a stretch of the ledger says last of each policy and session, and the time of its first event."""
-    known: dict[tuple[int, str], _Progress] = {}
+def _read_progress(memory: Collection, start: int, upto: int) -> tuple[dict[tuple[int, str], _Progress], float]:
+    """Return the last progress of each policy and session in a stretch of the ledger, and the time of its first event."""
+    progress: dict[tuple[int, str], _Progress] = {}
     since = math.inf
-    for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, after)):
+    for event in itertools.takewhile(lambda event: event.number <= upto, memory.backend.events(memory.number, start)):
         since = min(since, event.time)
         if event.act is Act.NOTE and "learned" in event.data:
             fields = {name: event.data.get(name) for name in _Progress.__struct_fields__}
-            known[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
-    return known, since
+            progress[event.data["learned"], event.policy] = msgspec.convert(fields, _Progress)
+    return progress, since
 
 
 _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyDictionary()
@@ -322,10 +322,11 @@ class LearningJob:
             raise SpecError(f"a policy named {self.name!r}", advice="the ledger has this name for a person's changes; rename it")
         if cursor := getattr(self.policy, "cursor", ""):
             self.name = f"{self.name} {cursor}"
-        whose = self.session.user if user is None else user
+        whose = self.session.info.user if user is None else user
         self.writes = getattr(self.policy, "writes", SegmentKind.MEMORY)
-        self.memory: Collection = store.notes(whose).collection if self.writes is SegmentKind.NOTES else store.memory(whose)
-        self.messages = max(1, int(getattr(self.policy, "messages", MESSAGES)))
+        keeper = store.notes(whose) if self.writes is SegmentKind.NOTES else store.memory(whose)
+        self.memory = keeper.collection
+        self.messages = max(1, int(getattr(self.policy, "messages", DEFAULT_MESSAGES)))
         self.number = self.session.number
         self.bookmarks = _bookmarks.setdefault(self.memory, _Bookmarks())
         self.clock, self.vectors = store.clock, store.vectors
@@ -341,17 +342,17 @@ class LearningJob:
         self.refused: dict[str, None] = {}
 
     def learn(self) -> Generator[Ask, Answer, Learned]:
-        """All exchanges that are new or wait; begins anew if others learn at the same time."""
-        left = TRIES
+        """Learn from all exchanges that are new or wait for another attempt; start over if others learn at the same time."""
+        attempts = MAX_ATTEMPTS
         while True:
-            before = self._progress()
+            progress = self._progress()
             try:
-                yield from self._all(before)
+                yield from self._all(progress)
                 break
             except (StoreStale, Forgotten, UnknownAddress):
                 # Others wrote into the memory, or a person forgot a page, since the view was made.
-                left = left - 1 if self._progress() == before else TRIES
-                if not left:
+                attempts = attempts - 1 if self._progress() == progress else MAX_ATTEMPTS
+                if not attempts:
                     raise
         return Learned(
             memory=self.memory.name,
@@ -365,33 +366,35 @@ class LearningJob:
         )
 
     def waiting(self) -> tuple[int, bool]:
-        """How many messages of the user the policy has not read yet, and whether one that it has not read has left the window."""
+        """Return how many messages of the user the policy has not read yet, and whether one that it has not read was evicted."""
         progress, session = self._progress(), self.session
         with session.lock:
-            session.refresh()
-            new = [page for page in session.window.pages.originals() if _within(page.id, progress) and page.kind is Kind.TEXT]
-            said = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
-            left = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in said)
-            return len({page.message for page in said if page.role is Role.USER and not page.is_blank}), left
+            session.ledger.refresh()
+            new = [page for page in session.window.pages.originals() if _is_pending(page.id, progress) and page.kind is Kind.TEXT]
+            texts = [page for page in new if page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT]
+            evicted = any(session.window.at(page.id) in (Place.OUT, Place.FOLDED, Place.STUB) for page in texts)
+            return len({page.message for page in texts if page.role is Role.USER and not page.is_blank}), evicted
 
     def _progress(self) -> _Progress:
-        known = self.bookmarks.of(self.memory, self.session.info, self.name)
+        progress = self.bookmarks.of(self.memory, self.session.info, self.name)
         # What a fork has of another session is learned from there, and once.
-        return known if known.upto else msgspec.structs.replace(known, upto=self.session.branches.origin().get("known", 0))
+        return (
+            progress if progress.upto else msgspec.structs.replace(progress, upto=self.session.branches.origin().get("known", 0))
+        )
 
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
         if self.tokens is not None:
             # What waits is tried again after what is new, one exchange at a time.
-            again = [exchange for exchange in exchanges if not exchange.upto]
-            exchanges = [*(exchange for exchange in exchanges if exchange.upto), *again[:1]]
-            self.failed.update({each.span: span_of(*each.span) for each in again})
-        written = progress
+            retried = [exchange for exchange in exchanges if not exchange.upto]
+            exchanges = [*(exchange for exchange in exchanges if exchange.upto), *retried[:1]]
+            self.failed.update({exchange.span: span_of(*exchange.span) for exchange in retried})
+        committed = progress
         breaker = Breaker()
         for place, exchange in enumerate(exchanges):
             if self.stopped():
                 return
-            head, spent = self.memory.head, self.spent
+            head, spent = self.memory.ledger.head, self.spent
             try:
                 view = self._view(exchange)
                 course = (yield from self._plan(view)) if view.new else _Course()
@@ -399,24 +402,24 @@ class LearningJob:
                 if self._is_overtaken(exchange, head):
                     raise StoreStale("something was forgotten while it was learned from", advice="learn again") from error
                 raise
-            if self.stopped() or (spent and SPENT in course.why):
+            if self.stopped() or (spent and OUT_OF_TOKENS in course.why):
                 return  # the next call begins here
             if Outcome.NO_MODEL in course.asked and not course.moves and course.noted is not Outcome.DONE:
                 raise SpecError(f"the policy {self.name!r} asks a model, and there is none", advice="give model=, or use plain")
             course = self._write(exchange, course, progress, head)
             progress = self._after(exchange, course, progress)
             if course.moves or course.answered or course.failure:
-                written = progress
+                committed = progress
             breaker.note(Outcome.FAILED if course.failure is Outcome.FAILED and course.answered else Outcome.DONE, place)
             if breaker.is_open(place) or (self.tokens is not None and course.failure):
                 rest = exchanges[place + 1 :]
-                self.failed.update({each.span: span_of(*each.span) for each in rest})
+                self.failed.update({exchange.span: span_of(*exchange.span) for exchange in rest})
                 break
         else:
             # What waited and was forgotten since waits no longer.
             waiting = tuple(span for span in progress.waiting if span in self.failed)
             progress = msgspec.structs.replace(progress, upto=max(end, progress.upto), waiting=waiting)
-        if progress != written:
+        if progress != committed:
             self._commit((), progress, {}, Trust.USER, None)
 
     def _after(self, exchange: _Exchange, course: _Course, progress: _Progress) -> _Progress:
@@ -431,17 +434,17 @@ class LearningJob:
         return msgspec.structs.replace(progress, waiting=tuple(sorted(waiting)), upto=max(progress.upto, exchange.upto))
 
     def _write(self, exchange: _Exchange, course: _Course, progress: _Progress, head: int) -> _Course:
-        """Write what was planned with the cursor, or that it failed."""
+        """Write the moves of a plan, or its failure, in one transaction with the cursor."""
         figures: dict[str, Any] = dict(course.figures)
         if course.answered:
             figures["asked"] = [str(outcome) for outcome in course.answered]
-        taint = min(said.taint for said in exchange.new)
+        taint = min(utterance.taint for utterance in exchange.new)
         try:
             moves = self._allowed(course.moves, exchange, figures)
             quota = None if self.writes is SegmentKind.NOTES else self.quota
             if quota is not None and taint < Trust.AGENT:
                 quota = msgspec.structs.replace(quota, evict=False)
-            course = msgspec.structs.replace(course, moves=within(quota, self.memory, moves, self.clock()))
+            course = msgspec.structs.replace(course, moves=make_room(quota, self.memory, moves, self.clock()))
             if course.moves or course.answered or course.failure:
                 self._commit(course.moves, self._after(exchange, course, progress), figures, taint, head, course)
         except (StoreStale, QuotaExceeded):
@@ -456,10 +459,10 @@ class LearningJob:
         return course
 
     def _is_overtaken(self, exchange: _Exchange, head: int) -> bool:
-        """Whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
-        self.session.refresh()
-        said = (each.page.id for each in (*exchange.earlier, *exchange.new))
-        return self.memory.head != head or any(self.session.window.at(page) is Place.DROPPED for page in said)
+        """Return whether others wrote into the memory, or a person forgot what was said, since the policy was asked."""
+        self.session.ledger.refresh()
+        pages = (utterance.page.id for utterance in (*exchange.earlier, *exchange.new))
+        return self.memory.ledger.head != head or any(self.session.window.at(page) is Place.DROPPED for page in pages)
 
     def _commit(
         self,
@@ -471,13 +474,13 @@ class LearningJob:
         course: _Course | None = None,
     ) -> None:
         outcome = (course.failure if course else None) or Outcome.DONE
-        told: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
+        data: Data = {"upto": progress.upto, "waiting": progress.waiting, "learned": self.number, "outcome": outcome}
         if course is not None and course.failure and course.why:
-            told["detail"] = course.why
-        note = cast(Data, {**figures, **told})
+            data["detail"] = course.why
+        note = cast(Data, {**figures, **data})
         adds = [move for move in moves if isinstance(move, Add)]
         added = self.memory.apply(*moves, policy=self.name, cause="learn", tainted=taint < Trust.AGENT, seen=head, note=note)
-        rows = [self.memory.read(self.memory.resolve(address)[0]) for address in added]
+        rows = [self.memory.read(self.memory.contents.resolve(address)[0]) for address in added]
         waits = {place for place, (_, state) in enumerate(rows) if state.at is Place.PROPOSED}
         for place, address in enumerate(added):
             (self.proposed if place in waits else self.stored).append(address)
@@ -489,42 +492,45 @@ class LearningJob:
     # What a policy sees
 
     def _exchanges(self, progress: _Progress) -> tuple[list[_Exchange], int]:
-        """The exchanges to learn from, in order, and the last page of the session."""
+        """Return the exchanges to learn from, in order, and the last page of the session."""
         session = self.session
         with session.lock:
-            session.refresh()
+            session.ledger.refresh()
             pages = session.window.pages.originals()
-            gone = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
-            heard = list(_heard(session.owner, pages, gone, lowest_read(session)))
-            wanted = [_within(said.page.id, progress) and not said.recalled for said in heard]
+            excluded = {page.id for page in pages if session.window.at(page.id) in (Place.DROPPED, Place.RETIRED)}
+            heard = list(_utterances(session.contents.owner, pages, excluded, lowest_read(session)))
+            is_new = [_is_pending(utterance.page.id, progress) and not utterance.recalled for utterance in heard]
         groups: list[list[int]] = []
-        for at, (said, wants) in enumerate(zip(heard, wanted, strict=True)):
-            if wants and (not groups or not _belongs(said, [heard[n] for n in groups[-1]], progress, self.messages)):
+        for at, (utterance, wants) in enumerate(zip(heard, is_new, strict=True)):
+            if wants and (not groups or not _belongs(utterance, [heard[n] for n in groups[-1]], progress, self.messages)):
                 groups.append([])
             if wants:
                 groups[-1].append(at)
-        found = []
+        exchanges = []
         for group in groups:
             new = tuple(heard[at] for at in group)
-            tainted = min(said.taint for said in new) < Trust.AGENT
-            before = (heard[at] for at in range(group[0] - 1, -1, -1))
-            fit = (said for said in before if not said.recalled and (tainted or said.taint >= Trust.AGENT))
+            tainted = min(utterance.taint for utterance in new) < Trust.AGENT
+            preceding = (heard[at] for at in range(group[0] - 1, -1, -1))
+            fit = (utterance for utterance in preceding if not utterance.recalled and (tainted or utterance.taint >= Trust.AGENT))
             last = new[-1].page.id
-            found.append(_Exchange(new, tuple(itertools.islice(fit, EARLIER))[::-1], last if last > progress.upto else 0))
-        return found, pages[-1].id if pages else 0
+            exchanges.append(
+                _Exchange(new, tuple(itertools.islice(fit, MAX_EARLIER_MESSAGES))[::-1], last if last > progress.upto else 0)
+            )
+        return exchanges, pages[-1].id if pages else 0
 
     def _with_texts(self, heard: Sequence[Utterance]) -> tuple[Utterance, ...]:
-        """With their texts, without the secrets in them; without those that hold one and are to be refused."""
-        self.session.fetch(said.page for said in heard)
-        found = []
-        for said in heard:
+        """Return utterances with their texts. Secrets are replaced by marks; a text with a secret that is to be refused is left
+        out."""
+        self.session.contents.fetch(utterance.page for utterance in heard)
+        screened = []
+        for utterance in heard:
             try:
-                text, _ = screen(self.session.text(said.page.id), self.secrets)
-                found.append(dataclasses.replace(said, text=text))
+                text, _ = screen(self.session.contents.text(utterance.page.id), self.secrets)
+                screened.append(dataclasses.replace(utterance, text=text))
             except SecretFound as error:
-                log.info("%s of session %s is not learned from: %s", said.address, self.session.name, error.what)
-                self.refused[said.address] = None
-        return tuple(found)
+                log.info("%s of session %s is not learned from: %s", utterance.address, self.session.name, error.what)
+                self.refused[utterance.address] = None
+        return tuple(screened)
 
     def _view(self, exchange: _Exchange) -> MemoryView:
         memory = self.memory
@@ -532,12 +538,12 @@ class LearningJob:
         return MemoryView(
             new=self._with_texts(exchange.new),
             earlier=self._with_texts(exchange.earlier),
-            summary=memory.text(summary) if summary else "",
+            summary=memory.contents.text(summary) if summary else "",
             now=self.clock(),
             session=self.session.name,
-            user=memory.user,
+            user=memory.info.user,
             page=lambda page: memory.read(page)[0],
-            text=memory.text,
+            text=memory.contents.text,
             about=self._about,
             summary_page=summary,
             made_from=self._made_from,
@@ -545,36 +551,36 @@ class LearningJob:
         )
 
     def _note(self, name: str) -> Page | None:
-        """Of notes, the page in force of that name."""
+        """Return the page in force of a note."""
         with self.memory.lock:
-            self.memory.refresh()
+            self.memory.ledger.refresh()
             page = (self.memory.named() or {}).get(name)
         return None if page is None else self.memory.read(page)[0]
 
     def _made_from(self, pages: Sequence[int]) -> list[Page]:
-        """Pages of the memory that are in force and were made from these."""
+        """Return the pages of the memory that are in force and were made from these pages."""
         memory = self.memory
         rows = memory.backend.read(key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number)
         return [page for page, state in rows.values() if state.at is Place.OUT]
 
     def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
-        """What is in force about a subject; see `MemoryView.about`."""
-        wanted = topic(Claim(subject=subject, relation=relation))
+        """Return what is in force about a subject; see `MemoryView.about`."""
+        key = topic(Claim(subject=subject, relation=relation))
         # Half of a memory may be about its user: that word finds nothing.
         words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
-        found = []
-        for page, state in self._found(" ".join(words), ABOUT):
-            known = topic(page.claim) if page.claim is not None else None
-            if known is not None and (known == wanted or (not relation and known[:2] == wanted[:2])):
-                found.append((page, state))
-        return sorted(found, key=lambda row: (-row[0].time, row[0].id))
+        rows = []
+        for page, state in self._found(" ".join(words), MAX_PASSAGES):
+            page_key = topic(page.claim) if page.claim is not None else None
+            if page_key is not None and (page_key == key or (not relation and page_key[:2] == key[:2])):
+                rows.append((page, state))
+        return sorted(rows, key=lambda row: (-row[0].time, row[0].id))
 
     def _found(self, query: str, limit: int) -> list[tuple[Page, State]]:
-        """Pages of the memory that match a query and are in force, best first."""
-        return self._in_force(self.memory.backend.search(query, segments=[self.memory.number], limit=limit))
+        """Return the pages of the memory that match a query and are in force, best first."""
+        return self._in_force(self.memory.backend.words.search(query, segments=[self.memory.number], limit=limit))
 
     def _alike(self, query: str, limit: int) -> list[tuple[Page, State]]:
-        """Pages of the memory that are near a query in meaning and in force, best first; none where there are no vectors."""
+        """Return the pages in force whose vectors are nearest to a query, best first; none if there are no vectors."""
         if self.vectors is None or not limit:
             return []
         try:
@@ -585,7 +591,7 @@ class LearningJob:
         return self._in_force(passage for passage, _ in nearest)
 
     def _in_force(self, passages: Iterable[Passage]) -> list[tuple[Page, State]]:
-        """The pages of some passages that are in force, in their order."""
+        """Return the pages of some passages that are in force, in their order."""
         keys = list(dict.fromkeys((passage.segment, passage.page) for passage in passages))
         rows = self.memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
@@ -613,16 +619,18 @@ class LearningJob:
         return course
 
     def _ask(self, ask: Ask, course: _Course) -> Generator[Ask, Answer, Answer]:
-        asked = self.count(ask.prompt) + self.count(ask.system)
-        if self.tokens is not None and self.spent + asked + ask.max_tokens > self.tokens:
+        prompt_tokens = self.count(ask.prompt) + self.count(ask.system)
+        if self.tokens is not None and self.spent + prompt_tokens + ask.max_tokens > self.tokens:
             course.asked.append(Outcome.FAILED)
-            return Answer(outcome=Outcome.FAILED, detail=f"{SPENT} {asked + ask.max_tokens:,}, {self.tokens:,} may be")
+            return Answer(
+                outcome=Outcome.FAILED, detail=f"{OUT_OF_TOKENS} {prompt_tokens + ask.max_tokens:,}, {self.tokens:,} may be"
+            )
         answer = yield ask
-        self.spent += asked + self.count(answer.text)
+        self.spent += prompt_tokens + self.count(answer.text)
         course.asked.append(answer.outcome)
         if answer.outcome is not Outcome.NO_MODEL:
             detail = answer.detail[:300]
-            self.memory.record(
+            self.memory.ledger.record(
                 Act.ASK, policy=self.name, cause="learn", why=ask.purpose[:300], outcome=answer.outcome, detail=detail
             )
         return answer
@@ -633,13 +641,13 @@ class LearningJob:
         return self._find(effect)
 
     def _find(self, find: Find) -> Answer:
-        memory, most = self.memory, max(0, find.limit)
-        rows = self._found(find.query, 4 * max(1, find.limit))[:most]
-        alike = self._alike(find.query, most)
+        memory, limit = self.memory, max(0, find.limit)
+        rows = self._found(find.query, 4 * max(1, find.limit))[:limit]
+        alike = self._alike(find.query, limit)
         # Half of them by meaning, where there are so many: what says it in other words has none of these.
-        by_words = max(most - len(alike), most - most // 2)
-        rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:most]
-        texts = memory.backend.texts(page.digest for page, _ in rows)
+        by_words = max(limit - len(alike), limit - limit // 2)
+        rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:limit]
+        texts = memory.backend.contents.texts(page.digest for page, _ in rows)
         hits = tuple(
             Hit(page=page.id, span=(0, len(texts[page.digest])), text=texts[page.digest], score=1.0 / (1 + at))
             for at, (page, _) in enumerate(rows)
@@ -647,18 +655,19 @@ class LearningJob:
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=hits)
 
     def _allowed(self, moves: Sequence[Add | Retire], exchange: _Exchange, figures: dict[str, Any]) -> Sequence[Add | Retire]:
-        """The moves without retirements of what is more trusted than who speaks; how many is in the figures."""
+        """Return the moves without retirements of pages that are trusted more than the speaker; their number is added to the
+        figures."""
         # A note is its writer's own: whoever may edit it, edits it whole, and it shows its trust.
         if self.writes is SegmentKind.NOTES or not any(isinstance(move, Retire) for move in moves):
             return moves
-        said = {each.cite: each.page.trust for each in (*exchange.earlier, *exchange.new)}
+        trusts = {utterance.cite: utterance.page.trust for utterance in (*exchange.earlier, *exchange.new)}
         adds = [move for move in moves if isinstance(move, Add)]
-        spoke = max(each.page.trust for each in exchange.new)
-        kept: list[Add | Retire] = []
+        spoke = max(utterance.page.trust for utterance in exchange.new)
+        allowed: list[Add | Retire] = []
         for move in moves:
             if isinstance(move, Retire):
                 if move.refers is not None and 0 <= move.refers < len(adds):
-                    authority = min((said.get(cite, Trust.TOOL) for cite in adds[move.refers].cites), default=Trust.USER)
+                    authority = min((trusts.get(cite, Trust.TOOL) for cite in adds[move.refers].cites), default=Trust.USER)
                 else:
                     authority = self.memory.read(move.by)[0].trust if move.by else spoke
                 pages = tuple(page for page in move.pages if self.memory.read(page)[0].trust <= authority)
@@ -666,14 +675,16 @@ class LearningJob:
                     figures["spared"] = figures.get("spared", 0) + len(move.pages) - len(pages)
                 if not pages:
                     continue
-                kept.append(msgspec.structs.replace(move, pages=pages))
+                allowed.append(msgspec.structs.replace(move, pages=pages))
             else:
-                kept.append(move)
-        return tuple(kept)
+                allowed.append(move)
+        return tuple(allowed)
 
 
-def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], read: Mapping[int, Trust]) -> Iterable[Utterance]:
-    """The texts of user and assistant, without their words, each with what was read before it.
+def _utterances(
+    owner: Callable[[int], int], pages: Iterable[Page], excluded: set[int], lowest_trust: Mapping[int, Trust]
+) -> Iterable[Utterance]:
+    """Yield the texts of user and assistant, still without their words, each with the lowest trust read before it.
 
     Args:
         owner: of a page, the number of the segment in which it was made.
@@ -683,25 +694,25 @@ def _heard(owner: Callable[[int], int], pages: Iterable[Page], gone: set[int], r
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
         # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
-        taint = page.trust if speaks else read[page.id]
+        taint = page.trust if speaks else lowest_trust[page.id]
         recalled = bool(page.sources or page.cites) or (recalled and not speaks)
-        told = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
-        if told and not page.is_blank and page.id not in gone:
+        is_text = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT
+        if is_text and not page.is_blank and page.id not in excluded:
             yield Utterance(owner(page.id), page, "", recalled, min(taint, Trust.USER))
 
 
-def _within(page: int, progress: _Progress) -> bool:
+def _is_pending(page: int, progress: _Progress) -> bool:
     return page > progress.upto or any(first <= page <= last for first, last in progress.waiting)
 
 
-def _belongs(said: Utterance, group: Sequence[Utterance], progress: _Progress, most: int) -> bool:
-    """Whether a text is part of the same exchange: so many messages at most, with the same taint. One of two messages ends where
-    the user speaks again."""
-    messages = {each.page.message for each in group}
-    goes_on = said.role is not Role.USER or group[-1].role is Role.USER or most > MESSAGES
+def _belongs(utterance: Utterance, group: Sequence[Utterance], progress: _Progress, max_messages: int) -> bool:
+    """Return whether an utterance is part of the same exchange: at most so many messages, of the same taint. An exchange of two
+    messages ends where the user speaks again."""
+    messages = {member.page.message for member in group}
+    goes_on = utterance.role is not Role.USER or group[-1].role is Role.USER or max_messages > DEFAULT_MESSAGES
     return (
-        (said.page.message in messages or (len(messages) < most and goes_on))
-        and (said.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
-        and (said.page.id > progress.upto) == (group[0].page.id > progress.upto)
-        and not any(first == said.page.id for first, _ in progress.waiting)
+        (utterance.page.message in messages or (len(messages) < max_messages and goes_on))
+        and (utterance.taint < Trust.AGENT) == (group[0].taint < Trust.AGENT)
+        and (utterance.page.id > progress.upto) == (group[0].page.id > progress.upto)
+        and not any(first == utterance.page.id for first, _ in progress.waiting)
     )

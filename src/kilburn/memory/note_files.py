@@ -18,16 +18,16 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from kilburn.collections.names import LARGEST_NOTE, checked_name
-from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError, UnknownAddress
-from kilburn.memory.files import HIDDEN, File, texts_of
-from kilburn.memory.notes import Notes, NoteVersion, diff_of
+from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError
+from kilburn.memory.files import HIDDEN, File, read_texts
+from kilburn.memory.notes import Notes, NoteVersion, unified_diff
 from kilburn.memory.secrets import Secrets
 from kilburn.page import digest_of
 
 LIST = ".kilburn-notes.json"
 """The file that says what the others were written from; it belongs into Git with them."""
 
-LARGEST = 4 * LARGEST_NOTE
+MAX_FILE_BYTES = 4 * LARGEST_NOTE
 """Bytes of a file. A note has as many characters as a fourth of that."""
 
 SUFFIX = ".md"
@@ -79,8 +79,8 @@ class NoteFiles(msgspec.Struct, frozen=True, kw_only=True):
 class _Report:
     """A `NoteFiles` that is being made, and the list as it will be."""
 
-    def __init__(self, known: dict[str, FileBase]) -> None:
-        self.notes = dict(known)
+    def __init__(self, bases: dict[str, FileBase]) -> None:
+        self.notes = dict(bases)
         self.written: list[str] = []
         self.removed: list[str] = []
         self.newer: list[str] = []
@@ -91,21 +91,21 @@ class _Report:
 
     def conflict(self, name: str, file: str, note: NoteVersion | None, text: str) -> None:
         old = f"{name} {note.address}, in the store" if note is not None else f"{name}, deleted in the store"
-        self.conflicts.append((name, diff_of("" if note is None else note.text, text, old, f"{file}, in the folder")))
+        self.conflicts.append((name, unified_diff("" if note is None else note.text, text, old, f"{file}, in the folder")))
 
     def made(self) -> NoteFiles:
         lists = {name: tuple(getattr(self, name)) for name in ("written", "removed", "newer", "gone", "conflicts", "skipped")}
         return NoteFiles(unchanged=self.unchanged, **lists)
 
 
-def file_of(name: str) -> str:
-    """The file of a note, below its folder."""
+def note_file(name: str) -> str:
+    """Return the file of a note, below its folder."""
     return name if name.endswith(SUFFIX) else name + SUFFIX
 
 
 def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
     """Write notes into a folder, one file each, or bring the folder up to date. A file that was edited since the last export or
-    import is not overwritten, nor is any other that stands there.
+    import is not overwritten, nor is any other file.
 
     Args:
         folder: is made where there is none.
@@ -116,64 +116,64 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
     place = Path(folder)
     if not os.path.lexists(place):
         place.mkdir(parents=True)
-    with _opened(place) as root:
-        known, present = _list_in(root, notes), {file.path: file for file in texts_of(place, LARGEST)}
-        _clear(root, present)
-        report, used = _Report(known), dict[str, str]()
+    with _open_folder(place) as root:
+        bases, present = _read_list(root, notes), {file.path: file for file in read_texts(place, MAX_FILE_BYTES)}
+        _remove_parts(root, present)
+        report, owners = _Report(bases), dict[str, str]()
         for note in notes.list():
-            file = file_of(note.name)
-            other = used.setdefault(file.casefold(), note.name)
-            if other != note.name:
-                report.skipped.append((file, f"the note {note.name!r} would have the file of {other!r}: rename one"))
-            elif _is_free(report, present.get(file), known.get(file), note, file):
+            file = note_file(note.name)
+            owner = owners.setdefault(file.casefold(), note.name)
+            if owner != note.name:
+                report.skipped.append((file, f"the note {note.name!r} would have the file of {owner!r}: rename one"))
+            elif _is_free(report, present.get(file), bases.get(file), note, file):
                 try:
                     _write(root, file, note.text.encode("utf-8"))
                 except OSError as error:
-                    report.skipped.append((file, _why(error)))
+                    report.skipped.append((file, _reason(error)))
                     continue
                 report.written.append(note.name)
                 report.notes[file] = FileBase(note.name, note.digest)
-        for file, base in known.items():
-            if file.casefold() not in used:
+        for file, base in bases.items():
+            if file.casefold() not in owners:
                 _remove(root, report, present.get(file), file, base)
-        _keep_list(root, notes, report)
+        _write_list(root, notes, report)
     return report.made()
 
 
-def _says(found: File, digest: str) -> bool:
-    """Whether a file has a text; with line ends of Windows, or a mark in front, too, as an import reads it."""
-    texts = [found.text, f"{BOM}{found.text}"] if found.marked else [found.text]
+def _has_digest(file: File, digest: str) -> bool:
+    """Return whether a file has a text; with line ends of Windows, or a mark in front, too, as an import reads it."""
+    texts = [file.text, f"{BOM}{file.text}"] if file.marked else [file.text]
     return any(digest in (digest_of(text), digest_of(text.replace("\r\n", "\n"))) for text in texts)
 
 
-def _is_free(report: _Report, found: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
-    """Whether the file of a note may be written; else it is said why not."""
-    if found is None:
+def _is_free(report: _Report, current: File | None, base: FileBase | None, note: NoteVersion, file: str) -> bool:
+    """Return whether the file of a note may be written; the report says why it may not."""
+    if current is None:
         return True
-    if found.skipped:
-        report.skipped.append((file, found.skipped))
-    elif _says(found, note.digest):
+    if current.skipped:
+        report.skipped.append((file, current.skipped))
+    elif _has_digest(current, note.digest):
         report.unchanged += 1
         report.notes[file] = FileBase(note.name, note.digest)
-    elif base is not None and _says(found, base.digest):
+    elif base is not None and _has_digest(current, base.digest):
         return True
     else:
-        report.conflict(note.name, file, note, found.text)
+        report.conflict(note.name, file, note, current.text)
     return False
 
 
-def _remove(root: int, report: _Report, found: File | None, file: str, base: FileBase) -> None:
+def _remove(root: int, report: _Report, current: File | None, file: str, base: FileBase) -> None:
     """Remove the file of a note that is not there any more, unless somebody edited it."""
-    if found is not None and found.skipped:
-        report.skipped.append((file, found.skipped))
+    if current is not None and current.skipped:
+        report.skipped.append((file, current.skipped))
         return
-    if found is not None and not _says(found, base.digest):
-        report.conflict(base.name, file, None, found.text)
+    if current is not None and not _has_digest(current, base.digest):
+        report.conflict(base.name, file, None, current.text)
         return
     del report.notes[file]
-    if found is not None:
+    if current is not None:
         # Another export may have been faster.
-        with _below(root, file) as (parent, name), suppress(FileNotFoundError):
+        with _open_parent(root, file) as (parent, name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         report.removed.append(base.name)
 
@@ -186,7 +186,7 @@ def import_notes(
     delete: bool = False,
     secrets: Secrets = None,
 ) -> NoteFiles:
-    """Take in what a person edited in a folder: each file that changed becomes a new version of its note, each new one a note.
+    """Import what a person edited in a folder: each changed file becomes a new version of its note, each new file a new note.
 
     Args:
         resolved: names of notes whose file has both sides' words now: it becomes the next version, whatever the store says.
@@ -199,28 +199,28 @@ def import_notes(
             taken in up to here stays, and trying again goes on.
     """
     place = Path(folder)
-    with _opened(place) as root:
-        known = _list_in(root, notes)
-        report, seen = _Report(known), set[str]()
-        for file in texts_of(place, LARGEST):
+    with _open_folder(place) as root:
+        bases = _read_list(root, notes)
+        report, visited = _Report(bases), set[str]()
+        for file in read_texts(place, MAX_FILE_BYTES):
             if file.skipped == HIDDEN:
                 continue
-            seen.add(file.path)
+            visited.add(file.path)
             try:
-                _take_in(notes, report, file, known.get(file.path), resolved, secrets)
+                _import_file(notes, report, file, bases.get(file.path), resolved, secrets)
             except (KernelError, SecretFound) as error:
                 report.skipped.append((file.path, f"{error.what}: {error.advice}" if error.advice else error.what))
-        for path, base in known.items():
+        for path, base in bases.items():
             # Below what was passed over, nobody has looked.
-            if path not in seen and not any(str(above) in seen for above in PurePosixPath(path).parents):
-                _miss(notes, report, path, base, delete=delete)
+            if path not in visited and not any(str(above) in visited for above in PurePosixPath(path).parents):
+                _handle_missing(notes, report, path, base, delete=delete)
         if strange := set(resolved) - {base.name for base in report.notes.values()}:
             raise SpecError(f"no file of the note {min(strange)!r} here", advice="give the name of a note, without .md")
-        _keep_list(root, notes, report)
+        _write_list(root, notes, report)
     return report.made()
 
 
-def _take_in(
+def _import_file(
     notes: Notes, report: _Report, file: File, base: FileBase | None, resolved: Collection[str], secrets: Secrets
 ) -> None:
     path, text = file.path, file.text
@@ -228,58 +228,51 @@ def _take_in(
         report.skipped.append((path, file.skipped or f"its name does not end in {SUFFIX}"))
         return
     name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
-    now = _now(notes, name)
-    if file.marked and now is not None and now.text.startswith(BOM):
+    note = notes.find(name)
+    if file.marked and note is not None and note.text.startswith(BOM):
         text = f"{BOM}{text}"  # it is the note's own
-    if "\r" in text and digest_of(text) not in (base and base.digest, now and now.digest):
+    if "\r" in text and digest_of(text) not in (base and base.digest, note and note.digest):
         text = text.replace("\r\n", "\n")
     digest = digest_of(text)
-    if now is not None and now.digest == digest:
+    if note is not None and note.digest == digest:
         report.unchanged += 1
         report.notes[path] = FileBase(name, digest)
     elif base is not None and base.digest == digest and name not in resolved:
         report.newer.append(name)
-    elif name in resolved or (base is None if now is None else base is not None and base.digest == now.digest):
+    elif name in resolved or (base is None if note is None else base is not None and base.digest == note.digest):
         try:
-            made = notes.write(name, text, seen="" if now is None else now.digest, secrets=secrets, why=f"edited in {path}")
+            version = notes.write(name, text, seen="" if note is None else note.digest, secrets=secrets, why=f"edited in {path}")
         except NoteConflict as error:
             report.conflict(name, path, error.note, text)
             return
         report.written.append(name)
-        report.notes[path] = FileBase(name, made.digest)
+        report.notes[path] = FileBase(name, version.digest)
     else:
-        report.conflict(name, path, now, text)
+        report.conflict(name, path, note, text)
 
 
-def _miss(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: bool) -> None:
-    """The file of a note is not there any more."""
-    now = _now(notes, base.name)
-    if now is None:
+def _handle_missing(notes: Notes, report: _Report, path: str, base: FileBase, *, delete: bool) -> None:
+    """Handle a note whose file was deleted from the folder."""
+    note = notes.find(base.name)
+    if note is None:
         del report.notes[path]
     elif not delete:
         report.gone.append(base.name)
-    elif now.digest != base.digest:
-        report.conflict(base.name, path, now, "")
+    elif note.digest != base.digest:
+        report.conflict(base.name, path, note, "")
     else:
-        notes.delete(base.name, seen=now.digest, why=f"{path} was deleted")
+        notes.delete(base.name, seen=note.digest, why=f"{path} was deleted")
         report.removed.append(base.name)
         del report.notes[path]
 
 
-def _now(notes: Notes, name: str) -> NoteVersion | None:
-    try:
-        return notes.read(name)
-    except UnknownAddress:
-        return None
-
-
 @contextmanager
-def _opened(place: Path) -> Iterator[int]:
-    """The descriptor of a folder, which may itself be reached by a link."""
+def _open_folder(place: Path) -> Iterator[int]:
+    """Open a folder, which may itself be reached by a link, and yield its descriptor."""
     try:
         root = os.open(os.path.realpath(place), FOLDER)
     except (OSError, ValueError) as error:
-        why = _why(error) if isinstance(error, OSError) else str(error)
+        why = _reason(error) if isinstance(error, OSError) else str(error)
         raise SpecError(f"{str(place)[:200]!r}: {why}", advice="give a folder") from error
     try:
         yield root
@@ -287,16 +280,16 @@ def _opened(place: Path) -> Iterator[int]:
         os.close(root)
 
 
-def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
-    """What the files of a folder were written from.
+def _read_list(root: int, notes: Notes) -> dict[str, FileBase]:
+    """Return from which note and version each file of a folder was written.
 
     Raises:
         SpecError: the list cannot be read, or is another owner's.
     """
     try:
         with open(os.open(LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root), "rb") as file:
-            found = msgspec.json.decode(file.read(), type=_List)
-        for path, base in found.notes.items():
+            listing = msgspec.json.decode(file.read(), type=_List)
+        for path, base in listing.notes.items():
             checked_name(path.removesuffix(SUFFIX))
             checked_name(base.name)
             if not path.endswith(SUFFIX):
@@ -306,19 +299,20 @@ def _list_in(root: int, notes: Notes) -> dict[str, FileBase]:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KernelError) as error:
         why = error.what if isinstance(error, KernelError) else str(error)
         raise SpecError(f"{LIST} cannot be used: {why}", advice="take it from Git, or export to another folder") from error
-    if found.owner != notes.owner:
-        raise SpecError(f"these are notes of {found.owner!r}", advice=f"give another folder for those of {notes.owner!r}")
-    return found.notes
+    if listing.owner != notes.owner:
+        raise SpecError(f"these are notes of {listing.owner!r}", advice=f"give another folder for those of {notes.owner!r}")
+    return listing.notes
 
 
-def _keep_list(root: int, notes: Notes, report: _Report) -> None:
-    kept = msgspec.json.encode(_List(owner=notes.owner, notes=dict(sorted(report.notes.items()))))
-    _write(root, LIST, msgspec.json.format(kept, indent=1) + b"\n")
+def _write_list(root: int, notes: Notes, report: _Report) -> None:
+    data = msgspec.json.encode(_List(owner=notes.owner, notes=dict(sorted(report.notes.items()))))
+    _write(root, LIST, msgspec.json.format(data, indent=1) + b"\n")
 
 
 @contextmanager
-def _below(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """The descriptor of the folder that a path below `root` leads to, and its last part; folders are made if need be."""
+def _open_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """Yield the descriptor of the folder that holds a path below `root`, and the last part of the path. Missing folders are
+    made."""
     *parts, last = path.split("/")
     folder = os.dup(root)
     try:
@@ -334,9 +328,9 @@ def _below(root: int, path: str) -> Iterator[tuple[int, str]]:
 
 
 def _write(root: int, path: str, data: bytes) -> None:
-    """Put a whole file in place of what is there, which is never written into: it may be a second name of another file."""
-    with _below(root, path) as (folder, name):
-        part, descriptor = _part_in(folder)
+    """Replace a whole file. It is never written in place, because it may be a hard link to another file."""
+    with _open_parent(root, path) as (folder, name):
+        part, descriptor = _create_part(folder)
         try:
             with open(descriptor, "wb") as file:
                 file.write(data)
@@ -348,9 +342,9 @@ def _write(root: int, path: str, data: bytes) -> None:
             raise
 
 
-def _part_in(folder: int) -> tuple[str, int]:
-    """A new file to be written, by its name and its descriptor. It is locked, so that no other export takes it for one that was
-    left."""
+def _create_part(folder: int) -> tuple[str, int]:
+    """Create a part file, and return its name and descriptor. It is locked, so that no other export takes it for one of a killed
+    export."""
     while True:
         part = f".kilburn-{chance.token_hex(8)}.part"
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -360,12 +354,12 @@ def _part_in(folder: int) -> tuple[str, int]:
         os.close(descriptor)  # another export was faster than the lock
 
 
-def _clear(root: int, present: Iterable[str]) -> None:
-    """Remove what was being written when an export was killed."""
+def _remove_parts(root: int, present: Iterable[str]) -> None:
+    """Remove the part files of an export that was killed."""
     for path in present:
         if PART.fullmatch(path.rpartition("/")[2]) is None:
             continue
-        with suppress(OSError), _below(root, path) as (folder, name):
+        with suppress(OSError), _open_parent(root, path) as (folder, name):
             descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -374,5 +368,5 @@ def _clear(root: int, present: Iterable[str]) -> None:
                 os.close(descriptor)
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or "it cannot be read"

@@ -28,7 +28,7 @@ from kilburn.message import Kind
 from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, digest_of, parse_address
 
-NAMED = 5
+MAX_SUGGESTIONS = 5
 """Names that an error lists at most."""
 
 LEARNED = ("guidelines", "examples", "workflows")
@@ -55,7 +55,7 @@ class NoteVersion:
         self._collection, self.page = collection, page.id
 
     def __repr__(self) -> str:
-        """Its name and address; no word of its text."""
+        """Return the name and address; no text."""
         return f"<NoteVersion {self.address} of {self.name!r}{'' if self.in_force else ', not in force'}>"
 
     @property
@@ -65,7 +65,7 @@ class NoteVersion:
         Raises:
             Forgotten, StoreCorrupt.
         """
-        return self._collection.text(self.page)
+        return self._collection.contents.text(self.page)
 
 
 @checked
@@ -95,15 +95,15 @@ class Notes:
     @property
     def head(self) -> int:
         """Number of the last event in their ledger now; 0 where there are none."""
-        return self.collection.head if self._exist() else 0
+        return self.collection.ledger.head if self._exist() else 0
 
     def _exist(self) -> bool:
         backend = self._store.backend
         return self._begun is not None or backend.segment(self._segment, time=0.0, create=False) is not None
 
     def protect(self, *names: str) -> None:
-        """Let no agent change these notes, and those below them, through any `Notes` of this owner that the same store made.
-        Persons do, and policies that write to the collection itself, such as `consolidate`.
+        """Make these notes, and those below them, read-only for agents, through every `Notes` of this owner that the same store
+        made. Persons may change them, and so may policies that write to the collection itself, such as `consolidate`.
 
         Raises:
             KernelError: no name of a note.
@@ -111,7 +111,7 @@ class Notes:
         self._store._readonly.setdefault(self.owner, set()).update(map(checked_name, names))
 
     def readonly(self, name: str) -> bool:
-        """Whether no agent may change a note."""
+        """Return whether no agent may change a note."""
         return any(is_at(name, above) for above in self._store._readonly.get(self.owner, ()))
 
     def check(self, names: Iterable[str], *, policy: str, tainted: bool = False) -> None:
@@ -127,42 +127,51 @@ class Notes:
             if self.readonly(name):
                 raise KernelError(f"{name!r} is read-only", advice="only a person changes it")
             if tainted and any(is_at(name, folder) for folder in LEARNED):
-                what = f"{name!r} was learned from the user's feedback, and you have read what a tool returned"
-                raise KernelError(what, advice="only a person changes it now")
+                reason = f"{name!r} was learned from the user's feedback, and you have read what a tool returned"
+                raise KernelError(reason, advice="only a person changes it now")
 
-    def list(self, under: str = "", *, wanted: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
-        """The notes in force, by name.
+    def list(self, under: str = "", *, accepts: Callable[[str], bool] | None = None) -> Sequence[NoteVersion]:
+        """Return the notes in force, by name.
 
         Args:
             under: only those below this name: `core` for `core/human`; "" for all.
             wanted: only those whose name it wants; the others are not read.
         """
         below = f"{under.rstrip('/')}/" if under else ""
-        ids = [page for name, page in self._named().items() if name.startswith(below) and (wanted is None or wanted(name))]
+        ids = [page for name, page in self._named().items() if name.startswith(below) and (accepts is None or accepts(name))]
         if not ids:
             return []
         rows = self.collection.backend.read((self.collection.number, page) for page in ids)
-        found = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
-        return sorted(found, key=lambda note: note.name)
+        versions = [NoteVersion(self.collection, page, state) for page, state in rows.values() if state.at is Place.OUT]
+        return sorted(versions, key=lambda note: note.name)
 
     def texts(self, versions: Sequence[NoteVersion]) -> Mapping[str, str]:
-        """The exact texts of some versions, by their digests, read at once.
+        """Return the exact texts of some versions, by their digests, read at once.
 
         Raises:
             StoreCorrupt: one of them was forgotten, or is damaged.
         """
-        return self._store.backend.texts({note.digest for note in versions}) if versions else {}
+        return self._store.backend.contents.texts({note.digest for note in versions}) if versions else {}
 
     def read(self, name: str) -> NoteVersion:
-        """A note as it is now.
+        """Return a note as it is now.
 
         Raises:
             KernelError: no name of a note. UnknownAddress: there is none of this name.
         """
-        found = self._find(checked_name(name))
-        if found is None:
+        note = self.find(name)
+        if note is None:
             raise self._unknown(name)
-        return found
+        return note
+
+    def find(self, name: str) -> NoteVersion | None:
+        """Return a note as it is now, or None if there is none of this name.
+
+        Raises:
+            KernelError: no name of a note.
+        """
+        page = self._named().get(checked_name(name))
+        return None if page is None else NoteVersion(self.collection, *self.collection.read(page))
 
     def write(
         self,
@@ -201,19 +210,19 @@ class Notes:
         text, _ = screen(text, secrets)
 
         def written() -> NoteVersion:
-            head, before = self.head, self._find(name)
-            self._check_seen(name, before, seen)
-            if before is not None and before.digest == digest_of(text) and not anew:
-                return before
-            pages = dict.fromkeys([*sources, *([] if before is None or anew else [before.page])])
+            head, current = self.head, self.find(name)
+            self._check_seen(name, current, seen)
+            if current is not None and current.digest == digest_of(text) and not anew:
+                return current
+            pages = dict.fromkeys([*sources, *([] if current is None or anew else [current.page])])
             add = Add(text=text, kind=Kind.TEXT, name=name, sources=tuple(pages), cites=tuple(cites), why=why)
-            retired = [] if before is None else [Retire((before.page,), refers=0, why=why)]
+            retired = [] if current is None else [Retire((current.page,), refers=0, why=why)]
             return self._applied([name], add, *retired, policy=policy, tainted=tainted, head=head)
 
         return undisturbed(written)
 
     def rename(self, name: str, to: str, *, seen: str | None = None, policy: str = "user", why: str = "") -> NoteVersion:
-        """Give a note another name. Its history goes on under the new one.
+        """Rename a note. Its history continues under the new name.
 
         Raises:
             UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`, or the other name is taken. LawBroken:
@@ -222,14 +231,16 @@ class Notes:
         name, to = checked_name(name), checked_name(to)
 
         def renamed() -> NoteVersion:
-            head, before, taken = self.head, self._find(name), self._find(to)
-            if before is None:
+            head, current, existing = self.head, self.find(name), self.find(to)
+            if current is None:
                 raise self._unknown(name)
-            self._check_seen(name, before, seen)
-            if taken is not None:
-                raise NoteConflict(f"there is a note {to!r} already", advice="delete it first, or take another name", note=taken)
-            page = before.page
-            add = Add(text=before.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
+            self._check_seen(name, current, seen)
+            if existing is not None:
+                raise NoteConflict(
+                    f"there is a note {to!r} already", advice="delete it first, or take another name", note=existing
+                )
+            page = current.page
+            add = Add(text=current.text, kind=Kind.TEXT, name=to, sources=(page,), why=why)
             return self._applied([name, to], add, Retire((page,), refers=0, why=why), policy=policy, head=head)
 
         return undisturbed(renamed, lambda: self.head)
@@ -237,8 +248,8 @@ class Notes:
     def delete(
         self, name: str, *, seen: str | None = None, policy: str = "user", tainted: bool = False, why: str = ""
     ) -> NoteVersion:
-        """Take a note out of force; returns what it said. Its versions stay readable, and `restore` brings them back: to
-        erase them, `forget` it.
+        """Retire a note and return its last version. Its versions can still be read, and `restore` brings one back; use `forget`
+        to erase them.
 
         Raises:
             UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`. LawBroken: it is pinned.
@@ -246,18 +257,18 @@ class Notes:
         name = checked_name(name)
 
         def deleted() -> NoteVersion:
-            head, before = self.head, self._find(name)
-            if before is None:
+            head, current = self.head, self.find(name)
+            if current is None:
                 raise self._unknown(name)
-            self._check_seen(name, before, seen)
-            self.apply([name], Retire((before.page,), why=why), policy=policy, tainted=tainted, seen=head)
-            return NoteVersion(self.collection, *self.collection.read(before.page))
+            self._check_seen(name, current, seen)
+            self.apply([name], Retire((current.page,), why=why), policy=policy, tainted=tainted, seen=head)
+            return NoteVersion(self.collection, *self.collection.read(current.page))
 
         return undisturbed(deleted)
 
     def history(self, name: str) -> Sequence[NoteVersion]:
-        """The versions of a note, in the order in which they were written: also those that had another name, and those before it
-        was deleted. The whole ledger is read.
+        """Return the versions of a note, in the order in which they were written: also those that had another name, and those
+        before it was deleted. The whole ledger is read.
 
         Raises:
             UnknownAddress: there never was one of this name, or it was forgotten.
@@ -268,8 +279,8 @@ class Notes:
         collection = self.collection
         rows = {page.id: (page, state) for page, state in collection.pages(history=True)}
         versions = Versions(collection.backend.events(collection.number))
-        own = {page for page, (found, _) in rows.items() if found.name == name}
-        chain = versions.of(*own) & rows.keys()
+        ids = {page for page, (row, _) in rows.items() if row.name == name}
+        chain = versions.of(*ids) & rows.keys()
         if not chain:
             raise self._unknown(name)
         order = {page: at for at, page in enumerate(self._written())}
@@ -289,17 +300,17 @@ class Notes:
             raise self._unknown(name)
 
         def restored() -> NoteVersion:
-            head, before, page = self.head, self._find(name), self._version(name, address)
-            if before is not None and before.page == page.id:
+            head, current, page = self.head, self.find(name), self._version(name, address)
+            if current is not None and current.page == page.id:
                 raise KernelError(f"{address} is what {name!r} says now", advice="see its history")
-            now = [] if before is None else [Retire((before.page,), by=page.id, why=why)]
-            self.collection.apply(Restore((page.id,), why), *now, cause="undo", seen=head)
+            retirement = [] if current is None else [Retire((current.page,), by=page.id, why=why)]
+            self.collection.apply(Restore((page.id,), why), *retirement, cause="undo", seen=head)
             return NoteVersion(self.collection, *self.collection.read(page.id))
 
         return undisturbed(restored)
 
     def diff(self, name: str, old: str = "", new: str = "") -> str:
-        """What changed between two versions of a note, as a unified diff; "" where nothing did.
+        """Return the changes between two versions of a note as a unified diff; "" if there are none.
 
         Args:
             old, new: their addresses; "" for the version in force and the one before `new`.
@@ -314,9 +325,9 @@ class Notes:
         in_force = next((at for at, version in enumerate(versions) if version.in_force), len(versions) - 1)
         last = places[new] if new else in_force
         first = versions[places[old]] if old else versions[last - 1] if last else None
-        before = "" if first is None else first.text
+        old_text = "" if first is None else first.text
         heads = (f"{name} {'(none)' if first is None else first.address}", f"{name} {versions[last].address}")
-        return diff_of(before, versions[last].text, *heads)
+        return unified_diff(old_text, versions[last].text, *heads)
 
     def forget(self, name: str, why: str = "") -> Sequence[str]:
         """Forget a note for ever: all its versions, and everything that was made from them, in every place; returns the addresses
@@ -333,28 +344,24 @@ class Notes:
         if not self._exist():
             return {}
         with self.collection.lock:
-            self.collection.refresh()
+            self.collection.ledger.refresh()
             return dict(self.collection.named() or {})
 
-    def _find(self, name: str) -> NoteVersion | None:
-        page = self._named().get(name)
-        return None if page is None else NoteVersion(self.collection, *self.collection.read(page))
-
     def _unknown(self, name: str) -> UnknownAddress:
-        near = difflib.get_close_matches(name, known := sorted(self._named()), NAMED, 0.4) or known[:NAMED]
+        near = difflib.get_close_matches(name, names := sorted(self._named()), MAX_SUGGESTIONS, 0.4) or names[:MAX_SUGGESTIONS]
         return UnknownAddress(f"there is no note {name!r}", advice=f"there is {', '.join(near) or 'none yet'}")
 
-    def _check_seen(self, name: str, before: NoteVersion | None, seen: str | None) -> None:
-        now = "" if before is None else before.digest
-        if seen is None or seen == now:
+    def _check_seen(self, name: str, current: NoteVersion | None, seen: str | None) -> None:
+        digest = "" if current is None else current.digest
+        if seen is None or seen == digest:
             return
-        if before is None:
+        if current is None:
             raise NoteConflict(f"the note {name!r} is gone", advice="write it as a new one, or restore it")
-        what = f"there is a note {name!r} already" if not seen else f"the note {name!r} was changed meanwhile"
-        raise NoteConflict(what, advice=f"read it: it is {before.address} now; then edit that", note=before)
+        reason = f"there is a note {name!r} already" if not seen else f"the note {name!r} was changed meanwhile"
+        raise NoteConflict(reason, advice=f"read it: it is {current.address} now; then edit that", note=current)
 
     def _version(self, name: str, address: str) -> Page:
-        numbers = self.collection.resolve(address)
+        numbers = self.collection.contents.resolve(address)
         page = self.collection.read(numbers[0])[0]
         if len(numbers) > 1 or page.name != name:
             called = f", but of {page.name!r}" if len(numbers) == 1 and page.name else ""
@@ -362,14 +369,14 @@ class Notes:
         return page
 
     def _written(self) -> Sequence[int]:
-        """All pages in the order in which they were written."""
+        """Return all pages in the order in which they were written."""
         events = self.collection.backend.events(self.collection.number)
         return [page for event in events if event.act is Act.ADMIT for page in event.pages]
 
     def apply(
         self, names: Iterable[str], *changes: Add | Retire, policy: str, tainted: bool = False, seen: int | None = None
     ) -> Sequence[str]:
-        """Carry out changes of notes of these names in one transaction; see `Collection.apply`.
+        """Apply changes to notes of these names in one transaction; see `Collection.apply`.
 
         Raises:
             KernelError: see `check`. Nothing was changed.
@@ -385,11 +392,11 @@ class Notes:
 
 
 def is_at(name: str, above: str) -> bool:
-    """Whether a note has this name, or one below it."""
+    """Return whether a note has this name, or one below it."""
     return name == above or name.startswith(f"{above}/")
 
 
-def diff_of(before: str, after: str, old: str, new: str) -> str:
-    """A unified diff of two texts under their headings; "" where they are the same."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")
+def unified_diff(old_text: str, new_text: str, old: str, new: str) -> str:
+    """Return a unified diff of two texts under their headings; "" where they are the same."""
+    lines = difflib.unified_diff(old_text.splitlines(), new_text.splitlines(), old, new, lineterm="")
     return "".join(f"{line}\n" for line in lines)

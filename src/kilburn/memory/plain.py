@@ -15,7 +15,7 @@ import msgspec
 from kilburn.claims import plain_name, same_claim
 from kilburn.effect import Answer, Effect, Find, Note
 from kilburn.memory.conflict import Standing, settle
-from kilburn.memory.doubt import doubted, doubts_of, with_doubts
+from kilburn.memory.doubt import combine_moves, find_doubts, raise_doubts
 from kilburn.memory.statements import USER, Statement, statements
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.message import Role
@@ -30,67 +30,76 @@ class Plain:
     """Learn what patterns find, without a model. The same session gives the same facts."""
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
-        """The facts that the user's texts state, and what they supersede."""
-        found: list[tuple[Utterance, Statement]] = []
-        for said in view.new:
-            for statement in statements(said.text, said.page.time) if said.role is Role.USER else ():
-                meant = statement if statement.claim.relation else (yield from _corrected(statement, view, found))
-                if meant is not None:
+        """Return the facts that the user's texts state, and what they supersede."""
+        pairs: list[tuple[Utterance, Statement]] = []
+        for utterance in view.new:
+            for statement in statements(utterance.text, utterance.page.time) if utterance.role is Role.USER else ():
+                resolved = statement if statement.claim.relation else (yield from _correct(statement, view, pairs))
+                if resolved is not None:
                     # What was said later in the same exchange holds.
-                    found = [(by, one) for by, one in found if one.over == meant.over or not same_claim(one.claim, meant.claim)]
-                    found.append((said, meant))
-        new = [(_add(said, one), said.page.trust) for said, one in found if not one.over]
-        standing = {page.id: (page, state) for _, one in found for page, state in view.standing(one.claim)}
-        spoken = [said.page.time for said, one in found if not one.over]
-        settled = settle(new, standing.values(), now=view.now, said=spoken)
+                    pairs = [
+                        (by, stated)
+                        for by, stated in pairs
+                        if stated.over == resolved.over or not same_claim(stated.claim, resolved.claim)
+                    ]
+                    pairs.append((utterance, resolved))
+        new = [(_add(utterance, stated), utterance.page.trust) for utterance, stated in pairs if not stated.over]
+        standing = {page.id: (page, state) for _, stated in pairs for page, state in view.standing(stated.claim)}
+        spoken = [utterance.page.time for utterance, stated in pairs if not stated.over]
+        settled = settle(new, standing.values(), now=view.now, said_times=spoken)
         retired = {page for move in settled.moves if isinstance(move, Retire) for page in move.pages}
         moves = [*settled.moves]
-        for said, statement in found:
-            ended = _ended(said, statement, view, retired)
+        for utterance, statement in pairs:
+            ended = _ended_pages(utterance, statement, view, retired)
             if ended:
                 retired.update(ended)
-                moves.append(Retire(pages=ended, until=said.page.time, why="no longer true"))
-        again = {
+                moves.append(Retire(pages=ended, until=utterance.page.time, why="no longer true"))
+        repeated = {
             page for how, pages in zip(settled.standings, settled.rivals, strict=True) if how is Standing.SAME for page in pages
         }
-        for said in view.new:
-            moves = with_doubts(moves, (yield from doubted(view, said, moves, again)))
+        for utterance in view.new:
+            moves = combine_moves(moves, (yield from raise_doubts(view, utterance, moves, repeated)))
         # What is over, or was said again, is doubted no longer.
-        moot = {page for known in (*retired, *again) for page in doubts_of(view, (known,))}
+        moot = {page for fact in (*retired, *repeated) for page in find_doubts(view, (fact,))}
         if moot:
-            moves = with_doubts(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
+            moves = combine_moves(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
         if unchanged := settled.standings.count(Standing.SAME):
             yield Note(figures={"unchanged": unchanged})
         return moves
 
 
-def _add(said: Utterance, statement: Statement) -> Add:
+def _add(utterance: Utterance, statement: Statement) -> Add:
     return Add(
         text=statement.text,
         claim=statement.claim,
-        cites=(said.cite,),
-        since=said.page.time if statement.since is None else statement.since,
+        cites=(utterance.cite,),
+        since=utterance.page.time if statement.since is None else statement.since,
         until=statement.until,
         importance=statement.importance,
     )
 
 
-def _corrected(
-    statement: Statement, view: MemoryView, found: Sequence[tuple[Utterance, Statement]]
+def _correct(
+    statement: Statement, view: MemoryView, pairs: Sequence[tuple[Utterance, Statement]]
 ) -> Generator[Effect, Answer, Statement | None]:
-    """ "It's Lisbon, not Porto": the fact with the wrong object, with the right one; None if not exactly one has it."""
+    """Return the fact with the right object for a correction such as "It's Lisbon, not Porto"; None unless exactly one fact has
+    the wrong object."""
     wrong = plain_name(statement.instead)
     if wrong:
-        known = _said(found)
+        candidates = _stated_claims(pairs)
     else:
-        known = _said(found) or _before(view)
-        known = [(text, claim) for text, claim in known if not claim.many and claim.object[:1].isupper()]
-    claims = {claim.subject + "\n" + claim.relation: (text, claim) for text, claim in known if not wrong or _has(claim, wrong)}
+        candidates = _stated_claims(pairs) or _earlier_claims(view)
+        candidates = [(text, claim) for text, claim in candidates if not claim.many and claim.object[:1].isupper()]
+    claims = {
+        claim.subject + "\n" + claim.relation: (text, claim)
+        for text, claim in candidates
+        if not wrong or _has_object(claim, wrong)
+    }
     if wrong and not claims:
         answer = yield Find(query=statement.instead, limit=20)
         for page in dict.fromkeys(hit.page for hit in answer.hits):
             claim = view.page(page).claim
-            if claim is not None and _has(claim, wrong) and not claim.many and claim.subject.startswith(USER):
+            if claim is not None and _has_object(claim, wrong) and not claim.many and claim.subject.startswith(USER):
                 claims[claim.subject + "\n" + claim.relation] = (view.text(page), claim)
     if len(claims) != 1:
         return None
@@ -103,27 +112,27 @@ def _corrected(
     )
 
 
-def _before(view: MemoryView) -> list[tuple[str, Claim]]:
-    """What the user stated last before these messages; corrections alone ("no, I meant Braga") are of what came before them."""
-    for said in reversed(view.earlier):
-        if said.role is Role.USER:
-            stated = statements(said.text, said.page.time)
-            known = [(one.text, one.claim) for one in stated if one.claim.relation]
-            if known or not stated:
-                return known
+def _earlier_claims(view: MemoryView) -> list[tuple[str, Claim]]:
+    """Return what the user stated last before these messages; a bare correction ("no, I meant Braga") refers to that."""
+    for utterance in reversed(view.earlier):
+        if utterance.role is Role.USER:
+            stated = statements(utterance.text, utterance.page.time)
+            claims = [(statement.text, statement.claim) for statement in stated if statement.claim.relation]
+            if claims or not stated:
+                return claims
     return []
 
 
-def _said(found: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:
-    return [(statement.text, statement.claim) for _, statement in found]
+def _stated_claims(pairs: Sequence[tuple[Utterance, Statement]]) -> list[tuple[str, Claim]]:
+    return [(statement.text, statement.claim) for _, statement in pairs]
 
 
-def _has(claim: Claim, thing: str) -> bool:
+def _has_object(claim: Claim, thing: str) -> bool:
     return plain_name(claim.object) == thing
 
 
-def _ended(said: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
-    """The pages in force of what somebody says is over, of the opposite of what they say, or of what was moved."""
+def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
+    """Return the pages in force that a statement ends: the same claim, the opposite, or the appointment that was moved."""
     claim = statement.claim
     if statement.instead and claim.relation and plain_name(statement.instead) != plain_name(claim.object):
         wrong = msgspec.structs.replace(claim, object=statement.instead)
@@ -131,7 +140,7 @@ def _ended(said: Utterance, statement: Statement, view: MemoryView, retired: set
             page.id
             for page, _ in view.standing(wrong)
             if page.id not in retired
-            and page.trust <= said.page.trust
+            and page.trust <= utterance.page.trust
             and page.claim is not None
             and same_claim(page.claim, wrong)
         )
@@ -143,7 +152,7 @@ def _ended(said: Utterance, statement: Statement, view: MemoryView, retired: set
         page.id
         for page, _ in view.standing(claim)
         if page.id not in retired
-        and page.trust <= said.page.trust
+        and page.trust <= utterance.page.trust
         and page.claim is not None
         and same_claim(page.claim, claim) is not statement.replaces
     )

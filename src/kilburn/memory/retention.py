@@ -43,44 +43,44 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for most in (self.facts, self.tokens):
-            if most is not None and most < 0:
-                raise SpecError(f"a quota of {most}", advice="give 0 or more, or None for no limit")
+        for limit in (self.facts, self.tokens):
+            if limit is not None and limit < 0:
+                raise SpecError(f"a quota of {limit}", advice="give 0 or more, or None for no limit")
 
 
 def worth(page: Page, state: State, now: float) -> float:
-    """How valuable a fact is, 0 to 1: its importance, or how recent it is, whichever is more."""
+    """Return how valuable a fact is, 0 to 1: its importance, or how recent it is, whichever is more."""
     return max(state.importance, math.exp2(-max(0.0, now - page.time) / HALF_LIFE))
 
 
-def within(quota: Quota | None, memory: Collection, changes: Sequence[Add | Retire], now: float) -> list[Add | Retire]:
-    """The changes, with the retirements that make room for them.
+def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | Retire], now: float) -> list[Add | Retire]:
+    """Return the changes, with the retirements that make room for them.
 
     Raises:
         QuotaExceeded: there is no room, or what is pinned leaves none.
     """
     adds = [change for change in changes if isinstance(change, Add)]
     limits = {} if quota is None else {"facts": quota.facts, "tokens": quota.tokens}
-    most = {unit: limit for unit, limit in limits.items() if limit is not None}
-    if quota is None or not adds or not most:
+    bounds = {unit: limit for unit, limit in limits.items() if limit is not None}
+    if quota is None or not adds or not bounds:
         return list(changes)
     more = {"facts": len(adds), "tokens": sum(memory.counter.count(add.text) for add in adds)}
 
     def over(have: Mapping[str, int]) -> list[str]:
-        return [unit for unit, limit in most.items() if have[unit] + more[unit] > limit]
+        return [unit for unit, limit in bounds.items() if have[unit] + more[unit] > limit]
 
     if not over({"facts": memory.info.pages, "tokens": memory.info.tokens}):
         return list(changes)  # even with all that was ever written
     leaving = {page for change in changes if isinstance(change, Retire) for page in change.pages}
-    here = [(page, state) for page, state in memory.pages(proposed=True) if page.id not in leaving]
-    have = {"facts": len(here), "tokens": sum(page.tokens for page, _ in here)}
-    spare = [row for row in here if row[0].kind is Kind.FACT and row[1].at is Place.OUT and not row[1].pinned]
+    rows = [(page, state) for page, state in memory.pages(proposed=True) if page.id not in leaving]
+    have = {"facts": len(rows), "tokens": sum(page.tokens for page, _ in rows)}
+    spare = [row for row in rows if row[0].kind is Kind.FACT and row[1].at is Place.OUT and not row[1].pinned]
     spare.sort(key=lambda row: (worth(row[0], row[1], now), row[0].time), reverse=True)
     evicted: list[int] = []
     while units := over(have):
         if not quota.evict or not spare:
             unit = units[0]
-            raise QuotaExceeded(unit, have=have[unit], more=more[unit], most=most[unit], user=memory.user)
+            raise QuotaExceeded(unit, have=have[unit], more=more[unit], most=bounds[unit], user=memory.info.user)
         page, _ = spare.pop()
         evicted.append(page.id)
         have = {"facts": have["facts"] - 1, "tokens": have["tokens"] - page.tokens}
@@ -119,16 +119,16 @@ def sweep(
         raise SpecError("a retention that is no length of time", advice="give seconds, 0 or more")
     now = rule_time(store)
     roots: dict[int, list[int]] = {}
-    kept: dict[str, tuple[str, ...]] = {}
+    pinned: dict[str, tuple[str, ...]] = {}
     for memory in store.collections():
-        if memory.kind is SegmentKind.MEMORY and user in (None, memory.user):
+        if memory.info.kind is SegmentKind.MEMORY and user in (None, memory.info.user):
             rows = {page.id: (page, state) for page, state in memory.pages(history=True, proposed=True)}
             over = [number for number, row in rows.items() if _is_over(*row, now, retention, history)]
-            held = _holding_pins(memory, over, {number for number, (_, state) in rows.items() if state.pinned})
-            roots[memory.number] = [number for number in over if number not in held]
-            kept |= {memory.name: ranges(held)} if held else {}
+            holding = _holding_pins(memory, over, {number for number, (_, state) in rows.items() if state.pinned})
+            roots[memory.number] = [number for number in over if number not in holding]
+            pinned |= {memory.name: ranges(holding)} if holding else {}
     receipt = store.forget_pages(roots, asked={"sweep": user or ""}, why="over for longer than its retention", dry=dry)
-    return Swept(receipt=receipt, kept=kept)
+    return Swept(receipt=receipt, kept=pinned)
 
 
 def _is_over(page: Page, state: State, now: float, retention: float, history: float | None) -> bool:
@@ -138,8 +138,8 @@ def _is_over(page: Page, state: State, now: float, retention: float, history: fl
 
 
 def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> list[int]:
-    """Those of which something that is pinned was made, or that are pinned themselves."""
-    held = []
+    """Return the pages that are pinned, or from which something pinned was made."""
+    holding = []
     for number in over if pinned else ():
         family, fresh = {number}, [number]
         while fresh:
@@ -147,5 +147,5 @@ def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> 
             family |= more
             fresh = list(more)
         if family & pinned:
-            held.append(number)
-    return held
+            holding.append(number)
+    return holding

@@ -47,13 +47,13 @@ author of a text could say that there is nothing to see."""
 
 _MARK = re.compile(r"\[secret: [a-z0-9-]+\]")
 
-HEAD = 8
+HEAD_CHARS = 8
 """Characters by which the places of what was found are looked up."""
 
-PIECE, SHARED = 24_000, 8_000
+PIECE_CHARS, OVERLAP_CHARS = 24_000, 8_000
 """Characters that the scanner gets at once, and how many of them the next piece has, too: more than a private key has."""
 
-ROUNDS = 3
+MAX_ROUNDS = 3
 """How often a redacted text is looked at again."""
 
 
@@ -65,34 +65,34 @@ class Secret(msgspec.Struct, frozen=True, order=True):
 
 
 def is_installed() -> bool:
-    """Whether the scanner is there."""
+    """Return whether the scanner is there."""
     return find_spec("betterleaks") is not None
 
 
 def by_rule(text: str) -> list[Secret]:
-    """The secrets of a text that the rules here find, without the scanner; they may overlap."""
-    found = [Secret(match.span(1), rule) for rule, pattern in _RULES.items() for match in pattern.finditer(text)]
-    return found + [Secret(match.span(), "card-number") for match in _CARD.finditer(text) if _is_card(match[0])]
+    """Return the secrets of a text that the rules here find, without the scanner; they may overlap."""
+    hits = [Secret(match.span(1), rule) for rule, pattern in _RULES.items() for match in pattern.finditer(text)]
+    return hits + [Secret(match.span(), "card-number") for match in _CARD.finditer(text) if _is_card(match[0])]
 
 
 def find(text: str) -> list[Secret]:
-    """The secrets of a text, in order; those that overlap count as one.
+    """Return the secrets of a text, in order; those that overlap count as one.
 
     Raises:
         MissingExtra: betterleaks is not installed. SecretFound: there is one, and it cannot be said where.
     """
-    blank = _BLIND.sub(lambda seen: " " * len(seen[0]), text)
-    found = by_rule(blank)
-    scanned = _scanned(blank)
-    known = {value: rule for rule, values in reversed(scanned) for value in values if value}
-    places = list(places_of(known, blank))
+    blank = _BLIND.sub(lambda match: " " * len(match[0]), text)
+    hits = by_rule(blank)
+    scanned = _scan(blank)
+    rules = {value: rule for rule, values in reversed(scanned) for value in values if value}
+    places = list(find_values(rules, blank))
     met = {value for _, value in places}
     for rule, values in scanned:
         if met.isdisjoint(values):
             raise SecretFound([rule], "it is encoded, so it cannot be said where")
-    found += [Secret(span, known[value]) for span, value in places]
+    hits += [Secret(span, rules[value]) for span, value in places]
     joined: list[Secret] = []
-    for secret in sorted(found):
+    for secret in sorted(hits):
         if joined and secret.span[0] < joined[-1].span[1]:
             first = joined[-1]
             joined[-1] = Secret((first.span[0], max(first.span[1], secret.span[1])), first.rule)
@@ -101,32 +101,32 @@ def find(text: str) -> list[Secret]:
     return joined
 
 
-def places_of(values: Iterable[str], text: str) -> Iterator[tuple[Span, str]]:
-    """Where in a text any of these values stands, in one pass, however many they are: what looks at each value by itself
-    takes the product of both."""
-    known = set(values)
-    if not known:
+def find_values(values: Iterable[str], text: str) -> Iterator[tuple[Span, str]]:
+    """Yield the places of any of these values in a text, in one pass however many values there are: a search for each value would
+    take time in proportion to their product."""
+    needles = set(values)
+    if not needles:
         return
-    head = min(HEAD, *map(len, known))
+    head = min(HEAD_CHARS, *map(len, needles))
     lengths: dict[str, set[int]] = {}
-    for value in known:
+    for value in needles:
         lengths.setdefault(value[:head], set()).add(len(value))
     for at in range(len(text) - head + 1):
         for length in lengths.get(text[at : at + head], ()):
             value = text[at : at + length]
-            if value in known:
+            if value in needles:
                 yield (at, at + length), value
 
 
 def _is_card(digits: str) -> bool:
-    """Whether the last digit is the check digit of the others (Luhn)."""
+    """Return whether the last digit is the check digit of the others (Luhn)."""
     numbers = [int(digit) for digit in reversed(digits) if digit.isdigit()]
     doubled = (2 * number - 9 * (number > 4) for number in numbers[1::2])
     return (sum(numbers[::2]) + sum(doubled)) % 10 == 0
 
 
 def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
-    """The text as it may be stored or shown to a model, and what was found in it.
+    """Return the text as it may be stored or shown to a model, and the secrets in it.
 
     Args:
         secrets: "refuse" raises if there is one; "redact" puts `[secret: RULE]` in its place; None does not look.
@@ -140,53 +140,55 @@ def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
     if secrets not in ("refuse", "redact"):
         raise SpecError(f"secrets={secrets!r}"[:80], advice='give "refuse", "redact" or None')
     first: list[Secret] = []
-    for _ in range(ROUNDS):
-        found = [secret for secret in find(text) if _MARK.sub("", text[slice(*secret.span)])]
-        first = first or found
-        if not found:
+    for _ in range(MAX_ROUNDS):
+        hits = [secret for secret in find(text) if _MARK.sub("", text[slice(*secret.span)])]
+        first = first or hits
+        if not hits:
             return text, first
         if secrets == "refuse":
             break
-        kept = [0, *(secret.span[1] for secret in found)]
-        marks = [f"{text[at : secret.span[0]]}[secret: {secret.rule}]" for at, secret in zip(kept, found, strict=False)]
-        text = "".join(marks) + text[kept[-1] :]
+        edges = [0, *(secret.span[1] for secret in hits)]
+        marks = [f"{text[at : secret.span[0]]}[secret: {secret.rule}]" for at, secret in zip(edges, hits, strict=False)]
+        text = "".join(marks) + text[edges[-1] :]
     raise SecretFound([secret.rule for secret in first])
 
 
-def _scanned(text: str) -> list[tuple[str, list[str]]]:
-    """What betterleaks finds: a rule, and the strings that are secret."""
+def _scan(text: str) -> list[tuple[str, list[str]]]:
+    """Return what betterleaks finds: each rule with the secret strings."""
     try:
         betterleaks = load("betterleaks")
     except ImportError as error:
         raise MissingExtra("betterleaks", "secrets") from error
-    found: dict[tuple[str, ...], None] = {}
-    for start, stop in pieces_of(text):
+    hits: dict[tuple[str, ...], None] = {}
+    for start, stop in overlapping_pieces(text):
         with inside():
             findings = list(betterleaks.scan_string(text[start:stop]))
-        for each in findings:
-            values = filter(None, _values(each.component_sets))
-            found[(each.rule_id, each.secret or each.match.full, *values)] = None
-    return [(rule, values) for rule, *values in found]
+        for finding in findings:
+            values = filter(None, _values(finding.component_sets))
+            hits[(finding.rule_id, finding.secret or finding.match.full, *values)] = None
+    return [(rule, values) for rule, *values in hits]
 
 
-def pieces_of(text: str) -> list[Span]:
-    """A long text in pieces that overlap, cut at blanks where there are any: with what it finds in one line, the scanner's
+def overlapping_pieces(text: str) -> list[Span]:
+    """Return a long text in pieces that overlap, cut at blanks where there are any: with what it finds in one line, the scanner's
     time grows as the square."""
-    found = [(0, min(PIECE, len(text)))]
-    while found[-1][1] < len(text):
-        last = found[-1][1]
-        start, stop = (_blank_before(text, at) for at in (last - SHARED, min(last - SHARED + PIECE, len(text))))
-        found.append((start, stop))
-    return found
+    pieces = [(0, min(PIECE_CHARS, len(text)))]
+    while pieces[-1][1] < len(text):
+        last = pieces[-1][1]
+        start, stop = (
+            _blank_before(text, at) for at in (last - OVERLAP_CHARS, min(last - OVERLAP_CHARS + PIECE_CHARS, len(text)))
+        )
+        pieces.append((start, stop))
+    return pieces
 
 
 def _blank_before(text: str, at: int) -> int:
-    """The place behind the last blank a little before a place, or that place."""
-    return at if at == len(text) else max(text.rfind(blank, at - HEAD * HEAD, at) for blank in " \n") + 1 or at
+    """Return the place behind the last blank a little before a place, or that place."""
+    return at if at == len(text) else max(text.rfind(blank, at - HEAD_CHARS * HEAD_CHARS, at) for blank in " \n") + 1 or at
 
 
 def _values(parts: Any) -> Iterator[str]:
-    """The secrets among the parts of a finding: the key that belongs to an account's name."""
+    """Yield the secrets among the parts of a finding: the key that belongs to an account's name."""
     if isinstance(parts, dict):
         if isinstance(parts.get("value"), str):
             yield parts["value"]

@@ -23,7 +23,7 @@ from kilburn.errors import SpecError
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
-from kilburn.memory.learning import Learned, LearningJob, answering
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
 from kilburn.memory.secrets import Secrets
 from kilburn.native import ending
 
@@ -31,7 +31,7 @@ __all__ = ["SleepTime"]
 
 log = logging.getLogger("kilburn")
 
-TIMES = 1000
+MAX_RESULTS = 1000
 """Of so many times that a policy worked, what came of it is still known."""
 
 
@@ -66,9 +66,9 @@ class SleepTime:
             raise SpecError("sleep time without a policy, or with a time below 0", advice="give a policy, turns=5, idle=60")
         self.session, self.policies = session, policies
         self.turns, self.idle, self.compaction, self._secrets = turns, idle, compaction, secrets
-        self.learned: deque[Learned] = deque(maxlen=TIMES)
+        self.learned: deque[Learned] = deque(maxlen=MAX_RESULTS)
         """What came of each time that a policy worked: the last ones."""
-        self._answer = answering(session.store, model)
+        self._answer = make_answerer(session.store, model)
         for policy in policies:
             self._job(policy)  # so that a wrong spec is known now
         self._changed = threading.Condition()
@@ -79,7 +79,7 @@ class SleepTime:
         self._thread.start()
 
     def due(self, *, idle: bool = False) -> str:
-        """Why it is time: "turns", "compaction" or "idle"; "" if it is not.
+        """Return why work is due: "turns", "compaction" or "idle"; "" if it is not.
 
         Args:
             idle: whether nobody has spoken for long enough.
@@ -88,17 +88,17 @@ class SleepTime:
 
     def _due(self, places: Iterable[int], *, idle: bool) -> str:
         for place in places:
-            turns, left = self._job(self.policies[place]).waiting()
+            turns, evicted = self._job(self.policies[place]).waiting()
             if self.turns and turns >= self.turns:
                 return "turns"
-            if self.compaction and left:
+            if self.compaction and evicted:
                 return "compaction"
             if idle and turns:
                 return "idle"
         return ""
 
     def work(self) -> list[Learned]:
-        """Let the policies work now, in this thread; returns what came of each.
+        """Run the policies now, in this thread; return the result of each.
 
         Raises:
             Whatever `UserMemory.learn` raises.
@@ -115,22 +115,21 @@ class SleepTime:
         return learned
 
     def wake(self) -> None:
-        """A turn is over: look whether it is time. Returns at once."""
+        """Note that a turn has ended, so that the thread checks whether work is due. Returns at once."""
         with self._changed:
             self._woken += 1
             self._changed.notify_all()
 
     def rest(self, timeout: float | None = None) -> bool:
-        """Wait until the thread has seen to the turns so far, or is closed; returns whether it has. What failed is logged, and
-        is due again."""
+        """Wait until the thread has handled the turns so far, or is closed; return whether it has. Failures are logged, and are
+        due again."""
         with self._changed:
-            wanted = self._woken
-            self._changed.wait_for(lambda: self._worked >= wanted or self._closed, timeout)
-            return self._worked >= wanted
+            target = self._woken
+            self._changed.wait_for(lambda: self._worked >= target or self._closed, timeout)
+            return self._worked >= target
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Stop, and wait so many seconds for the thread; returns whether it has ended. What is in hand is given up: it is done
-        the next time."""
+        """Stop, and wait so many seconds for the thread; return whether it has ended. Unfinished work is done the next time."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,17 +149,17 @@ class SleepTime:
         return self._closed or ending()
 
     def _watch(self) -> None:
-        seen = 0
+        handled = 0
         while True:
             with self._changed:
-                if self._woken == seen and not self._closed:
+                if self._woken == handled and not self._closed:
                     self._changed.wait(self.idle or None)
-                spoke, seen = self._woken > seen, self._woken
+                spoke, handled = self._woken > handled, self._woken
             if self._is_over():
                 return
             self._once(idle=not spoke)
             with self._changed:
-                self._worked = seen
+                self._worked = handled
                 self._changed.notify_all()
 
     def _once(self, *, idle: bool) -> None:
@@ -171,9 +170,9 @@ class SleepTime:
                 self.learned += [self._work(place) for place in awake]
             self._failed = ""
         except Exception as error:  # noqa: BLE001 - it is nobody's turn that failed; what was not done is due again
-            said, self._failed = self._failed, type(error).__name__
+            previous, self._failed = self._failed, type(error).__name__
             log.log(
-                logging.DEBUG if said == self._failed else logging.WARNING,
+                logging.DEBUG if previous == self._failed else logging.WARNING,
                 "session %s: sleep time ended with %s",
                 self.session.name,
                 type(error).__name__,

@@ -20,7 +20,7 @@ USER = "user"
 ASSISTANT = "assistant"
 """The subject of standing instructions."""
 
-MOST = 50
+MAX_STATEMENTS = 50
 """Statements of one message."""
 
 
@@ -142,71 +142,71 @@ _NO_IDENTITY = re.compile(
     re.IGNORECASE,
 )
 
-ONE, MANY = False, True
+SINGLE, SEVERAL = False, True
 _RULES: list[tuple[re.Pattern[str], str, bool]] = [
     (re.compile(pattern + r"\Z", re.DOTALL), relation, many)
     for pattern, relation, many in [
-        (r"(?:live|reside|am living|am based|am located) in (?P<o>.+)", "lives in", ONE),
+        (r"(?:live|reside|am living|am based|am located) in (?P<o>.+)", "lives in", SINGLE),
         (
             r"(?:have )?(?:just |recently )?(?:moved|relocated) (?:back |over )?(?:from (?P<from>[A-Z].{2,40}?) )?to"
             r" (?P<o>[A-Z].+)",
             "lives in",
-            ONE,
+            SINGLE,
         ),
-        (r"(?:work|am working) (?:at|for) (?P<o>(?:an? |the )?(?!home\b|night|least|my|the moment).+)", "works at", ONE),
-        (r"(?:work|am working|am employed) as (?P<o>an? .+)", "works as", ONE),
-        (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", ONE),
-        (r"grew up in (?P<o>.+)", "grew up in", ONE),
-        (r"was born (?:in|on) (?P<o>.+)", "was born in", ONE),
-        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", ONE),
-        (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", MANY),
-        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to(?! the\b| this\b)|and) .*)?", "is", MANY),
+        (r"(?:work|am working) (?:at|for) (?P<o>(?:an? |the )?(?!home\b|night|least|my|the moment).+)", "works at", SINGLE),
+        (r"(?:work|am working|am employed) as (?P<o>an? .+)", "works as", SINGLE),
+        (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", SINGLE),
+        (r"grew up in (?P<o>.+)", "grew up in", SINGLE),
+        (r"was born (?:in|on) (?P<o>.+)", "was born in", SINGLE),
+        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", SINGLE),
+        (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", SEVERAL),
+        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to(?! the\b| this\b)|and) .*)?", "is", SEVERAL),
         (
             r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)",
             "likes",
-            MANY,
+            SEVERAL,
         ),
-        (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", ONE),
-        (r"am (?P<o>an? .+)", "is", MANY),
-        (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", MANY),
+        (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", SINGLE),
+        (r"am (?P<o>an? .+)", "is", SEVERAL),
+        (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", SEVERAL),
         (
             r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
             "dislikes",
-            MANY,
+            SEVERAL,
         ),
-        (r"prefer (?P<o>.+)", "prefers", MANY),
-        (r"(?:do not|can not) (?P<o>(?:eat|drink|smoke|drive|swim|speak|own)\b.*)", "does not", MANY),
-        (r"(?:use|am using) (?P<o>[A-Z].+)", "uses", MANY),
-        (r"(?P<o>(?:drive|own|speak|collect|play|teach|study|volunteer at|coach) .+)", "", MANY),
+        (r"prefer (?P<o>.+)", "prefers", SEVERAL),
+        (r"(?:do not|can not) (?P<o>(?:eat|drink|smoke|drive|swim|speak|own)\b.*)", "does not", SEVERAL),
+        (r"(?:use|am using) (?P<o>[A-Z].+)", "uses", SEVERAL),
+        (r"(?P<o>(?:drive|own|speak|collect|play|teach|study|volunteer at|coach) .+)", "", SEVERAL),
         (
             r"am (?:currently )?(?P<o>(?:working on|building|developing|learning|studying|training for|preparing for) .+)",
             "is",
-            MANY,
+            SEVERAL,
         ),
         (
             rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{KIN[KIN.index(')?') + 2 :]}s?\b.*)",
             "has",
-            MANY,
+            SEVERAL,
         ),
         (
             rf"(?:have got|have) (?P<o>(?:{_NUMBERS}|\d+) (?:[\w-]+ ){{0,1}}?(?:kids|children|siblings|pets|grandchildren)\b.*)",
             "has",
-            MANY,
+            SEVERAL,
         ),
-        (r"have never (?P<o>\w.+)", "has never", MANY),
-        (r"have been (?P<o>.+ (?:for|since) .+)", "has been", MANY),
-        (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", MANY),
-        (r"(?:weigh) (?P<o>\d.+)", "weighs", ONE),
-        (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", ONE),
-        (r"am going to (?P<o>[A-Z].+)", "is going to", MANY),
-        (r"(?:am planning to|plan to|am going to|will(?= be )) (?P<o>.+)", "plans to", MANY),
+        (r"have never (?P<o>\w.+)", "has never", SEVERAL),
+        (r"have been (?P<o>.+ (?:for|since) .+)", "has been", SEVERAL),
+        (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", SEVERAL),
+        (r"(?:weigh) (?P<o>\d.+)", "weighs", SINGLE),
+        (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", SINGLE),
+        (r"am going to (?P<o>[A-Z].+)", "is going to", SEVERAL),
+        (r"(?:am planning to|plan to|am going to|will(?= be )) (?P<o>.+)", "plans to", SEVERAL),
         (
             r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met"
             r"|received|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
             r"|published|traveled|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw"
             r"|read|watched)\b.+)",
             "event",
-            MANY,
+            SEVERAL,
         ),
     ]
 ]
@@ -261,7 +261,7 @@ _HAVE_EVENT = re.compile(
     rf"(?:I|[Ww]e) (?:have|have got|scheduled|booked|have booked|have scheduled|am having) (?:a|an|my|our|the|another)"
     rf" (?P<r>{_EVENT}(?: (?:with|for|at|to|about) [\w'. &-]{{2,60}}?)?) (?P<o>{_WHEN})\Z"
 )
-_MOVED = re.compile(
+_RESCHEDULED = re.compile(
     rf"(?:[Mm]y|[Tt]he|[Oo]ur) (?P<r>{_EVENT}(?: (?:with|for|at) [\w'. -]{{2,40}}?)?) (?:got |was |has been |is |had to be"
     rf" )?(?:moved|rescheduled|postponed|pushed(?: back)?|changed|shifted)(?: from .{{2,40}}?)? (?:to|until|for) (?P<o>.+)\Z"
 )
@@ -283,25 +283,25 @@ _HABIT = re.compile(
 )
 
 
-def statements(text: str, said: float) -> list[Statement]:
-    """What a message states, in order, 50 at most; nothing twice.
+def statements(text: str, said_at: float) -> list[Statement]:
+    """Return what a message states, in order, at most 50 statements, without repetitions.
 
     Args:
         said: when it was said, in seconds since the epoch; "next Tuesday" is relative to it.
     """
-    found: dict[tuple[str, str, str, bool], Statement] = {}
+    by_claim: dict[tuple[str, str, str, bool], Statement] = {}
     for clause in clauses(text):
-        for statement in _of(clause, said):
+        for statement in _parse_clause(clause, said_at):
             claim = statement.claim
             key = (claim.subject, claim.relation, claim.object, statement.over)
-            found.pop(key, None)  # what is said last counts
-            found[key] = statement
-        if len(found) >= MOST:
+            by_claim.pop(key, None)  # what is said last counts
+            by_claim[key] = statement
+        if len(by_claim) >= MAX_STATEMENTS:
             break
-    return list(found.values())[:MOST]
+    return list(by_claim.values())[:MAX_STATEMENTS]
 
 
-def _of(clause: Clause, said: float) -> Iterator[Statement]:
+def _parse_clause(clause: Clause, said_at: float) -> Iterator[Statement]:
     rest, text = _plain(clause.rest), _plain(clause.text)
     order = _instruction(rest)
     if order is not None:
@@ -309,26 +309,26 @@ def _of(clause: Clause, said: float) -> Iterator[Statement]:
         return
     memo = _MEMO.match(rest)
     if memo is not None:
-        yield from _memo(memo["what"], said)
+        yield from _memo(memo["what"], said_at)
         return
     if (apposition := _I_AM_A.match(text)) is not None:
-        yield from _ruled(USER, f"am {apposition['o']}", said)
+        yield from _apply_rules(USER, f"am {apposition['o']}", said_at)
     for match in _APPOSED.finditer(text):
-        if (found := _relative(match["kin"], match["o"])) is not None:
-            yield found
+        if (relative := _relative(match["kin"], match["o"])) is not None:
+            yield relative
     wrong = _NOT.search(text)
     correction = clause.fix or wrong is not None
     body = text[: wrong.start()] if wrong else text
-    for statement in _one(body, said):
+    for statement in _match_clause(body, said_at):
         claim = msgspec.structs.replace(statement.claim, correction=correction)
         yield msgspec.structs.replace(statement, claim=claim, instead=wrong["wrong"] if wrong else "")
-    meant = _IT_IS.match(text)
-    if meant is not None and (clause.fix or not text.lower().startswith("it is")):
-        yield Statement(text=meant["o"], claim=Claim(subject=USER, object=meant["o"], correction=True))
+    meant_match = _IT_IS.match(text)
+    if meant_match is not None and (clause.fix or not text.lower().startswith("it is")):
+        yield Statement(text=meant_match["o"], claim=Claim(subject=USER, object=meant_match["o"], correction=True))
     if (fixed := _IT_IS_NOT.match(text)) is not None:
-        right, other = (fixed["o1"] or fixed["o2"]).strip(), (fixed["w1"] or fixed["w2"]).strip()
-        if _is_object(right) and _is_object(other):
-            yield Statement(text=right, claim=Claim(subject=USER, object=right, correction=True), instead=other)
+        right, wrong_object = (fixed["o1"] or fixed["o2"]).strip(), (fixed["w1"] or fixed["w2"]).strip()
+        if _is_object(right) and _is_object(wrong_object):
+            yield Statement(text=right, claim=Claim(subject=USER, object=right, correction=True), instead=wrong_object)
 
 
 def _plain(text: str) -> str:
@@ -337,44 +337,50 @@ def _plain(text: str) -> str:
     return text
 
 
-def _one(text: str, said: float) -> Iterator[Statement]:
-    """The statements of one clause; the first pattern that fits has it."""
-    for pattern, read in _FORMS:
+def _match_clause(text: str, said_at: float) -> Iterator[Statement]:
+    """Yield the statements of one clause; the first pattern that fits has it."""
+    for pattern, build in _FORMS:
         match = pattern.match(text)
         if match is not None:
-            made = read(match, said)
-            if made is not None:
-                yield made
+            statement = build(match, said_at)
+            if statement is not None:
+                yield statement
                 return
     if (over := _NO_MORE.match(text)) is not None and (over["more"] or "no longer" in text or "not" not in text[:10]):
         rest = over["rest"] if "am no" not in text[:10] else f"am {over['rest']}"
-        yield from _ruled(USER, _present(rest), said, over=True)
+        yield from _apply_rules(USER, _present(rest), said_at, over=True)
         return
-    who = _SELF.match(text)
-    if who is not None:
-        if "never" in who["said"] and not who["rest"].startswith("have"):
+    subject_match = _SELF.match(text)
+    if subject_match is not None:
+        if "never" in subject_match["said"] and not subject_match["rest"].startswith("have"):
             return
-        rest = f"have never {who['rest'][5:]}" if "never" in who["said"] and who["rest"].startswith("have ") else who["rest"]
-        yield from _ruled(USER, re.sub(r"\Aare\b", "am", rest), said)
+        rest = (
+            f"have never {subject_match['rest'][5:]}"
+            if "never" in subject_match["said"] and subject_match["rest"].startswith("have ")
+            else subject_match["rest"]
+        )
+        yield from _apply_rules(USER, re.sub(r"\Aare\b", "am", rest), said_at)
         return
-    who = _THEIRS.match(text)
-    if who is not None:
-        first, _, more = who["rest"].partition(" ")
+    subject_match = _THEIRS.match(text)
+    if subject_match is not None:
+        first, _, more = subject_match["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
         if first != base or first in ("was", "moved", "relocated"):
-            yield from _ruled(
-                f"{USER}'s {who['kin'].lower()}" + (f" {who['called']}" if who["called"] else ""), f"{base} {more}", said
+            yield from _apply_rules(
+                f"{USER}'s {subject_match['kin'].lower()}" + (f" {subject_match['called']}" if subject_match["called"] else ""),
+                f"{base} {more}",
+                said_at,
             )
 
 
 def _present(rest: str) -> str:
-    """ "living in Porto" as "live in Porto"."""
+    """Turn "living in Porto" into "live in Porto"."""
     forms = {"living": "live", "working": "work", "using": "use", "playing": "play", "liking": "like", "studying": "study"}
     first, _, more = rest.partition(" ")
     return f"{forms.get(first, first)} {more}"
 
 
-def _ruled(subject: str, rest: str, said: float, *, over: bool = False) -> Iterator[Statement]:
+def _apply_rules(subject: str, rest: str, said_at: float, *, over: bool = False) -> Iterator[Statement]:
     if not rest.startswith("have never "):
         rest = re.sub(rf"\A(am|have) {_ADVERB}+", r"\1 ", rest)
     for pattern, relation, many in _RULES:
@@ -383,26 +389,26 @@ def _ruled(subject: str, rest: str, said: float, *, over: bool = False) -> Itera
             continue
         raw = match["o"]
         if relation == "event":
-            yield from _event(subject, raw, said)
+            yield from _event(subject, raw, said_at)
             return
-        if relation in ("plans to", "is going to") and not dates(raw, said):
+        if relation in ("plans to", "is going to") and not dates(raw, said_at):
             return
         if relation == "is" and _NO_IDENTITY.match(raw):
             return
         if not relation:
             verb, _, raw = raw.partition(" ")
             relation = _SAYS[verb]
-        moved = dates(raw, said, past=True) if "moved" in rest else []
-        if moved:
-            raw = re.sub(r"\s+(?:on|in|at|since|back)?\s*\Z", "", raw[: moved[0].span[0]])
-        made = _object(raw, said)
-        if made is None:
+        move_dates = dates(raw, said_at, past=True) if "moved" in rest else []
+        if move_dates:
+            raw = re.sub(r"\s+(?:on|in|at|since|back)?\s*\Z", "", raw[: move_dates[0].span[0]])
+        parsed = _parse_object(raw, said_at)
+        if parsed is None:
             return
-        thing, since, until = made
-        if moved and moved[0].start <= said:
-            since = moved[0].start
+        thing, since, until = parsed
+        if move_dates and move_dates[0].start <= said_at:
+            since = move_dates[0].start
         if relation == "has been":
-            since = _beginning(raw, said)
+            since = _beginning(raw, said_at)
             if since is None:
                 return
         if relation in ("is", "works as") and len(thing.split()) > 9:
@@ -429,8 +435,10 @@ def _statement(
     return Statement(text=text, claim=claim, since=since, until=until, importance=importance, over=over)
 
 
-def _object(raw: str, said: float, *, past: bool = False, words: int = 14) -> tuple[str, float | None, float | None] | None:
-    """What the words name, with the times between which it is said to hold; None where that is in doubt."""
+def _parse_object(
+    raw: str, said_at: float, *, past: bool = False, words: int = 14
+) -> tuple[str, float | None, float | None] | None:
+    """Return the object that the words name, with the times between which the statement holds; None in doubt."""
     text = _OBJECT_ENDS.sub("", raw)
     if " " not in text.strip() and _TO_THAT.match(raw[len(text) :]):
         return None  # "escaping to that world"
@@ -445,18 +453,18 @@ def _object(raw: str, said: float, *, past: bool = False, words: int = 14) -> tu
     if not _is_object(text, words):
         return None
     since = until = None
-    text, found = grounded(text, said, past=past)
-    for dated in found:
-        before = _before(raw, dated, said, past)
-        if before in ("until", "till", "through"):
+    text, days = grounded(text, said_at, past=past)
+    for dated in days:
+        preposition = _word_before(raw, dated, said_at, past)
+        if preposition in ("until", "till", "through"):
             until = dated.end
-        elif before in ("since", "starting", "from", "of"):
+        elif preposition in ("since", "starting", "from", "of"):
             since = dated.start
     return _for_others(text), since, until
 
 
-def _before(raw: str, dated: Dated, said: float, past: bool) -> str:
-    """The word before a date, also "from" before "on Monday"."""
+def _word_before(raw: str, dated: Dated, said_at: float, past: bool) -> str:
+    """Return the word before a date, also "from" before "on Monday"."""
     words = [word for word in raw[: dated.span[0]].lower().split() if word not in ("on", "in", "the")]
     return words[-1] if words else ""
 
@@ -487,70 +495,70 @@ def _is_object(text: str, words: int = 14) -> bool:
 
 
 def _for_others(text: str) -> str:
-    """First person as third: "my parents" is "their parents"."""
-    for own, other in (
+    """Turn the first person into the third: "my parents" becomes "their parents"."""
+    for pattern, replacement in (
         (r"\bmy\b", "their"),
         (r"\bour\b", "their"),
         (r"\bme\b", "them"),
         (r"\bus\b", "them"),
         (r"\bmyself\b", "themself"),
     ):
-        text = re.sub(own, other, text, flags=re.IGNORECASE if own != r"\bus\b" else 0)
+        text = re.sub(pattern, replacement, text, flags=re.IGNORECASE if pattern != r"\bus\b" else 0)
     return text
 
 
-def _beginning(raw: str, said: float) -> float | None:
-    """Since when something lasts that is so "for five years" or "since 2019"."""
+def _beginning(raw: str, said_at: float) -> float | None:
+    """Return since when a state lasts that holds "for five years" or "since 2019"."""
     lasting = re.search(r"\bfor (?:about |over |almost |nearly |around |more than |the (?:past|last) )*(.+)\Z", raw)
-    found = dates(f"{lasting[1]} ago", said) if lasting else dates(raw, said, past=True)
-    return found[0].start if found and found[0].start <= said else None
+    days = dates(f"{lasting[1]} ago", said_at) if lasting else dates(raw, said_at, past=True)
+    return days[0].start if days and days[0].start <= said_at else None
 
 
-def _event(subject: str, raw: str, said: float) -> Iterator[Statement]:
-    """Something that was done on a day that is named."""
-    made = _object(raw, said, past=True, words=18)
-    found = [dated for dated in dates(raw, said, past=True) if dated.start <= said]
-    if made is None or not found or raw.startswith(("had to ", "got to ", "saw that ")):
+def _event(subject: str, raw: str, said_at: float) -> Iterator[Statement]:
+    """Yield something that was done on a day that is named."""
+    parsed = _parse_object(raw, said_at, past=True, words=18)
+    days = [dated for dated in dates(raw, said_at, past=True) if dated.start <= said_at]
+    if parsed is None or not days or raw.startswith(("had to ", "got to ", "saw that ")):
         return
-    verb, _, thing = made[0].partition(" ")
-    start, end = found[0].span
+    verb, _, thing = parsed[0].partition(" ")
+    start, end = days[0].span
     said_of = f"{raw[:start]} {raw[end:]}".partition(" ")[2]
     if re.sub(r"\b(?:back|in|on|at|up|with|to|the|a)\b", "", said_of).split():
-        yield _statement(subject, verb, thing, many=True, since=found[0].start)
+        yield _statement(subject, verb, thing, many=True, since=days[0].start)
 
 
 def _instruction(text: str) -> Statement | None:
     match = _ORDER.match(text)
     if match is None or len(text) > 400 or HOLE in text:
         return None
-    what = match["what"].strip()
-    if not _ORDERED.match(what) or len(what.split()) < 2:
+    task = match["what"].strip()
+    if not _ORDERED.match(task) or len(task.split()) < 2:
         return None
-    told = text.strip(" .!")
-    claim = Claim(subject=ASSISTANT, relation="is told to", object=told, confidence=1.0, many=True)
-    return Statement(text=f"The user's standing instruction: {told}.", claim=claim, importance=1.0)
+    instruction = text.strip(" .!")
+    claim = Claim(subject=ASSISTANT, relation="is told to", object=instruction, confidence=1.0, many=True)
+    return Statement(text=f"The user's standing instruction: {instruction}.", claim=claim, importance=1.0)
 
 
-def _memo(what: str, said: float) -> Iterator[Statement]:
-    """A request to remember something: the statement in it, or else its words."""
-    what = what.strip(" .!")
-    inner = [statement for clause in clauses(what) for statement in _one(_plain(clause.text), said)]
+def _memo(content: str, said_at: float) -> Iterator[Statement]:
+    """Yield the statement in a request to remember something, or else its words."""
+    content = content.strip(" .!")
+    inner = [statement for clause in clauses(content) for statement in _match_clause(_plain(clause.text), said_at)]
     for statement in inner:
         yield msgspec.structs.replace(statement, importance=0.8)
     if (
         not inner
-        and len(what.split()) > 2
-        and len(what) <= 300
-        and HOLE not in what
-        and not re.search(r"\byou(?:'re|r)?\b", what)
+        and len(content.split()) > 2
+        and len(content) <= 300
+        and HOLE not in content
+        and not re.search(r"\byou(?:'re|r)?\b", content)
     ):
-        text = _for_others(re.sub(r"\b[Ii] am\b", "they are", grounded(what, said)[0]))
+        text = _for_others(re.sub(r"\b[Ii] am\b", "they are", grounded(content, said_at)[0]))
         text = re.sub(r"\b[Ii]\b", "they", text)
         claim = Claim(subject=USER, relation="wants remembered", object=text, confidence=1.0, many=True)
         yield Statement(text=f"The user wants remembered: {text}.", claim=claim, importance=0.8)
 
 
-def _named(match: re.Match[str], said: float) -> Statement | None:
+def _user_name(match: re.Match[str], said_at: float) -> Statement | None:
     name = match["o"]
     if name.split()[0].lower() in _NO_NAME or re.fullmatch(_STATES, name, re.IGNORECASE):
         return None
@@ -558,7 +566,7 @@ def _named(match: re.Match[str], said: float) -> Statement | None:
     return _statement(USER, "name", name, many=False, text=f"The user's name is {name}.", importance=0.8)
 
 
-def _nicknamed(match: re.Match[str], said: float) -> Statement | None:
+def _nickname(match: re.Match[str], said_at: float) -> Statement | None:
     name = match["o"]
     if name.split()[0].lower() in _NO_NAME:
         return None
@@ -573,85 +581,89 @@ def _relative(kin: str, name: str) -> Statement | None:
     return _statement(whose, "name", name, many=many, text=f"The name of the {whose} is {name}.")
 
 
-def _kin_named(match: re.Match[str], said: float) -> Statement | None:
+def _kin_name(match: re.Match[str], said_at: float) -> Statement | None:
     return _relative(match["kin"], match["o"])
 
 
-def _favourite(match: re.Match[str], said: float) -> Statement | None:
-    made = _object(match["o"], said, words=8)
+def _favourite(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at, words=8)
     relation = f"favorite {match['r'].lower()}"
-    if made is None or _ANAPHORA.search(match["r"]):
+    if parsed is None or _ANAPHORA.search(match["r"]):
         return None
-    return _statement(USER, relation, made[0], many=False, text=f"The user's {relation} is {made[0]}.")
+    return _statement(USER, relation, parsed[0], many=False, text=f"The user's {relation} is {parsed[0]}.")
 
 
-def _valued(match: re.Match[str], said: float) -> Statement | None:
-    """ "My deadline is March 15", "my library has 45 sources"."""
-    made = _object(match["o"], said, words=8)
-    what = match["r"].strip()
+def _value(match: re.Match[str], said_at: float) -> Statement | None:
+    """Read a property with a value: "My deadline is March 15", "my library has 45 sources"."""
+    parsed = _parse_object(match["o"], said_at, words=8)
+    topic = match["r"].strip()
     if (
-        made is None
-        or _ANAPHORA.search(what)
-        or len(what.split()) > 6
-        or re.search(r"\b(?:question|guess|point|concern|problem|heart)\b", what)
+        parsed is None
+        or _ANAPHORA.search(topic)
+        or len(topic.split()) > 6
+        or re.search(r"\b(?:question|guess|point|concern|problem|heart)\b", topic)
     ):
         return None
     whole = match[0]
-    verb = "has" if re.search(rf"{re.escape(what)} (?:has|have)\b", whole) else "is"
-    relation = re.sub(r"\bmy\b", "their", what)
-    return _statement(USER, relation, made[0], many=False, text=f"The user's {relation} {verb} {made[0]}.")
+    verb = "has" if re.search(rf"{re.escape(topic)} (?:has|have)\b", whole) else "is"
+    relation = re.sub(r"\bmy\b", "their", topic)
+    return _statement(USER, relation, parsed[0], many=False, text=f"The user's {relation} {verb} {parsed[0]}.")
 
 
-def _dated(match: re.Match[str], said: float) -> Statement | None:
-    """An appointment or a deadline, on a day that is named."""
-    when, found = grounded(match["o"], said)
-    if not found:
-        when, found = grounded(f"on {match['o']}", said)
-    made = _object(when, said, words=10)
-    what = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
-    if made is None or not found or _ANAPHORA.search(what) or what.endswith(" from"):
+def _appointment(match: re.Match[str], said_at: float) -> Statement | None:
+    """Return an appointment or a deadline, on a day that is named."""
+    when, days = grounded(match["o"], said_at)
+    if not days:
+        when, days = grounded(f"on {match['o']}", said_at)
+    parsed = _parse_object(when, said_at, words=10)
+    topic = re.sub(r" (?:scheduled|set|booked|planned|coming up|to \w+)\Z", "", _for_others(match["r"].strip()))
+    if parsed is None or not days or _ANAPHORA.search(topic) or topic.endswith(" from"):
         return None
-    when = made[0] if re.match(r"(?:on|at|by|in|for) ", made[0]) else f"on {made[0]}"
-    text = f"The {what} is {when}." if match[0][0] in "Tt" else f"The user's {what} is {when}."
-    statement = _statement(USER, what, made[0], many=True, text=text)
+    when = parsed[0] if re.match(r"(?:on|at|by|in|for) ", parsed[0]) else f"on {parsed[0]}"
+    text = f"The {topic} is {when}." if match[0][0] in "Tt" else f"The user's {topic} is {when}."
+    statement = _statement(USER, topic, parsed[0], many=True, text=text)
     return msgspec.structs.replace(statement, replaces=match.re is not _HAVE_EVENT)
 
 
-def _born(match: re.Match[str], said: float) -> Statement | None:
-    made = _object(match["o"], said, words=5)
-    return None if made is None else _statement(USER, "birthday", made[0], many=False, text=f"The user's birthday is {made[0]}.")
-
-
-def _aimed(match: re.Match[str], said: float) -> Statement | None:
-    made = _object(match["o"], said)
+def _birthday(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at, words=5)
     return (
         None
-        if made is None
-        else _statement(USER, match["r"], made[0], many=False, text=f"The user's {match['r']} is to {made[0]}.")
+        if parsed is None
+        else _statement(USER, "birthday", parsed[0], many=False, text=f"The user's birthday is {parsed[0]}.")
     )
 
 
-def _habit(match: re.Match[str], said: float) -> Statement | None:
-    made = _object(match["o"], said)
-    if made is None or re.match(
-        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope|just|have|started)\b", made[0]
+def _goal(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at)
+    return (
+        None
+        if parsed is None
+        else _statement(USER, match["r"], parsed[0], many=False, text=f"The user's {match['r']} is to {parsed[0]}.")
+    )
+
+
+def _habit(match: re.Match[str], said_at: float) -> Statement | None:
+    parsed = _parse_object(match["o"], said_at)
+    if parsed is None or re.match(
+        r"(?:was|were|am|had|have|did|went|know|think|see|feel|will|can|met|look|need|want|hope|just|have|started)\b", parsed[0]
     ):
         return None
-    return _statement(USER, "habit", made[0], many=True, text=f"The user's habit: {made[0]}.")
+    return _statement(USER, "habit", parsed[0], many=True, text=f"The user's habit: {parsed[0]}.")
 
 
 _FORMS = [
-    (_MY_NAME, _named),
-    (_I_AM, _named),
-    (_CALL_ME, _nicknamed),
-    (_KIN_NAME, _kin_named),
-    (_BIRTHDAY, _born),
+    (_MY_NAME, _user_name),
+    (_I_AM, _user_name),
+    (_CALL_ME, _nickname),
+    (_KIN_NAME, _kin_name),
+    (_BIRTHDAY, _birthday),
     (_FAVOURITE, _favourite),
     (_IS_FAVOURITE, _favourite),
-    (_MOVED, _dated),
-    (_HAVE_EVENT, _dated),
-    (_THE_IS, _dated),
-    (_GOAL, _aimed),
-    (_MINE_IS, _valued),
+    (_RESCHEDULED, _appointment),
+    (_HAVE_EVENT, _appointment),
+    (_THE_IS, _appointment),
+    (_GOAL, _goal),
+    (_MINE_IS, _value),
     (_HABIT, _habit),
 ]

@@ -2,54 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from kilburn.arguments import checked
-from kilburn.backend import SegmentInfo
+from kilburn.backend import State
 from kilburn.claims import DOUBTS
 from kilburn.collections.collection import Collection, undisturbed
+from kilburn.collections.versions import Version
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
+from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.doubt import MOST as DOUBTED
-from kilburn.memory.doubt import doubted_by, link, resembling, rival_words, rivalling, turns
-from kilburn.memory.learning import Learned, LearningJob, answering
-from kilburn.memory.retention import Quota, within
+from kilburn.memory.doubt import (
+    MAX_DOUBTED_FACTS,
+    doubt_link,
+    doubted_facts,
+    has_change_sign,
+    resemblance_test,
+    rival_test,
+    rival_words,
+)
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
+from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
-from kilburn.memory.words import is_said, told
+from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place, parse_address
 from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
 
-NEAR = 8
+MAX_RIVALS = 8
 """Facts that are compared with one that is told."""
 
-WORDS, EACH = 12, 32
+MAX_WORDS, MAX_FACTS_PER_WORD = 12, 32
 """Words of a sentence by which facts are looked for that it may change, the longest first; facts of each."""
 
-RECENT = 10
+MAX_RECENT_MESSAGES = 10
 """The user's last messages, in which it is looked for what an agent notes."""
 
 
 @checked
-class UserMemory(Collection):
-    """What is known of a user of the tenant, fact by fact; made by `Store.memory`.
-
-    Safe to use from several threads.
+class UserMemory:
+    """The facts that are known of a user of the tenant; made by `Store.memory`. Safe to use from several threads.
 
     Args:
-        levels: whose sessions it learns from, and what it searches with.
+        store: has the sessions to learn from, and the vectors to search with.
+        collection: holds the facts as pages; its `apply` takes any change, and its `events` are the ledger.
     """
 
-    def __init__(self, levels: Store, info: SegmentInfo) -> None:
-        super().__init__(levels, info, levels.counter, levels.clock)
-        self._levels = levels
+    def __init__(self, store: Store, collection: Collection) -> None:
+        self._store, self.collection = store, collection
+        self.name, self.user = collection.name, collection.info.user
+
+    def __repr__(self) -> str:
+        """Name and size of the memory; no text of a fact."""
+        return f"<UserMemory {self.name!r}: {self.collection.info.pages} pages>"
 
     def remember(
         self,
@@ -62,8 +75,8 @@ class UserMemory(Collection):
         secrets: Secrets = None,
         quota: Quota | None = None,
     ) -> str:
-        """Keep a fact that a person tells; returns its address. It can be found at once. What it may make untrue stays in force,
-        and a search marks it (`Found.doubted`).
+        """Store a fact that a person states, and return its address. It can be found at once. Facts that it may make untrue stay
+        in force, and a search marks them (`Found.doubted`).
 
         Args:
             since, until: from when to when it is true, in seconds since the epoch.
@@ -80,10 +93,10 @@ class UserMemory(Collection):
         add = Add(text=clean, since=since, until=until, importance=importance, why="a person told it")
 
         def write() -> str:
-            seen = None if quota is None else self.head
+            head = None if quota is None else self.collection.ledger.head
             olds = self._rivals(clean)
-            adds = [add, *([link(olds)] if olds else [])]
-            return self.apply(*within(quota, self, adds, self.clock()), seen=seen)[0]
+            adds = [add, *([doubt_link(olds)] if olds else [])]
+            return self.collection.apply(*make_room(quota, self.collection, adds, self.collection.clock()), seen=head)[0]
 
         address = undisturbed(write)
         if pin:
@@ -91,8 +104,9 @@ class UserMemory(Collection):
         return address
 
     def note(self, text: str, session: Session, *, secrets: Secrets = None) -> str:
-        """Keep a fact that the agent of a session notes; returns its address. Where the user said it, in whatever words, it cites
-        that message and holds at once; else it is the agent's word, and proposed if the agent had read what may not be believed.
+        """Store a fact that the agent of a session notes, and return its address. If the user said it, in whatever words, it
+        cites that message and holds at once. Otherwise it counts as the agent's word, and is only proposed if the agent had read
+        untrusted text.
 
         Args:
             secrets: see `remember`.
@@ -102,53 +116,63 @@ class UserMemory(Collection):
         """
         clean, _ = screen(text, secrets)
         with session.lock:
-            session.refresh()
-            pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
-            said = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
-            its = next((page for page in reversed(said[-RECENT:]) if is_said(clean, session.text(page.id))), None)
-            source = its or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
+            session.ledger.refresh()
+            window = session.window
+            pages = [page for page in window.pages.originals() if window.at(page.id) is not Place.DROPPED]
+            messages = [page for page in pages if page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER]
+            source_message = next(
+                (page for page in reversed(messages[-MAX_RECENT_MESSAGES:]) if is_said(clean, session.contents.text(page.id))),
+                None,
+            )
+            source = source_message or next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
             if source is None:
                 raise KernelError("nothing was said yet", advice="a fact that an agent notes cites what was said")
-            tainted = its is None and lowest_read(session)[source.id] < Trust.AGENT
-            cite = (session.owner(source.id), source.id)
+            tainted = source_message is None and lowest_read(session)[source.id] < Trust.AGENT
+            cite = (session.contents.owner(source.id), source.id)
 
         def write() -> str:
             olds = self._rivals(clean) if not tainted else []
             add = Add(text=clean, cites=(cite,), since=source.time, why="an agent noted it")
-            return self.apply(add, *([link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted)[0]
+            return self.collection.apply(
+                add, *([doubt_link(olds)] if olds else []), policy="agent", cause="learn", tainted=tainted
+            )[0]
 
         return undisturbed(write)
 
     def _rivals(self, text: str) -> list[int]:
-        """The facts in force that a sentence may make untrue."""
-        pair, words = rival_words(text), sorted(told(text), key=lambda word: (-len(word), word)) if turns(text) else []
+        """Return the facts in force that a sentence may make untrue; none if they would be too many."""
+        pair, words = rival_words(text), list[str]()
+        if has_change_sign(text):
+            words = sorted(content_words(text), key=lambda word: (-len(word), word))[:MAX_WORDS]
         if pair is None and not words:
             return []
-        wanted = [*([pair] if pair is not None else []), *((word, "") for word in words[:WORDS])]
-        found = [[hit.page for hit in hits] for hits in self.backend.newest(self.number, wanted, EACH if words else NEAR)]
-        near = found.pop(0)[:NEAR] if pair is not None else []
-        # Of a common word only the newest facts are looked at: it costs the same however many there are.
-        worth: dict[int, float] = {}
-        for pages in found:
+        backend, number = self.collection.backend, self.collection.number
+        queries = [*([pair] if pair is not None else []), *((word, "") for word in words)]
+        limit = MAX_FACTS_PER_WORD if words else MAX_RIVALS
+        matches = [[hit.page for hit in hits] for hits in backend.words.newest(number, queries, limit)]
+        near = matches.pop(0)[:MAX_RIVALS] if pair is not None else []
+        # Only the newest facts with a common word are read, so the cost does not grow with the memory.
+        weights: dict[int, float] = {}
+        for pages in matches:
             for page in pages:
-                worth[page] = worth.get(page, 0.0) + 1 / len(pages)
-        near += sorted(worth, key=lambda page: (-worth[page], -page))[:NEAR]
-        keys = [(self.number, page) for page in dict.fromkeys(near)]
-        # What is marked is read again, and verified, when it is linked.
-        skimmed = self.backend.skim(keys).values() if keys else ()
-        rows = [page for page, state in skimmed if state.at is Place.OUT and page.kind is Kind.FACT]
-        texts = self.backend.texts({page.digest for page in rows}) if rows else {}
-        rivals, resembles = rivalling(text), resembling(text) if words else None
-        olds = []
-        for row in rows:
-            known = texts[row.digest]
-            if rivals(known) or (resembles is not None and resembles(known, row.claim)):
-                olds.append(row.id)
-        return olds if len(olds) <= DOUBTED else []
+                weights[page] = weights.get(page, 0.0) + 1 / len(pages)
+        near += sorted(weights, key=lambda page: (-weights[page], -page))[:MAX_RIVALS]
+        keys = [(number, page) for page in dict.fromkeys(near)]
+        # `skim` does not verify: the doubted facts are read again when the doubt is written.
+        rows = [page for page, state in (backend.skim(keys).values() if keys else ()) if state.at is Place.OUT]
+        facts = [page for page in rows if page.kind is Kind.FACT]
+        texts = backend.contents.texts({page.digest for page in facts}) if facts else {}
+        is_rival, resembles = rival_test(text), resemblance_test(text) if words else None
+        rivals = []
+        for fact in facts:
+            text_of_fact = texts[fact.digest]
+            if is_rival(text_of_fact) or (resembles is not None and resembles(text_of_fact, fact.claim)):
+                rivals.append(fact.id)
+        return rivals if len(rivals) <= MAX_DOUBTED_FACTS else []
 
     def update(self, address: str, text: str, *, since: float | None = None, secrets: Secrets = None) -> str:
-        """Put a new text in place of a fact, as a person; returns its address. The old fact is retired in the same
-        transaction and stays in the history. The new one has its importance.
+        """Replace a fact by a new text, as a person, and return its address. The old fact is retired in the same transaction and
+        stays in the history. The new fact inherits its importance.
 
         Args:
             address: one fact that is in force.
@@ -162,28 +186,28 @@ class UserMemory(Collection):
         clean, _ = screen(text, secrets)
 
         def write() -> str:
-            seen, pages = self.head, self.resolve(address)
+            head, pages = self.collection.ledger.head, self.collection.contents.resolve(address)
             if len(pages) != 1:
                 raise KernelError(f"{address} names {len(pages):,} facts", advice="update one at a time")
-            _, state = self.read(pages[0])
+            _, state = self.collection.read(pages[0])
             if state.at is not Place.OUT:
                 raise KernelError(f"{address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
             doubts = self._doubts(pages[0])
-            gone = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
+            retirement = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
             # What the old fact may have made untrue, the new one may, too.
-            about = [doubted_by(page) for page in doubts]
+            about = [doubted_facts(page) for page in doubts]
             olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
-            return self.apply(add, *([link(olds)] if olds else []), gone, seen=seen)[0]
+            return self.collection.apply(add, *([doubt_link(olds)] if olds else []), retirement, seen=head)[0]
 
         return undisturbed(write)
 
     def _doubts(self, fact: int) -> list[Page]:
-        """The pages in force by which a fact is doubted, or doubts others."""
-        keys = [key for key in self.backend.citing(self.number, [fact]) if key[0] == self.number]
-        rows = self.backend.read(keys).values()
-        there = [page for page, state in rows if state.at is Place.OUT]
-        return [page for page in there if page.claim is not None and page.claim.relation == DOUBTS]
+        """Return the pages in force by which a fact is doubted, or doubts others."""
+        backend, number = self.collection.backend, self.collection.number
+        rows = backend.read(key for key in backend.citing(number, [fact]) if key[0] == number).values()
+        pages = [page for page, state in rows if state.at is Place.OUT]
+        return [page for page in pages if page.claim is not None and page.claim.relation == DOUBTS]
 
     def learn(
         self,
@@ -209,8 +233,8 @@ class UserMemory(Collection):
             StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
             the extra.
         """
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
-        return run(job.learn(), answering(self._levels, model))
+        job = LearningJob(self._store, session, policy, self.user, secrets, quota)
+        return run(job.learn(), make_answerer(self._store, model))
 
     async def alearn(
         self,
@@ -223,21 +247,21 @@ class UserMemory(Collection):
     ) -> Learned:
         """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
         written."""
-        job = LearningJob(self._levels, session, policy, self.user, secrets, quota)
-        return await arun(job.learn(), answering(self._levels, model))
+        job = LearningJob(self._store, session, policy, self.user, secrets, quota)
+        return await arun(job.learn(), make_answerer(self._store, model))
 
     def search(
         self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
     ) -> Findings:
-        """Facts of this memory that match; see `Store.search`, which also finds what belongs to all users.
+        """Return facts of this memory that match; see `Store.search`, which also finds the facts of all users.
 
         Raises:
             StoreError.
         """
-        levels, now = self._levels, self.clock() if at is None else at
-        search = Searcher(self.backend, levels.ranking, levels.vectors, [self.info])
-        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
-        self.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
+        store, time = self._store, self.collection.clock() if at is None else at
+        search = Searcher(self.collection.backend, store.ranking, store.vectors, [self.collection.info])
+        hits = search.findings(query, tokens, time, self.collection.counter, limit=limit, at=at, abstain=abstain)
+        self.collection.ledger.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 
     async def asearch(
@@ -245,3 +269,43 @@ class UserMemory(Collection):
     ) -> Findings:
         """`search` for async callers, in a worker thread."""
         return await aside(partial(self.search, query, tokens, limit, at=at, abstain=abstain))
+
+    def recall(self, address: str) -> Recalled:
+        """Return the exact text at an address, also of retired facts.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        return self.collection.recall(address)
+
+    async def arecall(self, address: str) -> Recalled:
+        """`recall` for async callers, in a worker thread."""
+        return await self.collection.arecall(address)
+
+    def pages(self, at: float | None = None, *, proposed: bool = False, history: bool = False) -> Iterator[tuple[Page, State]]:
+        """Yield facts with their states; see `Collection.pages`."""
+        return self.collection.pages(at, proposed=proposed, history=history)
+
+    def history(self, address: str) -> list[Version]:
+        """Return the versions of a fact, oldest first; see `Collection.history`."""
+        return self.collection.history(address)
+
+    def pin(self, address: str) -> None:
+        """Protect facts from quotas and sweeps."""
+        self.collection.pin(address)
+
+    def unpin(self, address: str) -> None:
+        """Take a pin back."""
+        self.collection.unpin(address)
+
+    def accept(self, address: str, why: str = "") -> list[str]:
+        """Put proposed facts in force; see `Collection.accept`."""
+        return self.collection.accept(address, why)
+
+    def undo(self, address: str, why: str = "") -> list[str]:
+        """Undo the last change of facts; see `Collection.undo`."""
+        return self.collection.undo(address, why)
+
+    def forget(self, address: str, why: str = "") -> list[str]:
+        """Forget facts, and all that was made from them; see `Segment.forget`."""
+        return self.collection.forget(address, why)

@@ -60,7 +60,7 @@ class About(Protocol):
     """See `MemoryView.about`."""
 
     def __call__(self, subject: str, relation: str, thing: str = "") -> Sequence[tuple[Page, State]]:
-        """What is in force about a subject."""
+        """Return what is in force about a subject."""
         ...
 
 
@@ -101,10 +101,10 @@ class MemoryView:
     @property
     def taint(self) -> Trust:
         """The lowest trust of what was read before and in `new`; below AGENT, what is learned is only proposed."""
-        return min((said.taint for said in self.new), default=Trust.USER)
+        return min((utterance.taint for utterance in self.new), default=Trust.USER)
 
     def standing(self, claim: Claim) -> Sequence[tuple[Page, State]]:
-        """What is in force that a claim may repeat or contradict."""
+        """Return what is in force that a claim may repeat or contradict."""
         return self.about(claim.subject, claim.relation, claim.object if claim.many else "")
 
 
@@ -120,5 +120,5 @@ class MemoryPolicy(Protocol):
     """
 
     def plan(self, view: MemoryView) -> MemoryPlan:
-        """Moves for this view; an empty sequence if there is nothing to learn."""
+        """Return moves for this view; an empty sequence if there is nothing to learn."""
         ...

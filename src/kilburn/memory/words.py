@@ -71,17 +71,18 @@ _TIMES = (
 )
 
 
-def ending(text: str, said: float) -> float | None:
-    """Until when a statement says that it is true ("until March 2030"), in seconds since the epoch; None if it does not."""
-    ends = [dated.end for dated in dates(text, said) if _UNTIL.search(text[: dated.span[0]])]
-    return min(ends) if ends and min(ends) > said else None
+def stated_end(text: str, said_at: float) -> float | None:
+    """Return until when a statement says that it is true ("until March 2030"), in seconds since the epoch; None if it does not
+    say."""
+    ends = [dated.end for dated in dates(text, said_at) if _UNTIL.search(text[: dated.span[0]])]
+    return min(ends) if ends and min(ends) > said_at else None
 
 
 _UNTIL = re.compile(r"\b(?:until|till|through|up to)\s+(?:the\s+(?:end\s+of\s+)?)?\Z", re.IGNORECASE)
 
 
-def told(text: str) -> set[str]:
-    """The words of a text that say something, in lower case."""
+def content_words(text: str) -> set[str]:
+    """Return the content words of a text, in lower case."""
     folded = text.casefold()
     words = set(_PLAIN.findall(folded)) if folded.isascii() else {match[1] or match[0] for match in _WORD.finditer(folded)}
     return {word for word in words - _COMMON if len(word) > 1 or word.isdigit()}
@@ -93,7 +94,7 @@ _stemmer = apsw.Connection(":memory:").fts5_tokenizer("porter", ["unicode61", "r
 
 @lru_cache(16_384)
 def stem(word: str) -> str:
-    """A word in lower case without its ending: "lives", "living" and "lived" are alike; a number is its digits."""
+    """Return the stem of a word in lower case: "lives", "living" and "lived" have the same; a number becomes its digits."""
     if word in _NUMBERS:
         return str(_NUMBERS.index(word))
     if not word.isalpha() or not word.isascii():
@@ -101,50 +102,50 @@ def stem(word: str) -> str:
     if word.endswith("oes"):
         return word[:-2]
     with _lock:
-        found = list(_stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False))
-    first = found[0] if found else (word,)
+        tokens = list(_stemmer(word.encode(), apsw.FTS5_TOKENIZE_DOCUMENT, None, include_offsets=False))
+    first = tokens[0] if tokens else (word,)
     return str(first[0]) if isinstance(first, tuple) else first
 
 
-def matched(words: Iterable[str], others: Iterable[str]) -> set[str]:
-    """The words that are among others, whatever their endings."""
-    stems = {stem(other) for other in others}
+def match_words(words: Iterable[str], candidates: Iterable[str]) -> set[str]:
+    """Return the words that are among others, whatever their endings."""
+    stems = {stem(candidate) for candidate in candidates}
     return {word for word in words if stem(word) in stems}
 
 
-def covered(one: str, other: str) -> float:
-    """How much of a text another says in the same words, 0 to 1."""
-    words = told(one)
-    return len(matched(words, told(other))) / len(words) if words else 0.0
+def coverage(text: str, source: str) -> float:
+    """Return the share of a text's content words that another text has, 0 to 1."""
+    words = content_words(text)
+    return len(match_words(words, content_words(source))) / len(words) if words else 0.0
 
 
-def agreement(one: str, other: str) -> float:
-    """How much two texts say in the same words: of the text that has fewer."""
-    return covered(*sorted((one, other), key=lambda text: (len(told(text)), text)))
+def agreement(first: str, second: str) -> float:
+    """Return the share of common content words of two texts, by the text that has fewer."""
+    return coverage(*sorted((first, second), key=lambda text: (len(content_words(text)), text)))
 
 
-def is_said(text: str, said: str) -> bool:
-    """Whether a sentence says what was said, in whatever words: its names, its numbers and most of its words were, and it denies
-    nothing of which no sign was."""
-    words = told(text)
-    left = words - matched(words, told(said))
-    if not words or left & names(text) or any(stem(word).isdigit() for word in left) or len(left) > len(words) / 2:
+def is_said(text: str, message: str) -> bool:
+    """Return whether a message supports a sentence, in whatever words: it has all names and numbers and most words of the
+    sentence, and a sign of change if the sentence denies something."""
+    words = content_words(text)
+    unsaid = words - match_words(words, content_words(message))
+    if not words or unsaid & proper_names(text) or any(stem(word).isdigit() for word in unsaid) or len(unsaid) > len(words) / 2:
         return False
-    return NEGATED.search(text) is None or is_sign(said)
+    return NEGATED.search(text) is None or is_sign(message)
 
 
-def names(text: str) -> set[str]:
-    """The names in a sentence, in lower case: words with a capital that do not begin it."""
-    found: set[str] = set()
+def proper_names(text: str) -> set[str]:
+    """Return the names in a sentence, in lower case: words with a capital that do not begin it."""
+    hits: set[str] = set()
     between = 0
     for match in _WORD.finditer(text):
         word, start = match[1] or match[0], match.start()
         capital = not word.islower() and word != "I" and any(map(str.isupper, word))
         # What stands before the first word ends no sentence.
         if capital and start and (not between or _STOPS.search(text[between:start]) is None):
-            found.add(word.casefold())
+            hits.add(word.casefold())
         between = start + len(word)
-    return found
+    return hits
 
 
 _STOPS = re.compile(r"[.!?]\s")
@@ -152,25 +153,26 @@ _STOPS = re.compile(r"[.!?]\s")
 
 
 def is_sign(text: str) -> bool:
-    """Whether a message says that something changed, ended or was wrong; of a language that is not known here, it may."""
+    """Return whether a message has a sign that something changed, ended or was wrong. A message in an unknown language may have
+    one."""
     return any(words.search(text) for words in (NEGATED, ENDS, BRINGS)) or not is_english(text)
 
 
-def is_known(text: str, other: str, alike: float) -> bool:
-    """Whether another text says all that this one says: its words and numbers, its names in the same order ("Tom gave Ana 50" is
-    not "Ana gave Tom 50"), of the same time, and denying what this one denies."""
-    if (NEGATED.search(text) is None) is not (NEGATED.search(other) is None) or _time(text) != _time(other):
+def is_known(text: str, known_text: str, alike: float) -> bool:
+    """Return whether another text says all that this one says: its words and numbers, its names in the same order ("Tom gave Ana
+    50" is not "Ana gave Tom 50"), the same tense, and the same negation."""
+    if (NEGATED.search(text) is None) is not (NEGATED.search(known_text) is None) or _time(text) != _time(known_text):
         return False
-    numbers = {stem(word) for word in told(text) if stem(word).isdigit()}
-    if not numbers <= {stem(word) for word in told(other)} or covered(text, other) < alike:
+    numbers = {stem(word) for word in content_words(text) if stem(word).isdigit()}
+    if not numbers <= {stem(word) for word in content_words(known_text)} or coverage(text, known_text) < alike:
         return False
-    one, two = _people(text), _people(other)
-    both = set(one) & set(two)
-    return [name for name in one if name in both] == [name for name in two if name in both]
+    people, known_people = _people(text), _people(known_text)
+    common = set(people) & set(known_people)
+    return [name for name in people if name in common] == [name for name in known_people if name in common]
 
 
 def _people(text: str) -> list[str]:
-    """The words with a capital, in order, each once, without the days and months, which may stand anywhere."""
+    """Return the words with a capital, in order, each once, without the days and months, which may stand anywhere."""
     words = (match[0].casefold() for match in _WORD.finditer(text) if match[0][:1].isupper())
     return [word for word in dict.fromkeys(words) if word not in _COMMON and not _CALENDAR.match(word)]
 

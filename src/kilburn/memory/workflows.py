@@ -35,16 +35,16 @@ from kilburn.memory.episodes import (
     Experience,
     Key,
     episodes,
-    progress_of,
-    quoted,
-    recalled,
+    progress_data,
+    quote_parts,
+    recall_message,
     slug,
     versions,
 )
-from kilburn.memory.extraction import Failed, asked
-from kilburn.memory.learning import answering
+from kilburn.memory.extraction import Failed, ask_for
+from kilburn.memory.learning import make_answerer
 from kilburn.memory.notes import NoteVersion
-from kilburn.memory.words import covered, told
+from kilburn.memory.words import content_words, coverage
 from kilburn.message import Kind, Message, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
@@ -55,19 +55,19 @@ __all__ = ["Workflows"]
 FOLDER = "workflows"
 """The folder of these notes, and the name under which they are written."""
 
-MOST = 50
+MAX_STEPS = 50
 """Steps of a workflow."""
 
-LARGEST = 20_000
+MAX_WORKFLOW_CHARS = 20_000
 """Characters of a workflow. A step that writes a whole file is no example for other tasks."""
 
-LONGEST = 2_000
+MAX_COMMAND_CHARS = 2_000
 """Characters of a command of which it is asked whether it only looks around."""
 
-ALIKE = 0.6
+MIN_OVERLAP = 0.6
 """The share of the words of a workflow's goal that must be in a task's."""
 
-LEAD = 2
+MAX_LOSS_LEAD = 2
 """By so many losses more than wins a workflow is retired."""
 
 INTRO = "How tasks like this were done before. Put the task's own values in place of {variables}."
@@ -129,16 +129,16 @@ class Workflow(msgspec.Struct, frozen=True):
     @property
     def signature(self) -> tuple[str, ...]:
         """What two workflows that do the same have in common: their steps, whatever the variables are called."""
-        known: dict[str, int] = {}
+        numbers: dict[str, int] = {}
 
         def numbered(match: re.Match[str]) -> str:
-            return f"{{{known.setdefault(match[1], len(known))}}}"
+            return f"{{{numbers.setdefault(match[1], len(numbers))}}}"
 
         return tuple(_VARIABLE.sub(numbered, f"{tool} {arguments}") for tool, arguments in self.steps)
 
     @classmethod
     def parse(cls, text: str) -> Workflow:
-        """From the text of a note, also one that a person wrote: its first line, and those lines that are steps."""
+        """Parse the text of a note, also of one that a person wrote: its first line is the goal, and numbered lines are steps."""
         first, *rest = text.strip().splitlines() or [""]
         return cls(first.lstrip("# "), tuple((match[1], match[2]) for line in rest if (match := _STEP.fullmatch(line.strip()))))
 
@@ -195,34 +195,34 @@ class Workflows:
         self._past = Experience(self.notes.collection, FOLDER)
 
     def list(self) -> Sequence[Record]:
-        """Those in force, by name."""
+        """Return those in force, by name."""
         tally, notes = self._tally(), self.notes.list(FOLDER)
-        texts = self.notes.collection.backend.texts(note.digest for note in notes)
-        found = []
+        texts = self.notes.collection.backend.contents.texts(note.digest for note in notes)
+        records = []
         for note in notes:
             won, lost = tally.get(note.page, (0, 0))
             if note.digest in texts:  # nobody has forgotten it meanwhile
-                found.append(Record(note=note, workflow=Workflow.parse(texts[note.digest]), won=won, lost=lost))
-        return found
+                records.append(Record(note=note, workflow=Workflow.parse(texts[note.digest]), won=won, lost=lost))
+        return records
 
     def find(self, goal: str, limit: int = 4) -> Sequence[Record]:
-        """Those whose goal is all or part of this one: the larger the part the earlier, and before those that also ask for
-        something else; of equals, the one that wins more often."""
+        """Return the workflows whose goal is all or part of this one: the larger the part the earlier; of equals, the one that
+        wins more often."""
         scored = []
         for record in self.list():
-            words = _words_of(record.workflow.goal)
-            share = covered(words, goal)
-            if share >= ALIKE:
+            words = _goal_words(record.workflow.goal)
+            share = coverage(words, goal)
+            if share >= MIN_OVERLAP:
                 rate = (record.won + 1) / (record.won + record.lost + 2)
-                scored.append(((share, len(told(words)), rate), record))
-        scored.sort(key=lambda each: each[0], reverse=True)
+                scored.append(((share, len(content_words(words)), rate), record))
+        scored.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in scored[: max(0, limit)]]
 
     def message(self, goal: str, limit: int = 4) -> Message | None:
-        """What `find` finds, as a message to append behind the task, marked with trust and wins; None where nothing is found. It
-        cites the notes: so what becomes of the episode counts for them, and is forgotten with them."""
-        found = [(_head_of(record), record.note) for record in self.find(goal, limit)]
-        return recalled(FOLDER, INTRO, self.notes.collection, found)
+        """Return the workflows that `find` returns as a message to append behind the task, each with its trust and wins; None if
+        there are none. The message cites the notes, so the outcome of the episode counts for them, and is forgotten with them."""
+        notes = [(_heading(record), record.note) for record in self.find(goal, limit)]
+        return recall_message(FOLDER, INTRO, self.notes.collection, notes)
 
     def learn(
         self,
@@ -245,8 +245,8 @@ class Workflows:
             SpecError: a model is needed and there is none, or a judge that says none of True, False and None. StoreError.
             Whatever the judge raises; what was learned before stays, and the next call goes on from there.
         """
-        answer = answering(self.store, model, needed=True) if judge is None or induce == "model" else None
-        done = Induced()
+        answer = make_answerer(self.store, model, required=True) if judge is None or induce == "model" else None
+        report = Induced()
         upto = 0 if anew else self._past.upto(session.number)
         for episode in episodes(session, upto):
             if episode.last <= upto or not episode.calls:
@@ -254,146 +254,150 @@ class Workflows:
             verdict = judge(episode) if judge is not None else None
             if judge is None:
                 assert answer is not None
-                reply = run(asked(_question(JUDGE, "success", episode, {"success": {"type": "boolean"}}), _Verdict), answer)
+                reply = run(ask_for(_question(JUDGE, "success", episode, {"success": {"type": "boolean"}}), _Verdict), answer)
                 if isinstance(reply, Failed):
-                    done.failed = reply.why
+                    report.failed = reply.why
                     break
                 verdict = reply.success
             if verdict is not None and not isinstance(verdict, bool):
                 raise SpecError(f"the judge said {verdict!r}"[:80], advice="it is to say True, False or None")
-            wanted = None
+            workflow = None
             if verdict:
-                wanted = self._by_model(episode, answer, done) if answer is not None and induce == "model" else None
-                wanted = wanted or by_rule(episode)
+                workflow = self._by_model(episode, answer, report) if answer is not None and induce == "model" else None
+                workflow = workflow or by_rule(episode)
             try:
-                undisturbed(partial(self._write, episode, verdict, wanted, done, anew=anew), lambda: self.notes.head)
+                undisturbed(partial(self._write, episode, verdict, workflow, report, anew=anew), lambda: self.notes.head)
             except Forgotten:
                 continue  # a person forgot it meanwhile
-        return done
+        return report
 
-    def _by_model(self, episode: Episode, answer: Callable[[Ask], Answer], done: Induced) -> Workflow | None:
-        """What a model chose, if it can be carried out: it names steps and values, and writes none itself."""
+    def _by_model(self, episode: Episode, answer: Callable[[Ask], Answer], report: Induced) -> Workflow | None:
+        """Return the workflow that a model chose, if it can be carried out. The model names steps and values, and writes none
+        itself."""
         text, number = {"type": "string"}, {"type": "integer"}
         fields = {"goal": text, "steps": {"type": "array", "items": number}, "values": {"type": "array", "items": text}}
-        plan = run(asked(_question(INDUCE, "workflow", episode, fields), _Plan), answer)
+        plan = run(ask_for(_question(INDUCE, "workflow", episode, fields), _Plan), answer)
         if not isinstance(plan, Failed) and plan.goal.strip() and plan.steps == sorted({*plan.steps}):
             chosen = [episode.calls[at - 1] for at in plan.steps if 0 < at <= len(episode.calls)]
-            there = " ".join(call.arguments for call in chosen)
-            if chosen and len(chosen) == len(plan.steps) and all(value.strip() and value in there for value in plan.values):
-                made = _abstracted(" ".join(plan.goal.split())[:500], chosen, plan.values)
-                if made is not None:
-                    return made
-        done.fallback += 1
+            arguments = " ".join(call.arguments for call in chosen)
+            if chosen and len(chosen) == len(plan.steps) and all(value.strip() and value in arguments for value in plan.values):
+                workflow = _abstracted(" ".join(plan.goal.split())[:500], chosen, plan.values)
+                if workflow is not None:
+                    return workflow
+        report.fallback += 1
         return None
 
-    def _write(self, episode: Episode, verdict: bool | None, wanted: Workflow | None, done: Induced, *, anew: bool) -> None:
-        """Write what came of an episode with how far the session was learned from, in one transaction."""
+    def _write(self, episode: Episode, verdict: bool | None, workflow: Workflow | None, report: Induced, *, anew: bool) -> None:
+        """Write the outcome of an episode, with how far the session was learned from, in one transaction."""
         collection = self.notes.collection
-        head = collection.head
+        head = collection.ledger.head
         if not anew and self._past.upto(episode.number) >= episode.last:
             return  # somebody else was faster
         rows = versions(collection, FOLDER)
         in_force = [page for page, state in rows if state.at is Place.OUT]
-        used = [] if verdict is None else [page for page in in_force if self._counts(page, episode, verdict)]
+        counted = [] if verdict is None else [page for page in in_force if self._counts(page, episode, verdict)]
         moves: list[Add | Retire] = []
         retired = []
         if verdict is False:
             tally = self._tally(without=(episode.number, episode.last))
             states = {page.id: (page, state) for page, state in rows}
-            for page in used:
+            for page in counted:
                 won, lost = tally.get(page.id, (0, 0))
                 row, state = states[page.id]
-                if lost + 1 - won >= LEAD and not state.pinned:
+                if lost + 1 - won >= MAX_LOSS_LEAD and not state.pinned:
                     moves.append(Retire((page.id,), why=f"lost {lost + 1} of {won + lost + 1}"))
                     retired.append(row.name or "")
-        texts = collection.backend.texts(page.digest for page, _ in rows) if wanted is not None else {}
-        known = {Workflow.parse(text).signature for text in texts.values()}
-        is_new = wanted is not None and wanted.signature not in known
+        texts = collection.backend.contents.texts(page.digest for page, _ in rows) if workflow is not None else {}
+        signatures = {Workflow.parse(text).signature for text in texts.values()}
+        is_new = workflow is not None and workflow.signature not in signatures
         name = ""
-        if wanted is not None and is_new:
-            name = self._name_for(wanted)
+        if workflow is not None and is_new:
+            name = self._name_for(workflow)
             why = "made from a success"
-            moves.append(Add(text=wanted.text, kind=Kind.TEXT, name=name, cites=episode.pages, why=why))
+            moves.append(Add(text=workflow.text, kind=Kind.TEXT, name=name, cites=episode.pages, why=why))
         outcome = {True: "won", False: "lost", None: "unjudged"}[verdict]
-        note = progress_of(episode.number, episode.last, outcome=outcome, used=[page.id for page in used])
+        note = progress_data(episode.number, episode.last, outcome=outcome, used=[page.id for page in counted])
         if anew:
             note["upto"] = max(episode.last, self._past.upto(episode.number))
             note["last"] = episode.last
         tainted = episode.taint < Trust.AGENT
         collection.apply(*moves, policy=FOLDER, cause="learn", tainted=tainted, seen=head, note=note)
-        done.learned += [name] if name else []
-        done.known += wanted is not None and not is_new
-        done.retired += retired
-        done.won += verdict is True
-        done.lost += verdict is False
-        done.unjudged += verdict is None
+        report.learned += [name] if name else []
+        report.known += workflow is not None and not is_new
+        report.retired += retired
+        report.won += verdict is True
+        report.lost += verdict is False
+        report.unjudged += verdict is None
 
     def _counts(self, page: Page, episode: Episode, verdict: bool) -> bool:
-        """Whether what came of an episode counts for a workflow, or against it: it was shown, and its first step was carried
-        out. A loss counts only if one of its steps failed, or nothing else was done: in a larger task something else may be to
-        blame."""
-        if (self.notes.collection.number, page.id) not in episode.shown:
+        """Return whether the outcome of an episode counts for or against a workflow: the workflow was shown, and its first step
+        was carried out. A loss counts only if one of the workflow's steps failed, or nothing else was done: in a larger task
+        something else may be to blame."""
+        if (self.notes.collection.number, page.id) not in episode.cited:
             return False
-        steps = Workflow.parse(self.notes.collection.text(page.id)).steps
+        steps = Workflow.parse(self.notes.collection.contents.text(page.id)).steps
         plain = [(call.tool, _plain(call.arguments)) for call in episode.calls]
-        own = [[tool == other and _fits(form, arguments) for other, arguments in plain] for tool, form in steps]
-        if not own or not any(own[0]):
+        matches = [[tool == called and _fits(form, arguments) for called, arguments in plain] for tool, form in steps]
+        if not matches or not any(matches[0]):
             return False
-        its = [any(made) for made in zip(*own, strict=True)]
-        failed = any(call.failed and is_its for call, is_its in zip(episode.calls, its, strict=True))
-        alone = all(is_its or call.failed or _looks(call) for call, is_its in zip(episode.calls, its, strict=True))
+        in_workflow = [any(flags) for flags in zip(*matches, strict=True)]
+        failed = any(call.failed and is_its for call, is_its in zip(episode.calls, in_workflow, strict=True))
+        alone = all(is_its or call.failed or _looks(call) for call, is_its in zip(episode.calls, in_workflow, strict=True))
         return verdict or failed or alone
 
     def _tally(self, without: Key | None = None) -> Mapping[int, tuple[int, int]]:
-        """Wins and losses of each page; one episode may be left out."""
-        told = {key: outcome for key, outcome in self._past.outcomes().items() if key != without}
-        counts = {how: Counter(page for said, used in told.values() if said == how for page in used) for how in ("won", "lost")}
+        """Return wins and losses of each page; one episode may be left out."""
+        outcomes = {key: outcome for key, outcome in self._past.outcomes().items() if key != without}
+        counts = {
+            how: Counter(page for result, pages in outcomes.values() if result == how for page in pages)
+            for how in ("won", "lost")
+        }
         return {page: (counts["won"][page], counts["lost"][page]) for page in {*counts["won"], *counts["lost"]}}
 
     def _name_for(self, workflow: Workflow) -> str:
-        taken = {note.name for note in self.notes.list(FOLDER)}
-        words = _words_of(workflow.goal)
-        name = first = slug([word for word in words.split() if told(word)][:6], FOLDER)
+        used_names = {note.name for note in self.notes.list(FOLDER)}
+        words = _goal_words(workflow.goal)
+        name = first = slug([word for word in words.split() if content_words(word)][:6], FOLDER)
         at = 1
-        while name in taken:
+        while name in used_names:
             at += 1
             name = f"{first}-{at}"
         return name
 
 
 def by_rule(episode: Episode) -> Workflow | None:
-    """The workflow of an episode without a model: its calls without those that failed, only looked around, or were made again
-    later. Values of the goal that the calls use, and all secrets, are variables. None if nothing is left."""
-    done = [call for call in episode.calls if not call.failed and not _looks(call)]
-    last = {(call.tool, call.arguments): at for at, call in enumerate(done)}
-    kept = [call for at, call in enumerate(done) if last[call.tool, call.arguments] == at]
+    """Make a workflow of an episode without a model: its calls without those that failed, only looked around, or were repeated
+    later. Values of the goal that the calls use, and all secrets, become variables. Return None if no call remains."""
+    effective = [call for call in episode.calls if not call.failed and not _looks(call)]
+    last = {(call.tool, call.arguments): at for at, call in enumerate(effective)}
+    steps = [call for at, call in enumerate(effective) if last[call.tool, call.arguments] == at]
     goal = " ".join(episode.goal.split())[:500]
-    return _abstracted(goal, kept, values_in(goal)) if 0 < len(kept) <= MOST else None
+    return _abstracted(goal, steps, values_in(goal)) if 0 < len(steps) <= MAX_STEPS else None
 
 
 def values_in(goal: str) -> Sequence[str]:
-    """What in a goal is particular to it: what stands in quotation marks; words with digits, dots, slashes or the like within
-    them; names with a capital that do not begin a sentence."""
-    found = [next(filter(None, match.groups())) for match in _QUOTED.finditer(goal)]
-    before = "."
+    """Return the values of a goal that are particular to it: quoted strings; words with digits, dots, slashes or the like; names
+    with a capital that do not begin a sentence."""
+    values = [next(filter(None, match.groups())) for match in _QUOTED.finditer(goal)]
+    previous = "."
     for match in _TOKEN.finditer(goal):
         token = match[0].rstrip(".!?:")
-        if _TELLING.search(token) or (token[:1].isupper() and len(token) > 1 and before[-1:] not in ".!?:"):
-            found.append(token)
-        before = match[0]
-    return [value for value in dict.fromkeys(found) if len(value) > 1 or value.isalnum()]
+        if _TELLING.search(token) or (token[:1].isupper() and len(token) > 1 and previous[-1:] not in ".!?:"):
+            values.append(token)
+        previous = match[0]
+    return [value for value in dict.fromkeys(values) if len(value) > 1 or value.isalnum()]
 
 
 def _looks(call: Call) -> bool:
-    """Whether a call only looked around."""
+    """Return whether a call only looked around."""
     if _READING.match(call.tool):
         return True
     words = [value for value in _values(call.arguments) if isinstance(value, str)]
-    return bool(words) and len(words[0]) <= LONGEST and _LOOKING.match(words[0]) is not None
+    return bool(words) and len(words[0]) <= MAX_COMMAND_CHARS and _LOOKING.match(words[0]) is not None
 
 
 def _values(arguments: str) -> list[Any]:
-    """The values of a call's arguments."""
+    """Return the values of a call's arguments."""
     try:
         decoded = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -402,7 +406,7 @@ def _values(arguments: str) -> list[Any]:
 
 
 def _plain(arguments: str) -> str:
-    """Arguments in one spelling of their JSON."""
+    """Return arguments in one normal form of their JSON."""
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False, sort_keys=True)
     except (ValueError, RecursionError):
@@ -410,7 +414,7 @@ def _plain(arguments: str) -> str:
 
 
 def _fits(form: str, arguments: str) -> bool:
-    """Whether arguments are those of a step, whatever its variables stand for; in one pass, however many these are."""
+    """Return whether arguments are those of a step, whatever its variables stand for; in one pass, however many these are."""
     first, *rest = _VARIABLE.split(_plain(form))[::2]
     if not rest:
         return arguments == first
@@ -419,19 +423,20 @@ def _fits(form: str, arguments: str) -> bool:
     if not arguments.startswith(first) or not arguments.endswith(last):
         return False
     for piece in middle:
-        found = arguments.find(piece, at + 1, end)
-        if found < 0:
+        position = arguments.find(piece, at + 1, end)
+        if position < 0:
             return False
-        at = found + len(piece)
+        at = position + len(piece)
     return at < end
 
 
 def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Workflow | None:
-    """A workflow with variables in place of values and secrets; None if a secret cannot be cut out, or no note could say it."""
+    """Return a workflow with variables in place of values and secrets; None if a secret cannot be cut out, or no note could say
+    it."""
     plain = [_plain(call.arguments) for call in calls]
     whole = "\n".join((goal, *plain))
     try:
-        hidden = list(dict.fromkeys(whole[slice(*found.span)] for found in _secrets(whole)))
+        hidden = list(dict.fromkeys(whole[slice(*secret.span)] for secret in _secrets(whole)))
     except SecretFound:
         return None
     names: dict[str, str] = {}
@@ -455,37 +460,37 @@ def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Work
             text = (re.compile(re.escape(value)) if value in hidden else _whole(value)).sub(lambda _, n=names[value]: n, text)  # type: ignore[misc]
         return text
 
-    made = Workflow(put(goal), tuple((call.tool, put(arguments)) for call, arguments in zip(calls, plain, strict=True)))
-    return made if len(made.text) <= LARGEST and Workflow.parse(made.text) == made else None
+    workflow = Workflow(put(goal), tuple((call.tool, put(arguments)) for call, arguments in zip(calls, plain, strict=True)))
+    return workflow if len(workflow.text) <= MAX_WORKFLOW_CHARS and Workflow.parse(workflow.text) == workflow else None
 
 
 def _secrets(text: str) -> Sequence[secrets.Secret]:
-    """By the scanner where it is installed, else by the rules alone."""
+    """Find secrets by the scanner where it is installed, otherwise by the rules alone."""
     return secrets.find(text) if secrets.is_installed() else secrets.by_rule(text)
 
 
 def _whole(value: str) -> re.Pattern[str]:
-    """A value that is no part of a longer word, and no variable of a program."""
+    """Return a value that is no part of a longer word, and no variable of a program."""
     return re.compile(rf"(?<![\w.${{]){re.escape(value)}(?![\w>]|\.\w)")
 
 
-def _words_of(goal: str) -> str:
-    """What a goal says beside its values: what tasks of its kind have in common."""
+def _goal_words(goal: str) -> str:
+    """Return the words of a goal without its values: what tasks of its kind have in common."""
     bare = _VARIABLE.sub(" ", goal)
     for value in values_in(bare):
         bare = bare.replace(value, " ")
     return " ".join(bare.split())
 
 
-def _head_of(record: Record) -> str:
+def _heading(record: Record) -> str:
     score = f", won {record.won} of {record.won + record.lost}" if record.won + record.lost else ""
     return f"{record.note.name}, trust {Trust(record.note.trust).name.lower()}{score}"
 
 
 def _question(system: str, purpose: str, episode: Episode, fields: Mapping[str, Any]) -> Ask:
     parts = [("the task", episode.goal)]
-    for at, call in enumerate(episode.calls[:MOST], 1):
+    for at, call in enumerate(episode.calls[:MAX_STEPS], 1):
         parts += [(f"step {at}, {call.tool}", call.arguments), (f"its result {at}", call.result)]
     parts.append(("the answer", episode.answer))
     about = f"{purpose} of {episode.session} p{episode.first}-p{episode.last}"
-    return Ask(prompt=quoted(parts), system=system, schema=object_schema(fields), purpose=about)
+    return Ask(prompt=quote_parts(parts), system=system, schema=object_schema(fields), purpose=about)

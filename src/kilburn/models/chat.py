@@ -9,23 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from kilburn.model import Request
-from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
+from kilburn.wire.chat import request_fields
+from kilburn.wire.chat_stream import Assembly
 
 __all__ = ["Chat"]
-
-
-def fields(model: str, request: Request, host: str | None) -> dict[str, Any]:
-    """The fields of a streamed request to a host, but for `request.options`."""
-    return {
-        "model": model,
-        "messages": list(request.messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_completion_tokens" if host == "api.openai.com" else "max_tokens": request.max_tokens,
-        **arguments(request),
-    }
 
 
 class Chat(SdkModel):
@@ -64,8 +53,8 @@ class Chat(SdkModel):
         self._client = self._openai(base_url, api_key)
 
     def _open(self, request: Request, silence: float) -> Any:
-        given = fields(self.name, request, self._client.base_url.host)
-        return self._client.chat.completions.create(timeout=silence, extra_body=request.options or None, **given)
+        fields = request_fields(self.name, request, self._client.base_url.host)
+        return self._client.chat.completions.create(timeout=silence, extra_body=request.options or None, **fields)
 
     def _collector(self) -> Assembly:
         return Assembly(self.name)

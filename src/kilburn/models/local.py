@@ -15,10 +15,10 @@ from typing import Any
 
 from kilburn.errors import Refused, ToolsRefused, Unavailable
 from kilburn.model import Delta, Reply, Request, ToolSpec
-from kilburn.models.assembly import Assembly, arguments
 from kilburn.models.llama_server import LlamaServer, load
 from kilburn.models.weights import catalogue, find
 from kilburn.wire import chat
+from kilburn.wire.chat_stream import Assembly
 
 __all__ = ["Local"]
 
@@ -119,7 +119,7 @@ class Local:
         loaded = self._check(request)
         body = {
             **({} if self._temperature is None else {"temperature": self._temperature}),
-            **arguments(request),
+            **chat.optional_fields(request),
             "messages": list(request.messages),
             "max_tokens": request.max_tokens,
             "stream": True,

@@ -1,45 +1,23 @@
 """Anthropic's messages endpoint, and other servers with its form.
 
 It uses the official `anthropic` SDK. The SDK's own retries are switched off, because `kilburn.models.retry` does
-them. Arguments of tool calls stay the exact text that the model wrote. Requests with `context_management`,
+them. Requests with `context_management`,
 `compaction` or a compaction block go to the SDK's beta endpoint with the headers that they need.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from kilburn.errors import Refused, Unavailable, WireError
-from kilburn.event import encodable
-from kilburn.message import Kind, Message
-from kilburn.model import Delta, Finish, Reply, Request, Tokens, is_count
-from kilburn.models.assembly import Halves
+from kilburn.errors import Refused, WireError
+from kilburn.model import Request
 from kilburn.models.hosted import SdkModel
 from kilburn.models.retry import Retry
-from kilburn.wire import messages as wire
-from kilburn.wire.compaction import betas_of, read_block, read_report, report_json
-from kilburn.wire.editing import read_management, read_summarize
-from kilburn.wire.oddities import counted, messages_message, text_of
-from kilburn.wire.plain import load_object, plain
+from kilburn.wire.compaction import betas_for
+from kilburn.wire.messages import request_fields
+from kilburn.wire.messages_stream import ReplyBlocks
 
 __all__ = ["Messages"]
-
-_FINISH = {
-    "end_turn": Finish.STOP,
-    "stop_sequence": Finish.STOP,
-    "pause_turn": Finish.STOP,
-    "compaction": Finish.STOP,
-    "max_tokens": Finish.LENGTH,
-    "model_context_window_exceeded": Finish.LENGTH,
-    "tool_use": Finish.CALLS,
-    "refusal": Finish.REFUSED,
-}
-_PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-_BREAKPOINT = {"type": "ephemeral"}
 
 
 class Messages(SdkModel):
@@ -81,205 +59,15 @@ class Messages(SdkModel):
 
     def _open(self, request: Request, silence: float) -> Any:
         try:
-            betas = betas_for(request)
+            betas = betas_for(request.options, request.messages)
         except WireError as error:
             raise Refused(f"{self.name}: {error.what}", advice=error.advice) from error
-        given = arguments(self.name, request, cache=self._cache)
+        fields = request_fields(self.name, request, cache=self._cache)
         endpoint = self._client.beta.messages if betas else self._client.messages
         try:
-            return endpoint.create(stream=True, timeout=silence, **given, **({"betas": betas} if betas else {}))
+            return endpoint.create(stream=True, timeout=silence, **fields, **({"betas": betas} if betas else {}))
         except TypeError as error:
             raise Refused(f"{self.name}: {error}", advice="set ANTHROPIC_API_KEY, or give api_key") from error
 
     def _collector(self) -> ReplyBlocks:
         return ReplyBlocks(self.name)
-
-
-class ReplyBlocks:
-    """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
-
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._arguments: dict[int, str] = {}
-        self._halves = Halves()
-        self._usage: dict[str, Any] = {}
-        self._said: dict[str, Any] = {}
-        """What the reply says about the provider's own work on the prompt."""
-        self._stop: str | None = None
-
-    @property
-    def said(self) -> bool:
-        """Whether there was anything of a reply: a block, or why it ended."""
-        return self._stop is not None or any(block.get("text") or block["type"] != "text" for block in self._blocks.values())
-
-    def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text in an event."""
-        kind = event.get("type")
-        if kind == "message_start":
-            message = _object(event.get("message"))
-            self._count(message.get("usage"), message.get("context_management"))
-        elif kind == "message_delta":
-            stop = _object(event.get("delta")).get("stop_reason")
-            self._stop = stop if isinstance(stop, str) and stop else self._stop
-            self._count(event.get("usage"), event.get("context_management"))
-        elif kind == "content_block_start":
-            index = self._place(event, len(self._blocks))
-            block = self._blocks[index] = {"type": "text", **_object(event.get("content_block"))}
-            if block["type"] in ("text", "thinking"):
-                text = block.get(block["type"])
-                block[block["type"]] = ""
-                yield from self._say(index, block["type"], text)
-        elif kind == "content_block_delta":
-            yield from self._extend(self._place(event, max(0, len(self._blocks) - 1)), _object(event.get("delta")))
-        if self._stop is not None:
-            for (index, key), text in self._halves.rest():
-                yield from self._say(index, key, text)
-
-    def _place(self, event: dict[str, Any], usual: int) -> int:
-        """The number of the block that an event is about; some servers leave it out."""
-        index = event.get("index")
-        return index if isinstance(index, int) else usual
-
-    def _extend(self, index: int, delta: dict[str, Any]) -> Iterator[Delta]:
-        kind = delta.get("type")
-        if index not in self._blocks and kind in ("text_delta", "thinking_delta"):
-            self._blocks[index] = {"type": _PIECES[kind], _PIECES[kind]: ""}
-        block = self._blocks[index]
-        if kind == "input_json_delta":
-            self._arguments[index] = self._arguments.get(index, "") + text_of(delta.get("partial_json"))
-        elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
-        elif kind == "compaction_delta":
-            # It comes whole, in one piece.
-            block.update({key: value for key, value in delta.items() if key != "type"})
-        elif kind in _PIECES:
-            key = _PIECES[kind]
-            yield from self._say(index, key, delta.get(key))
-
-    def _say(self, index: int, key: str, text: Any) -> Iterator[Delta]:
-        block = self._blocks[index]
-        text = self._halves.join((index, key), text if isinstance(text, str) else "")
-        block[key] = (block.get(key) or "") + text
-        if key != "signature" and text:
-            yield Delta(text, key == "thinking")
-
-    def _count(self, usage: Any, management: Any) -> None:
-        if usage is not None and not isinstance(usage, dict):
-            self._usage["input_tokens"], usage = None, None
-        # A null is ignored: the end of a stream repeats fields of its start without their values.
-        self._usage.update({key: value for key, value in counted(usage).items() if value is not None})
-        if usage and usage.get("iterations"):
-            self._said["usage"] = {"iterations": usage["iterations"]}
-        if management:
-            self._said["context_management"] = management
-
-    def reply(self, *, ended: bool = False) -> Reply:
-        """The whole reply.
-
-        Args:
-            ended: whether it is known to be over, although nothing says why.
-
-        Raises:
-            Unavailable: the stream ended before the reply did, or it is no message.
-        """
-        if self._stop is None and not ended:
-            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
-        written: list[str] = []
-        for index, block in self._blocks.items():
-            if block["type"] == "tool_use":
-                given = block.get("input")
-                whole = given if isinstance(given, str) and given else json.dumps(given or {})
-                written.append(encodable(self._arguments.get(index) or whole))
-                block["input"] = {}
-            elif index in self._arguments:
-                said = encodable(self._arguments[index]).strip()
-                block["input"] = load_object(said) or {"_raw": said} if said else {}
-            elif block["type"] == "compaction":
-                # An empty summary would be refused when it is sent back.
-                block["content"] = block.get("content") or None
-        try:
-            report = {**self._said, "stop_reason": self._stop}
-            for block in self._blocks.values():
-                if block["type"] == "compaction":
-                    read_block(plain(block, "compaction"))
-            usage = self._tokens(report)
-            source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(report)}
-            message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], written)
-        except WireError as error:
-            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        calling = Finish.CALLS if any(part.kind is Kind.CALL for part in message.parts) else Finish.STOP
-        return Reply(message=message, finish=_FINISH.get(self._stop or "", calling), usage=usage)
-
-    def _tokens(self, said: dict[str, Any]) -> Tokens | None:
-        """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
-        report of the provider's own work is removed from it."""
-        fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
-        cached, stored = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
-        try:
-            beside = read_report({"usage": said.get("usage")}).beside
-        except WireError:
-            del said["usage"]
-            return None
-        if not (is_count(fresh) and is_count(reply) and is_count(cached) and is_count(stored)):
-            return None
-        tokens = Tokens(prompt=fresh + cached + stored, reply=reply, cached=cached, written=stored, beside=beside)
-        return tokens if tokens.sound else None
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _with_arguments(message: Message, written: Sequence[str]) -> Message:
-    """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
-    left = iter(written)
-    parts = tuple(msgspec.structs.replace(part, text=next(left)) if part.kind is Kind.CALL else part for part in message.parts)
-    return msgspec.structs.replace(message, parts=parts)
-
-
-def betas_for(request: Request) -> list[str]:
-    """The beta headers that a request needs.
-
-    Raises:
-        InvalidMessage: edits or a compaction that the provider would refuse.
-    """
-    options = request.options
-    if options.get("context_management") is not None:
-        read_management(options["context_management"])
-    if options.get("compaction") is not None:
-        read_summarize(options["compaction"])
-    return betas_of(options, request.messages)
-
-
-def arguments(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
-    """The fields of a request, as the SDK takes them; those that it does not know are in `extra_body`."""
-    messages, system = list(request.messages), request.system
-    if cache:
-        # What was brought for the question stands in the last message, and is not in the next prompt.
-        for at in range(len(messages))[-2:]:
-            messages[at] = {**messages[at], "content": _with_breakpoint(messages[at]["content"])}
-        system = system and _with_breakpoint(system)
-    given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
-    if system:
-        given["system"] = system
-    if request.tools:
-        given["tools"] = wire.tools(request.tools)
-    if request.schema is not None:
-        given["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
-    if request.temperature is not None:
-        given["extra_body"] = {"temperature": request.temperature}
-    if request.options:
-        given["extra_body"] = {**given.get("extra_body", {}), **request.options}
-    return given
-
-
-def _with_breakpoint(content: Any) -> Any:
-    """A copy of the content, with a cache breakpoint on the last block that may have one."""
-    blocks = list(wire.as_blocks(content))
-    for index in range(len(blocks) - 1, -1, -1):
-        empty = blocks[index].get("type") == "text" and not blocks[index].get("text")
-        if not empty and blocks[index].get("type") not in ("thinking", "redacted_thinking"):
-            blocks[index] = {"cache_control": _BREAKPOINT, **blocks[index]}
-            return blocks
-    return content

@@ -352,7 +352,7 @@ class _Run:
             slice=self.scheduler.slice,
             ahead=self.scheduler.ahead(job) if job.stage is Stage.WAITING else 0,
         )
-        session.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(said))
+        session.ledger.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(said))
         self.told = job.stage
         if job.stage is not Stage.DONE:  # else the append of the reply writes it
-            session.flush()
+            session.ledger.flush()

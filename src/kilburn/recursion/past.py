@@ -35,16 +35,16 @@ class Past:
         self,
         past: Session | Store,
         reader: Session,
-        own: tuple[str, int],
+        own_run: tuple[str, int],
         sub_calls: SubCalls,
         readable: Callable[[str], bool],
     ) -> None:
-        self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own, sub_calls, readable
+        self._past, self._reader, self._own, self._sub_calls, self._readable = past, reader, own_run, sub_calls, readable
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The sessions, oldest first: name, pages, tokens."""
+        """Return the sessions, oldest first: name, pages, tokens."""
         if isinstance(self._past, Session):
-            figures = [(self._past.name, self._past.figures)]
+            figures = [(self._past.name, self._past.ledger.figures)]
         else:
             infos = [info for info in self._past.sessions() if not info.damaged and self._is_past(info.name, 1)]
             figures = [(info.name, figures_of(self._past.backend, info)[0]) for info in infos]
@@ -52,51 +52,51 @@ class Past:
         return self._told("memory.sessions()", rows, ())
 
     def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
-        """Passages that match a query, best first, of so many tokens together at most: session, address, text, origin."""
+        """Return passages that match a query, best first, of at most so many tokens together: session, address, text, origin."""
         past = self._past
         hits = past.search(query, tokens) if isinstance(past, Session) else past.search(query, tokens, where="sessions")
         hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
-        found = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
+        rows = [{"session": hit.session, "address": hit.address, "text": hit.text, "origin": hit.origin} for hit in hits]
         cites = [(self._session(hit.session), parse_address(hit.address)[0]) for hit in hits]
-        return self._told(f"memory.search({query!r}, {tokens})", found, self._keys(cites))
+        return self._told(f"memory.search({query!r}, {tokens})", rows, self._keys(cites))
 
     def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
-        """The pages of a session from one number to another, without those that were forgotten.
+        """Return the pages of a session from one number to another, without forgotten ones.
 
         Args:
             session: its name; "" if there is one only.
             first, last: numbers of pages; None for all that there are.
         """
-        asked = f"memory.pages({session!r}, {first}, {last})"
+        call = f"memory.pages({session!r}, {first}, {last})"
         opened = self._session(session)
-        known = self._sub_calls.known(asked)
-        if known is not None:
+        recorded = self._sub_calls.known(call)
+        if recorded is not None:
             # Pages that came since were not there.
-            last = int(known.said or 0)
+            last = int(recorded.reply or 0)
         end = opened.window.last if last is None else last
         chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
-        opened.fetch(chosen)
-        self._sub_calls.note(asked, str(end), self._keys((opened, page.id) for page in chosen), known)
+        opened.contents.fetch(chosen)
+        self._sub_calls.note(call, str(end), self._keys((opened, page.id) for page in chosen), recorded)
         return [
             {
                 "address": page.address,
                 "role": str(page.role),
                 "kind": str(page.kind),
                 "tokens": page.tokens,
-                "text": opened.text(page.id),
+                "text": opened.contents.text(page.id),
             }
             for page in chosen
         ]
 
-    def _keys(self, read: Iterable[tuple[Session, int]]) -> tuple[Key, ...]:
-        """The pages that were read, each once, where they can be cited."""
+    def _keys(self, pages: Iterable[tuple[Session, int]]) -> tuple[Key, ...]:
+        """Return the pages that were read, each once, where they can be cited."""
         keys: dict[Key, None] = {}
-        known: dict[str, bool] = {}
-        for session, page in read:
-            if session.name not in known:
-                known[session.name] = is_of(self._reader, session)
-            key = (session.owner(page), page)
-            if known[session.name]:
+        is_citable: dict[str, bool] = {}
+        for session, page in pages:
+            if session.name not in is_citable:
+                is_citable[session.name] = shares_store(self._reader, session)
+            key = (session.contents.owner(page), page)
+            if is_citable[session.name]:
                 keys[key] = None
         return tuple(keys)
 
@@ -107,26 +107,26 @@ class Past:
     def _session(self, name: str) -> Session:
         if isinstance(self._past, Session):
             return self._past
-        if not name and len(known := self._past.sessions()) == 1:
-            name = known[0].name
+        if not name and len(infos := self._past.sessions()) == 1:
+            name = infos[0].name
         if not any(info.name == name and self._is_past(name, 0) for info in self._past.sessions()):
             # `process` would make one.
             raise ValueError(f"there is no session {name!r} to read; see memory.sessions()")
         return self._past.session(name)
 
-    def _told(self, asked: str, found: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
-        known = self._sub_calls.known(asked)
-        if known is not None:
-            found = msgspec.json.decode(known.said or "[]")
-        self._sub_calls.note(asked, msgspec.json.encode(found).decode(), cites, known)
-        return found
+    def _told(self, call: str, rows: list[dict[str, Any]], cites: tuple[Key, ...]) -> list[dict[str, Any]]:
+        recorded = self._sub_calls.known(call)
+        if recorded is not None:
+            rows = msgspec.json.decode(recorded.reply or "[]")
+        self._sub_calls.note(call, msgspec.json.encode(rows).decode(), cites, recorded)
+        return rows
 
 
 def _originals(session: Session) -> list[Page]:
-    return [page for page, state in session.pages() if page.id > 0 and state.at is not Place.DROPPED]
+    return [page for page, state in session.contents.pages() if page.id > 0 and state.at is not Place.DROPPED]
 
 
-def is_of(session: Session, other: Session) -> bool:
-    """Whether another session is of the store of this one, so that its pages can be cited here."""
-    found = session.backend.segment(other.name, time=0.0, create=False)
-    return found is not None and (found.number, found.created) == (other.number, other.info.created)
+def shares_store(session: Session, second: Session) -> bool:
+    """Return whether another session is of the store of this one, so that its pages can be cited here."""
+    info = session.backend.segment(second.name, time=0.0, create=False)
+    return info is not None and (info.number, info.created) == (second.number, second.info.created)

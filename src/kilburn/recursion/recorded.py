@@ -25,7 +25,7 @@ from kilburn.recursion.sandbox import Bounds
 Key = tuple[int, int]
 """A page of another segment: the segment's number, and the page's id."""
 
-SHOWN = 100
+MAX_PROMPT_CHARS = 100
 """Characters of a prompt that name it where it is missing."""
 
 
@@ -58,18 +58,18 @@ class RefusedCalls(msgspec.Struct, kw_only=True):
     @property
     def missing(self) -> Missing:
         """What the result of the run says of them."""
-        return Missing(prompt=self.prompt, why=limited(self.limit), count=self.count)
+        return Missing(prompt=self.prompt, why=limit_reason(self.limit), count=self.count)
 
 
-class Known(NamedTuple):
+class SubCallResult(NamedTuple):
     """What a sub-call came to.
 
     Args:
-        said: the reply; None if there was none. why: then the reason.
+        reply: the text of the reply, None if there was none. why: the reason why there was none.
         page: of the record, where it stands already and is not written again: of the reply, or of the prompt without one.
     """
 
-    said: str | None
+    reply: str | None
     why: str
     page: Key | None = None
 
@@ -84,24 +84,24 @@ class Entry(NamedTuple):
     why: str
 
 
-def note(session: Session, why: str, pages: Iterable[int] = (), /, **said: Unpack[Data]) -> None:
-    """Write something of a run into the ledger of its session, with the next commit."""
-    session.record(Act.NOTE, [*pages], policy="user", why=why, **said)
+def note(session: Session, why: str, pages: Iterable[int] = (), /, **data: Unpack[Data]) -> None:
+    """Record a note about a run in the ledger of its session; it is written with the next commit."""
+    session.ledger.record(Act.NOTE, [*pages], policy="user", why=why, **data)
 
 
-def said_in(event: Event) -> Data:
-    """What a note says; nothing, if the event is none."""
+def note_data(event: Event) -> Data:
+    """Return the data of a note; empty if the event is none."""
     return event.data if event.act is Act.NOTE else {}
 
 
-def limited(limit: str) -> str:
-    """Why a call was not made, where a limit of this name is reached."""
+def limit_reason(limit: str) -> str:
+    """Return the reason of a call that was not made because a limit is reached."""
     return f"the limit of {limit} is reached"
 
 
-def short(prompt: str) -> str:
-    """How a prompt begins, in one line."""
-    return " ".join(prompt.split())[:SHOWN]
+def prompt_head(prompt: str) -> str:
+    """Return the beginning of a prompt, in one line."""
+    return " ".join(prompt.split())[:MAX_PROMPT_CHARS]
 
 
 class RunRecord:
@@ -135,61 +135,62 @@ class RunRecord:
     _answers_at: set[int]
     _branches: list[tuple[str, bool]]
 
-    def __init__(self, session: Session, *, goes_on: bool = False, given: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, session: Session, *, goes_on: bool = False, new_limits: Mapping[str, Any] | None = None) -> None:
         self.session, self.goes_on, self.number = session, goes_on, session.number
         self._lock = threading.Lock()
-        asked, began, before = self._read_ledger()
-        self.first, self.digest, self.depth = int(asked["asked"]), str(asked["digest"]), int(asked["depth"])
-        self.began, self.past = int(asked.get("began", self.first)), bool(asked.get("past"))
+        question, began, earlier_seconds = self._read_ledger()
+        self.first, self.digest, self.depth = int(question["asked"]), str(question["digest"]), int(question["depth"])
+        self.began, self.past = int(question.get("began", self.first)), bool(question.get("past"))
         # Before calls were among the limits, they stood beside them.
-        self.limits = msgspec.convert({"calls": asked.get("most"), **asked.get("limits", {})}, Limits)
-        self.cell_bounds = msgspec.convert(asked.get("bounds", {}), Bounds)
-        self.functions: tuple[str, ...] = tuple(asked.get("functions", ()))
-        self.question = session.text(self.first)
+        self.limits = msgspec.convert({"calls": question.get("most"), **question.get("limits", {})}, Limits)
+        self.cell_bounds = msgspec.convert(question.get("bounds", {}), Bounds)
+        self.functions: tuple[str, ...] = tuple(question.get("functions", ()))
+        self.question = session.contents.text(self.first)
         if self.ended.get("page") and self.ended["page"] not in session.window.pages:
             self.ended = {}  # the answer was not written
-        self.more = bool(goes_on and self._has_more(given or {}))
+        self.more = bool(goes_on and self._has_more(new_limits or {}))
         self.ended = {} if self.more else self.ended
         self._read_pages()
         self._read_branches()
-        self.spent.seconds = before + max(0.0, self.last - began)
+        self.spent.seconds = earlier_seconds + max(0.0, self.last - began)
         # What was refused in a cell that was cut off is asked again.
         self._refused = [refusal for refusal in self._refused if not (goes_on and self.is_open(refusal.code))]
         self._left = [refusal.count for refusal in self._refused]
 
     def _read_ledger(self) -> tuple[Data, float, float]:
-        """What was asked last and what came of it; when the last part of the run began, and the seconds of those before it."""
-        asked: Data = {}
-        began = before = 0.0
-        for event in self.session.events():
-            said = said_in(event)
-            if "asked" in said:
-                asked, began, before = said, event.time, 0.0
+        """Read what was asked last and its outcome from the ledger. Return the question, when the last part of the run began, and
+        the seconds of the earlier parts."""
+        question: Data = {}
+        began = earlier_seconds = 0.0
+        for event in self.session.ledger.events():
+            data = note_data(event)
+            if "asked" in data:
+                question, began, earlier_seconds = data, event.time, 0.0
                 self.spent, self.resident, self.last, self.ended = RunResult(), 0, 0.0, {}
                 self._refused, self._answers_at, self._branches = [], set(), []
-            elif not asked:
+            elif not question:
                 continue
-            elif "resumed" in said:
-                began, before, self.ended = event.time, float(said["seconds"]), {}
-            elif "branch" in said and "calls" in said:
-                self._branches.append((said["branch"], bool(said["calls"])))
-            elif "answered" in said:
-                self.ended = said
+            elif "resumed" in data:
+                began, earlier_seconds, self.ended = event.time, float(data["seconds"]), {}
+            elif "branch" in data and "calls" in data:
+                self._branches.append((data["branch"], bool(data["calls"])))
+            elif "answered" in data:
+                self.ended = data
                 # An answer that was said in prose is the reply itself.
-                self._answers_at |= {int(said["page"])} if said["answered"] != "said" else set()
-            elif "refused" in said:
-                code, limit = event.pages[0], str(said["limit"])
-                self._refused.append(RefusedCalls(code=code, limit=limit, prompt=str(said["prompt"]), count=int(said["refused"])))
+                self._answers_at |= {int(data["page"])} if data["answered"] != "said" else set()
+            elif "refused" in data:
+                code, limit = event.pages[0], str(data["limit"])
+                self._refused.append(RefusedCalls(code=code, limit=limit, prompt=str(data["prompt"]), count=int(data["refused"])))
             self._count(event)
-        if not asked:
+        if not question:
             raise SpecError(f"nothing was asked in the session {self.session.name!r}", advice="see `kilburn ask --help`")
-        return asked, began, before
+        return question, began, earlier_seconds
 
     def _count(self, event: Event) -> None:
-        said = said_in(event)
-        if "spent" in said:
-            self._add(RunResult(calls=said["spent"], tokens=said["tokens"], money=said["money"]), event.time)
-            self.resident = max(self.resident, said.get("resident", 0))
+        data = note_data(event)
+        if "spent" in data:
+            self._add(RunResult(calls=data["spent"], tokens=data["tokens"], money=data["money"]), event.time)
+            self.resident = max(self.resident, data.get("resident", 0))
         elif event.act is Act.ADMIT:
             self.last = max(self.last, event.time)
 
@@ -197,41 +198,41 @@ class RunRecord:
         self.spent.add(spent.calls, spent.tokens, spent.money)
         self.last = max(self.last, last)
 
-    def _has_more(self, given: Mapping[str, Any]) -> bool:
-        """Whether the run ended at a limit, has no answer, and the limit is higher now."""
+    def _has_more(self, new_limits: Mapping[str, Any]) -> bool:
+        """Return whether the run ended at a limit, has no answer, and the limit is higher now."""
         limit = self.ended.get("limit")
-        if not limit or limit not in given or self.ended["answered"] not in ("unready", "nothing"):
+        if not limit or limit not in new_limits or self.ended["answered"] not in ("unready", "nothing"):
             return False
-        before, now = self.limits.most(limit), msgspec.structs.replace(self.limits, **given).most(limit)
-        return before is not None and (now is None or now > before)
+        old_limit, new_limit = self.limits.most(limit), msgspec.structs.replace(self.limits, **new_limits).most(limit)
+        return old_limit is not None and (new_limit is None or new_limit > old_limit)
 
     def _read_pages(self) -> None:
-        """The root's replies, and the outputs of its cells."""
+        """Read the root's replies and the outputs of its cells."""
         replies: dict[int, list[Page]] = {}
         self.outputs: dict[int, int] = {}
-        before: Page | None = None
+        previous: Page | None = None
         for page in self._originals(self.session, self.first):
             if page.role is Role.ASSISTANT and page.id not in self._answers_at:
                 replies.setdefault(page.message, []).append(page)
             elif page.answers:
                 self.outputs[page.answers] = page.id
-            elif before is not None and before.message in replies and page.trust is Trust.TOOL:
-                self.outputs[before.id] = page.id
+            elif previous is not None and previous.message in replies and page.trust is Trust.TOOL:
+                self.outputs[previous.id] = page.id
             elif self.goes_on and not self.ended and page.trust > Trust.AGENT:
-                what = f"the session {self.session.name!r} went on with something else"
-                raise SpecError(what, advice="ask again in a new session")
-            before = page
-        part = self.session.part
+                reason = f"the session {self.session.name!r} went on with something else"
+                raise SpecError(reason, advice="ask again in a new session")
+            previous = page
+        part = self.session.contents.part
         self.replies = [Message(role=Role.ASSISTANT, parts=tuple(part(page)[0] for page in parts)) for parts in replies.values()]
         self.ends = [parts[-1].id for parts in replies.values()]
         self._latest = {page.id for parts in [*replies.values()][-1:] for page in parts}
 
     def is_open(self, code: int) -> bool:
-        """Whether the run was cut off in the cell of this page: it has no output."""
+        """Return whether the run was cut off in the cell of this page: it has no output."""
         return code in self._latest and code not in self.outputs
 
     def _read_branches(self) -> None:
-        """The sub-calls, and the runs below this one."""
+        """Read the sub-calls, and the runs below this one."""
         entries: list[Entry] = []
         self._runs: dict[tuple[str, str], deque[RunRecord]] = {}
         self._below: list[RunRecord] = []
@@ -239,18 +240,18 @@ class RunRecord:
             branch = self.session.branches.open(name)
             if calls:
                 entries += self._entries_of(branch)
-            elif any("asked" in said_in(event) for event in branch.events()):
+            elif any("asked" in note_data(event) for event in branch.ledger.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
                 self._add(run.spent, run.last)
         # What failed in a cell that was cut off is asked again when the run goes on.
-        again = {(entry.code, entry.prompt.digest): entry.branch for entry in entries}
+        last_branch = {(entry.code, entry.prompt.digest): entry.branch for entry in entries}
         self._entries = [
             entry
             for entry in entries
             if entry.reply is not None
-            or (again[entry.code, entry.prompt.digest] is entry.branch and not self.is_open(entry.code))
+            or (last_branch[entry.code, entry.prompt.digest] is entry.branch and not self.is_open(entry.code))
         ]
         self._answers: dict[str, deque[Entry]] = {}
         for entry in self._entries:
@@ -258,34 +259,34 @@ class RunRecord:
 
     def _entries_of(self, branch: Session) -> list[Entry]:
         why: dict[int, str] = {}
-        for event in branch.events():
+        for event in branch.ledger.events():
             self._count(event)
             if event.act is Act.NOTE and event.pages:
                 why[event.pages[0]] = event.why
         pages = self._originals(branch, 1)
         # A prompt cites the code that asked; a reply has its prompt as its only source.
         replies = {page.sources[0]: page for page in pages if page.sources and not page.cites}
-        found = []
+        entries = []
         for page in pages:
             if page.cites:
                 code = max((cited for segment, cited in page.cites if segment == self.number), default=0)
-                found.append(Entry(code, branch, page, replies.get(page.id), why.get(page.id, "it failed")))
-        return found
+                entries.append(Entry(code, branch, page, replies.get(page.id), why.get(page.id, "it failed")))
+        return entries
 
-    def _originals(self, session: Session, after: int) -> list[Page]:
-        pages = [(page, state) for page, state in session.pages() if page.id > after]
+    def _originals(self, session: Session, first: int) -> list[Page]:
+        pages = [(page, state) for page, state in session.contents.pages() if page.id > first]
         for page, state in pages:
             if state.at is Place.DROPPED and not (self.goes_on and self.ended):
                 raise Forgotten(f"{page.address} of {session.name!r} was forgotten", advice="ask again in a new session")
         return [page for page, _ in pages]
 
     def has(self, prompt: str, run: tuple[str, str] | None = None) -> bool:
-        """Whether there is something that this prompt got, or this run, which nobody took yet."""
+        """Return whether the record has an unused result of this prompt, or of this run."""
         with self._lock:
             return bool(self._answers.get(digest_of(prompt)) if run is None else self._runs.get(run))
 
     def refusal(self, code: int) -> str:
-        """The name of the limit that refused a further call in the cell of that page; "" if none did."""
+        """Return the name of the limit that refused a further call in the cell of that page; "" if none did."""
         with self._lock:
             for at, refusal in enumerate(self._refused):
                 if self._left[at] and (refusal.code == code or not self.goes_on):
@@ -293,27 +294,29 @@ class RunRecord:
                     return refusal.limit
         return ""
 
-    def answer(self, prompt: str) -> Known | None:
-        """What this prompt got; None if it is not there, and the run goes on."""
+    def answer(self, prompt: str) -> SubCallResult | None:
+        """Return the result of this prompt in the record; None if it is not there and the run goes on."""
         with self._lock:
-            found = self._answers.get(digest_of(prompt))
-            entry = found.popleft() if found else None
+            entries = self._answers.get(digest_of(prompt))
+            entry = entries.popleft() if entries else None
         if entry is None:
-            return None if self.goes_on else Known(None, "it is not in the recorded run")
+            return None if self.goes_on else SubCallResult(None, "it is not in the recorded run")
         page = (entry.branch.number, (entry.reply or entry.prompt).id) if self.goes_on else None
-        return Known(entry.branch.text(entry.reply.id), "", page) if entry.reply else Known(None, entry.why, page)
+        if entry.reply is None:
+            return SubCallResult(None, entry.why, page)
+        return SubCallResult(entry.branch.contents.text(entry.reply.id), "", page)
 
     def run(self, question: str, digest: str) -> RunRecord | None:
-        """The run within this one that was asked so; None if it is not there, and the run goes on.
+        """Return the recorded run below this one that asked this question; None if there is none and the run goes on.
 
         Raises:
             ToolError: there is none.
         """
         with self._lock:
-            known = self._runs.get((question, digest))
-            if not known and not self.goes_on:
+            runs = self._runs.get((question, digest))
+            if not runs and not self.goes_on:
                 raise ToolError("this run is not in the recorded one")
-            return known.popleft() if known else None
+            return runs.popleft() if runs else None
 
     @property
     def missing(self) -> tuple[Missing, ...]:
@@ -322,7 +325,7 @@ class RunRecord:
         for _, branch, prompt, reply, why in self._entries:
             found.pop(prompt.digest, None)
             if reply is None:
-                found[prompt.digest] = Missing(prompt=short(branch.text(prompt.id)), why=why)
+                found[prompt.digest] = Missing(prompt=prompt_head(branch.contents.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
         return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
 
@@ -345,19 +348,19 @@ class Rerun:
         self._said = {"differing": False, "more": False}
 
     def output(self, code: int) -> int | None:
-        """The page of a cell's output, if it stands in the record."""
+        """Return the page of a cell's output, if it stands in the record."""
         return self.record.outputs.get(code) if self.record is not None else None
 
     def is_open(self, code: int) -> bool:
-        """Whether the run was cut off in the cell of this page."""
+        """Return whether the run was cut off in the cell of this page."""
         return self.record is not None and self.record.is_open(code)
 
     def news(self) -> Iterable[str]:
-        """What the model is told, once, before its first reply that is not in the record."""
+        """Yield notices for the model, each once, before its first reply that is not in the record."""
         if self.differing and not self._said["differing"]:
             self._said["differing"] = True
-            these = ", ".join(self.differing)
-            yield f"[The run was cut off, and its cells were run again. {these} came out otherwise: look at your variables.]"
+            addresses = ", ".join(self.differing)
+            yield f"[The run was cut off, and its cells were run again. {addresses} came out otherwise: look at your variables.]"
         if self.record is not None and self.record.more and not self._said["more"]:
             self._said["more"] = True
             yield "[The limit is higher now. Go on.]"

@@ -3,13 +3,13 @@
 The model's window never holds the input: only what it is (type, characters, tokens, its beginning), the code, and what
 the code printed, cut. From the code it can ask a model about pieces of the input, many at once (`llm_query`,
 `llm_query_batched`), or begin the same thing on a piece (`rlm_query`). The result is what it leaves in the variable
-`answer`. From RecursiveModel Language Models (arXiv 2512.24601); there the code runs unconfined, the steps are lost, and an
-answer was parsed from prose.
+`answer`. From *Recursive Language Models* (arXiv 2512.24601), where the code runs unconfined, the steps are lost, and the
+answer is parsed from prose.
 
-The code may call functions of the caller, too. What they return stands in the same branch, so a run that goes on does not call
+The code may also call functions of the caller. Their results are recorded in the same branch, so a resumed run does not call
 them again.
 
-Here the root is an agent in a process, so its own window is folded by a policy. The sub-calls stand in a branch of it,
+Here the root is an agent with a session, so its own window is folded by a policy. The sub-calls stand in a branch of it,
 the outputs cite them, and the whole run can be run again from the ledger without a model (`replay`). The agent's own past
 may be what the code reads (`memory.search`, `memory.pages`).
 """
@@ -26,8 +26,19 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.access import Action, Deed, Permit, Rights, decide
-from kilburn.agents.loop import UNLIMITED, Account, Agent, Called, Limits, Returned, RunEvent, finished, result_of, said_by
-from kilburn.agents.tool import Tool, texts_of
+from kilburn.agents.loop import (
+    UNLIMITED,
+    Account,
+    Agent,
+    Called,
+    Limits,
+    Returned,
+    RunEvent,
+    result_message,
+    run_to_end,
+    text_message,
+)
+from kilburn.agents.tool import Tool, decode_texts
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind
 from kilburn.errors import AccessDenied, KilburnError, SpecError, StoreStale, ToolError
@@ -41,9 +52,9 @@ from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
 from kilburn.recursion.answer import EMPTY, AnswerOutcome, AnswerVariable, RecursiveResult, SubCalled
-from kilburn.recursion.briefing import MEMORY, REPL, fenced, instructions, shown
-from kilburn.recursion.functions import Functions, is_called_by, tools_of
-from kilburn.recursion.inquiry import Inquiry, Watch, taken_up
+from kilburn.recursion.briefing import MEMORY, REPL, cell_lines, fenced_code, instructions
+from kilburn.recursion.functions import Functions, as_tools, is_called_by
+from kilburn.recursion.inquiry import Inquiry, Watch, taken_over_error
 from kilburn.recursion.past import Past
 from kilburn.recursion.recorded import Key, RunRecord, note
 from kilburn.recursion.sandbox import Bounds, CellOutcome, open_sandbox
@@ -54,14 +65,14 @@ from kilburn.wire.quotation import quote
 
 __all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
 
-PROSE = 2
+MAX_PROSE_REPLIES = 2
 """Replies in prose that are answered with a reminder; the next one is taken as the answer."""
-FORCED = 2
+MAX_FORCED_REPLIES = 2
 """Replies that the model has, beyond its limit of steps, to answer."""
-NOTHING = '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
-"""What a model is told that answers in prose."""
+REMINDER = '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
+"""Sent to a model that answers in prose."""
 BATCHED = {"llm_query_batched", "rlm_query_batched"}
-"""What takes a list that may be too large for one call of the sandbox."""
+"""Functions whose list may be too large for one call of the sandbox."""
 
 Ended = tuple[AnswerOutcome, Any, str]
 """How a question ended, its answer, and the limit that was reached, or ""."""
@@ -134,7 +145,7 @@ class RecursiveModel(Agent):
         if depth < 0 or parallel < 1:
             raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
         self.sub, self.depth, self.parallel = sub or model, depth, parallel
-        self.functions = tools_of(functions or {})
+        self.functions = as_tools(functions or {})
         self.hooks = Hooks(
             on_subcall_start=on_subcall_start,
             on_subcall_complete=on_subcall_complete,
@@ -142,7 +153,7 @@ class RecursiveModel(Agent):
             on_iteration_complete=on_iteration_complete,
         )
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
-        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.capacity)))
+        self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.prompts.capacity)))
         self.asked = limits or Limits(steps=30)
         self.free = free or threading.BoundedSemaphore(parallel)
         self.outer, self._options, self._asking = above, options, threading.Lock()
@@ -182,8 +193,8 @@ class RecursiveModel(Agent):
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
         if is_called_by(self):
-            what = "a function that the code of this agent called asks it another question"
-            raise SpecError(what, advice="make another agent, in another session")
+            reason = "a function that the code of this agent called asks it another question"
+            raise SpecError(reason, advice="make another agent, in another session")
         with self._asking, _alone(self.session):
             return self._ask([{"role": "user", "content": question}], source, past, kind, watch)
 
@@ -203,19 +214,19 @@ class RecursiveModel(Agent):
     def _answered(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
     ) -> RecursiveResult:
-        found = None if source is None else variable(source, self.session.counter.count)
+        text = None if source is None else variable(source, self.session.counter.count)
         if self.recorded is not None:
-            _check_same(self.recorded, found, past)
+            _check_same(self.recorded, text, past)
             if self.recorded.goes_on and self.recorded.ended:
-                return _ended(self.recorded)
-            if gone := sorted({*self.recorded.functions} - self.functions.keys()):
-                what = f"the code of the recorded run could call {', '.join(gone)}"
-                raise SpecError(what, advice="give the same functions; what they returned then is not asked again")
+                return _recorded_result(self.recorded)
+            if missing := sorted({*self.recorded.functions} - self.functions.keys()):
+                reason = f"the code of the recorded run could call {', '.join(missing)}"
+                raise SpecError(reason, advice="give the same functions; what they returned then is not asked again")
         run = Inquiry(self.session, self.asked, self.clock, self.outer, recorded=self.recorded, watch=watch)
         self.inquiry, self.account, self._iterations = run, run.own, 0
         run.sub_calls = self._sub_calls(run)
         calls = self._calls(run, past)
-        variables, files, setup = found.setup if found is not None else ({}, {}, "")
+        variables, files, setup = text.setup if text is not None else ({}, {}, "")
         with open_sandbox(
             self.sandbox_name,
             calls=calls,
@@ -230,23 +241,23 @@ class RecursiveModel(Agent):
             if run.rerun.record is not None:
                 run.rejoin(run.rerun.record)
             else:
-                self._tell(messages, found, past is not None)
+                self._tell(messages, text, past is not None)
             outcome, content, limit = self._work_out()
         return self._end(outcome, content, limit)
 
-    def _tell(self, messages: Sequence[Any], found: Variable | None, past: bool) -> None:
-        """Write what is asked, and what the model is told of the text."""
+    def _tell(self, messages: Sequence[Any], text: Variable | None, past: bool) -> None:
+        """Append the question, and the description of the text for the model."""
         system = self._system(self.depth, past)
-        known = [page.digest for page, _ in self.session.pages() if page.role is Role.SYSTEM]
-        if found is not None:
-            told = f"{found.told()}\nIt begins:\n{quote('context', found.head)}"
+        systems = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
+        if text is not None:
+            description = f"{text.told()}\nIt begins:\n{quote('context', text.head)}"
         else:
-            told = "There is no variable `context`: ask `memory`."
+            description = "There is no variable `context`: ask `memory`."
         self.inquiry.begin(
             messages,
-            "" if digest_of(system) in known else system,
-            told,
-            digest=found.digest if found is not None else "",
+            "" if digest_of(system) in systems else system,
+            description,
+            digest=text.digest if text is not None else "",
             past=past,
             depth=self.depth,
             functions=sorted(self.functions),
@@ -257,7 +268,7 @@ class RecursiveModel(Agent):
         return instructions(depth, self.functions.values(), past=past)
 
     def _end(self, outcome: AnswerOutcome, content: Any, limit: str) -> RecursiveResult:
-        """Write the answer and how the run ended, together."""
+        """Append the answer, and record how the run ended."""
         run, session = self.inquiry, self.session
         missing = (*run.sub_calls.missing, *run.missing)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
@@ -267,10 +278,10 @@ class RecursiveModel(Agent):
         is_new = content is not None and outcome is not AnswerOutcome.SAID
         page = session.window.last + 1 if is_new else run.page if content is not None else 0
         text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
-        steps, calls, said = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
-        note(session, said, answered=said, limit=limit, page=page, json=not isinstance(content, str), steps=steps, calls=calls)
+        steps, calls, name = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
+        note(session, name, answered=name, limit=limit, page=page, json=not isinstance(content, str), steps=steps, calls=calls)
         if is_new:
-            session.append(said_by(Role.ASSISTANT, text, sources=run.last))
+            session.append(text_message(Role.ASSISTANT, text, sources=run.last))
         run.write()
         run.whole.reached()
         spent = run.whole.outcome
@@ -294,49 +305,47 @@ class RecursiveModel(Agent):
     # The steps of the root
 
     def _work_out(self) -> Ended:
-        """Step by step, until the answer is ready, a limit is reached, or the model says it in prose."""
-        run, prose = self.inquiry, 0
-        said: str | None = None
+        """Run steps until the answer is ready, a limit is reached, or the model answers in prose."""
+        run, replies = self.inquiry, 0
+        prose: str | None = None
         while not run.answer.ready:
             if limit := run.whole.ended():
                 return self._unready(limit)
             if run.own.reached():
                 return self._forced()
-            if said is not None and self._fenced(said):
-                said = None
+            if prose is not None and self._fenced(prose):
+                prose = None
                 continue
-            if said is not None:
-                prose += 1
-                if prose > PROSE:
-                    return (AnswerOutcome.SAID, said, "") if said.strip() else (AnswerOutcome.NOTHING, None, "")
-                run.say(
-                    '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
-                )
-            said = self._step()
+            if prose is not None:
+                replies += 1
+                if replies > MAX_PROSE_REPLIES:
+                    return (AnswerOutcome.SAID, prose, "") if prose.strip() else (AnswerOutcome.NOTHING, None, "")
+                run.say(REMINDER)
+            prose = self._step()
         return AnswerOutcome.ANSWERED, run.answer.content, ""
 
     def _forced(self) -> Ended:
         """Ask for the answer once more, without a limit of steps."""
-        run, said = self.inquiry, ""
+        run, prose = self.inquiry, ""
         self.account = Account(UNLIMITED, self.clock, run.whole)
-        for _ in range(FORCED if self.asked.steps else 0):
+        for _ in range(MAX_FORCED_REPLIES if self.asked.steps else 0):
             if run.whole.ended():
                 break
             run.say('[The limit of steps is reached. Set answer["content"] and answer["ready"] = True now, in one cell.]')
             text = self._step()
             if text is not None and not self._fenced(text):
-                said = text.strip()
+                prose = text.strip()
             if run.answer.ready:
                 return AnswerOutcome.FORCED, run.answer.content, "steps"
         ended = self._unready("steps")
-        return (AnswerOutcome.SAID, said, "steps") if said and ended[1] is None else ended
+        return (AnswerOutcome.SAID, prose, "steps") if prose and ended[1] is None else ended
 
     def _unready(self, limit: str) -> Ended:
         content = self.inquiry.answer.held()
         return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
 
     def _step(self) -> str | None:
-        """The next reply, of the record or of the model, and its calls. What it says, if it calls nothing."""
+        """Take the next reply, from the record or from the model, and run its calls. Return its text if it calls nothing."""
         run = self.inquiry
         reply, began = run.again(), None
         if reply is None:
@@ -346,7 +355,7 @@ class RecursiveModel(Agent):
             self._iterations += 1
             began = self.clock()
             self.hooks.tell("on_iteration_start", self.level, self._iterations)
-            reply = finished(self._reply(), run.show)
+            reply = run_to_end(self._reply(), run.show)
             run.page = self.session.window.last
         for event in self._work(reply.calls, None):
             run.show(event)
@@ -362,13 +371,13 @@ class RecursiveModel(Agent):
         money = self.asked.prices.cost(usage)
         note(self.session, "spent", spent=1, tokens=usage.total, money=money, resident=run.resident)
 
-    def _keep(self, message: Message, prompt: Prompt, found: Brought | None) -> None:
+    def _keep(self, message: Message, prompt: Prompt, passages: Brought | None) -> None:
         """Admit a reply: its code is made of what the prompt showed, and goes with it."""
-        made = msgspec.structs.replace(message, sources=prompt.pages)
-        keep(self.session, made, found.pages if found is not None else ())
+        reply = msgspec.structs.replace(message, sources=prompt.pages)
+        keep(self.session, reply, passages.pages if passages is not None else ())
 
     def _can_go_without(self) -> bool:
-        """Whether tools were offered: without them, code is written in fenced blocks."""
+        """Return whether tools were offered: without them, code is written in fenced blocks."""
         return bool(self.specs)
 
     def _go_without(self) -> None:
@@ -377,16 +386,16 @@ class RecursiveModel(Agent):
     # Cells
 
     def _fenced(self, text: str) -> bool:
-        """Run the fenced blocks of a reply in prose; whether there were any."""
-        code, run = fenced(text), self.inquiry
+        """Run the fenced blocks of a reply in prose; return whether there were any."""
+        code, run = fenced_code(text), self.inquiry
         if not code:
             return False
         run.show(Called("", REPL.name, code))
         output, failed, cites = self._cell(code, run.page)
-        said = said_by(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
-        page = run.admit(said, run.page)
+        message = text_message(Role.USER, output, trust=Trust.TOOL, sources=(run.page, *run.last), cites=cites)
+        page = run.admit(message, run.page)
         run.last = (page,)
-        run.show(Returned("", self.session.text(page), failed))
+        run.show(Returned("", self.session.contents.text(page), failed))
         return True
 
     def _work(self, calls: Sequence[Part], loop: Any) -> Iterator[RunEvent]:
@@ -402,7 +411,7 @@ class RecursiveModel(Agent):
                 page = run.admit(message, code)
             if part.name == REPL.name:
                 run.last = (page,)
-            yield Returned(part.call or "", self.session.text(page), failed)
+            yield Returned(part.call or "", self.session.contents.text(page), failed)
 
     def _invoke(self, part: Part, loop: Any) -> tuple[Message, bool]:
         if part.name != REPL.name:
@@ -410,25 +419,25 @@ class RecursiveModel(Agent):
         cites: tuple[Key, ...] = ()
         page, failed = self.session.window.calls[part.call or ""], True
         try:
-            code = texts_of(REPL, part.text)["code"]
+            code = decode_texts(REPL, part.text)["code"]
             self._permit(self.bounds, part, Action(tool=REPL.name, deed=Deed.READ))
             text, failed, cites = self._cell(code, page)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             text = f'error: {error}; call repl with {{"code": "..."}}'
         except AccessDenied as error:
             text = f"error: {error}"
-        return result_of(part, text, failed, sources=(page, *self.inquiry.last), cites=cites), failed
+        return result_message(part, text, failed, sources=(page, *self.inquiry.last), cites=cites), failed
 
     def _cell(self, code: str, page: int) -> tuple[str, bool, tuple[Key, ...]]:
-        """Run a cell; what the model sees of it, whether it failed, and the pages that its output is from.
+        """Run a cell. Return the text that the model sees, whether the cell failed, and the pages that its output is from.
 
         Args:
             page: of the model's code.
         """
         run = self.inquiry
         sub_calls, sandbox, number = run.sub_calls, run.sandbox, self.session.number
-        sub_calls.origin = tuple((number, each) for each in (page, *run.last))
-        before, started = (sub_calls.done, sub_calls.failed), sandbox.started
+        sub_calls.origin = tuple((number, source) for source in (page, *run.last))
+        counts, started = (sub_calls.done, sub_calls.failed), sandbox.started
         try:
             if run.before:
                 sandbox.run(run.before)  # code may have put something else there
@@ -438,14 +447,14 @@ class RecursiveModel(Agent):
             cites = run.take_cited()
             if run.rerun.output(page) is None:
                 sub_calls.note_refused(self.session, page)
-        asked, failed = sub_calls.done - before[0], sub_calls.failed - before[1]
-        told, wrong = [*shown(cell)], run.answer.look()
+        answered, failed = sub_calls.done - counts[0], sub_calls.failed - counts[1]
+        lines, wrong = [*cell_lines(cell)], run.answer.look()
         if sandbox.started > started:
-            told.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
-        if asked or failed:
-            told.append(f"[{asked:,} sub-calls answered" + (f", {failed:,} gave nothing" if failed else "") + "]")
-        told += [wrong] if wrong else []
-        return "\n".join(told), cell.outcome is not CellOutcome.OK, cites
+            lines.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
+        if answered or failed:
+            lines.append(f"[{answered:,} sub-calls answered" + (f", {failed:,} gave nothing" if failed else "") + "]")
+        lines += [wrong] if wrong else []
+        return "\n".join(lines), cell.outcome is not CellOutcome.OK, cites
 
     # What the code can call
 
@@ -459,25 +468,25 @@ class RecursiveModel(Agent):
             retry=self.retry,
             reply=self.asked.reply,
             recorded=self.recorded,
-            watch=None if run.watch is None else lambda done, failed: run.show(SubCalled(done, failed)),
+            watch=None if run.watch is None else lambda answered, failed: run.show(SubCalled(answered, failed)),
             check=run.check,
             hooks=self.hooks,
             depth=self.level + 1,
         )
 
     def _calls(self, run: Inquiry, past: Session | Store | None) -> dict[str, Callable[..., Any]]:
-        """By name, as the sandbox takes them."""
-        found = run.sub_calls.functions if self.depth else {}
+        """Return the functions that the code can call, by name."""
+        functions = run.sub_calls.functions if self.depth else {}
         if self.depth > 1:
-            found |= {"rlm_query": self._query, "rlm_query_batched": self._query_batched}
+            functions |= {"rlm_query": self._query, "rlm_query_batched": self._query_batched}
         if past is not None:
-            own = self.session.name, run.began
-            memory = Past(past, self.session, own, run.sub_calls, self._is_readable)
-            found |= {"memory_search": memory.search, "memory_sessions": memory.sessions, "memory_pages": memory.pages}
-        return found | Functions(self.functions, self, self._permitted, run.sub_calls).named
+            own_run = self.session.name, run.began
+            memory = Past(past, self.session, own_run, run.sub_calls, self._is_readable)
+            functions |= {"memory_search": memory.search, "memory_sessions": memory.sessions, "memory_pages": memory.pages}
+        return functions | Functions(self.functions, self, self._permitted, run.sub_calls).named
 
     def _is_readable(self, session: str) -> bool:
-        """Whether code may read another session of the past: where the agent has rights of its own, they must name it."""
+        """Return whether code may read another session of the past: where the agent has rights of its own, they must name it."""
         action = Action(tool=REPL.name, deed=Deed.READ, reads=((SegmentKind.SESSION, session),))
         return self.bounds == Rights() or decide(self.bounds, action).permit is Permit.ALLOW
 
@@ -494,7 +503,7 @@ class RecursiveModel(Agent):
         return [None if isinstance(result, str) else result.content for result in results]
 
     def _below(self, question: str, text: str) -> RecursiveResult | str:
-        """Answer a question about a piece of the text by a run of its own; or why there is no answer."""
+        """Answer a question about a piece of the text by a run of its own; return the reason if there is no answer."""
         run, prompt = self.inquiry, f"{question} {text[:100]}"
         sub_calls = run.sub_calls
         digest = variable(text, self.session.counter.count).digest
@@ -507,15 +516,15 @@ class RecursiveModel(Agent):
             sub_calls.miss(prompt, "it failed")
             return "it failed"
         below = self._run_below(run, recorded)
-        told = said_by(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
+        message = text_message(Role.USER, question, trust=Trust.TOOL, cites=(*sub_calls.origin, *sub_calls.take_read()))
         watch = None if run.watch is None else partial(run.show_below, below.session.name)
 
         def work() -> tuple[RecursiveResult, str]:
             try:
-                found = below._ask([told], text, None, Any, watch)
+                result = below._ask([message], text, None, Any, watch)
             except KilburnError as error:
-                found = RecursiveResult(limit=type(error).__name__)
-            return found, "" if found.content is not None else found.limit or str(found.outcome)
+                result = RecursiveResult(limit=type(error).__name__)
+            return result, "" if result.content is not None else result.limit or str(result.outcome)
 
         if recorded is None:
             result, why = self.hooks.around(below.level, below.model.name, question, self.clock, work)
@@ -528,7 +537,7 @@ class RecursiveModel(Agent):
         return result
 
     def _run_below(self, run: Inquiry, recorded: RunRecord | None) -> RecursiveModel:
-        """A run below this one: the recorded one that goes on, or one of its own in a branch."""
+        """Make the run below this one: the recorded one that goes on, or a new one in a branch."""
         model = self.model
         if recorded is not None and recorded.goes_on:
             branch = recorded.session
@@ -537,7 +546,7 @@ class RecursiveModel(Agent):
             branch = run.fork("Work on a part of what the run above works on.", system=system, calls=False)
         if recorded is not None and not recorded.goes_on:
             model = Scripted(recorded.replies, form=model.form, tokenizer=model.tokenizer)
-        made = RecursiveModel(
+        below = RecursiveModel(
             model,
             branch,
             sub=self.sub,
@@ -556,14 +565,14 @@ class RecursiveModel(Agent):
             free=self.free,
             **self._options,
         )
-        made.caller, made.level = self, self.level + 1
-        return made
+        below.caller, below.level = self, self.level + 1
+        return below
 
 
 def replay(
     recorded: Session, session: Session, source: Source | None = None, *, past: Session | Store | None = None, **options: Any
 ) -> RecursiveResult:
-    """Run a recorded run again without a model: the replies are taken from its pages, and the same answer comes out.
+    """Replay a recorded run without a model: the replies come from its pages, and the answer is the same.
 
     Args:
         recorded: the session of the run; its last question counts.
@@ -594,7 +603,7 @@ def resume(
     question: str = "",
     **options: Any,
 ) -> RecursiveResult:
-    """Go on with a run that was cut off, such as by a crash.
+    """Resume a run that was interrupted, such as by a crash.
 
     The cells that stand in the session are run again in a new sandbox. What they asked is answered from its pages, and not
     asked again. Where the pages end, also within a cell, the models go on. What was spent stays spent: limits hold for both
@@ -618,50 +627,50 @@ def resume(
     """
     if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
         raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
-    run = RunRecord(session, goes_on=True, given=limits)
+    run = RunRecord(session, goes_on=True, new_limits=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
-    known = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
+    options_of_run = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
     with _alone(session):
-        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(known | options))
+        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(options_of_run | options))
         return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
 
 
 @contextmanager
 def _alone(session: Session) -> Iterator[None]:
-    """Whatever of a run's sessions another program wrote to: it goes on with the run."""
+    """Report a write of another program to a session of this run as a run that was taken over."""
     try:
         yield
     except StoreStale as error:
-        raise taken_up(session) from error
+        raise taken_over_error(session) from error
 
 
-def _check_same(run: RunRecord, found: Variable | None, past: Session | Store | None) -> None:
+def _check_same(run: RunRecord, text: Variable | None, past: Session | Store | None) -> None:
     """Make sure that a question is about what the recorded run was about.
 
     Raises:
         SpecError: it is not.
     """
-    if run.digest != (found.digest if found is not None else ""):
+    if run.digest != (text.digest if text is not None else ""):
         raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")
     if run.past and past is None:
         raise SpecError("the recorded run read the past", advice="give it again")
 
 
-def _ended(run: RunRecord) -> RecursiveResult:
-    """What came of a run that has ended, from its pages."""
-    said, content = run.ended, None
-    if said["page"]:
-        text = run.session.text(said["page"])
-        content = msgspec.json.decode(text) if said["json"] else text
+def _recorded_result(run: RunRecord) -> RecursiveResult:
+    """Return the result of a run that has ended, from its pages."""
+    ending, content = run.ended, None
+    if ending["page"]:
+        text = run.session.contents.text(ending["page"])
+        content = msgspec.json.decode(text) if ending["json"] else text
     return RecursiveResult(
-        outcome=AnswerOutcome(said["answered"]),
+        outcome=AnswerOutcome(ending["answered"]),
         content=content,
-        limit=said["limit"],
+        limit=ending["limit"],
         missing=run.missing,
-        address=f"p{said['page']}" if said["page"] else "",
-        steps=said["steps"],
-        calls=said["calls"],
+        address=f"p{ending['page']}" if ending["page"] else "",
+        steps=ending["steps"],
+        calls=ending["calls"],
         tokens=run.spent.tokens,
         seconds=run.spent.seconds,
         money=run.spent.money,

@@ -34,16 +34,16 @@ log = logging.getLogger("kilburn")
 
 __all__ = ["Bounds", "Sandbox", "open_sandbox"]
 
-USUAL = ("cpython", "monty")
+DEFAULT_ORDER = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
 KIND = "recursion.sandboxes"
-DEEPEST = 100
+MAX_DEPTH = 100
 """Lists and objects within each other, in a value that comes from inside."""
-ONE_CALL = 8_000_000
+MAX_CALL_BYTES = 8_000_000
 """Bytes of JSON that code can pass to a function of ours in one call."""
-ANSWER = 128_000_000
+MAX_ANSWER_BYTES = 128_000_000
 """Bytes of JSON that a function of ours can return, if the code's memory is no smaller."""
-SAID = 10_000
+MAX_ERROR_CHARS = 10_000
 """Characters of an error of ours that the code is told."""
 
 
@@ -68,7 +68,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_fields(self)
         times, counts = (self.seconds, self.total), (0 < self.memory < 1 << 62, self.calls >= 0, 0 <= self.output <= 1_000_000)
-        if not (all(0 < each < 1e6 for each in times) and all(counts)):
+        if not (all(0 < seconds < 1e6 for seconds in times) and all(counts)):
             advice = "give positive seconds and memory, calls of 0 or more, output of 0 to a million"
             raise SpecError(f"bounds that cannot be: {self}", advice=advice)
 
@@ -120,7 +120,7 @@ class Callbacks:
         functions: by name. Arguments are checked against their type hints, where they have any. They run in the
             thread that called `Sandbox.run`.
         batched: those whose last parameter is a list, and that return a list of as many. A list that is too large for
-            one call (`ONE_CALL`) goes in several, in its order.
+            one call (`MAX_CALL_BYTES`) goes in several, in its order.
 
     Raises:
         SpecError: a name that is no name in Python, or a batched function that is not there or has no parameter.
@@ -157,27 +157,27 @@ class Callbacks:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The type of each argument as it is bound; anything, where the function does not say."""
+    """Return the type of each argument as it is bound; anything, where the function does not say."""
     hints = typing.get_type_hints(function)
-    found = {}
+    hints_of_arguments = {}
     for parameter in inspect.signature(function).parameters.values():
         hint: Any = hints.get(parameter.name, Any)
         if parameter.kind is parameter.VAR_POSITIONAL:
             hint = tuple[hint, ...]
         elif parameter.kind is parameter.VAR_KEYWORD:
             hint = dict[str, hint]
-        found[parameter.name] = hint
-    return found
+        hints_of_arguments[parameter.name] = hint
+    return hints_of_arguments
 
 
-def _check_names(given: Mapping[str, Any]) -> None:
-    for name in given:
+def _check_names(values: Mapping[str, Any]) -> None:
+    for name in values:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise SpecError(f"{name[:100]!r} is no name in Python", advice="use letters, digits and _")
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A file to read.
+    """Return a file to read.
 
     Raises:
         SpecError: it cannot be read, or is a folder, a pipe or a device.
@@ -194,12 +194,12 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def plain(text: str) -> str:
-    """Text that UTF-8 can carry: lone surrogates are written out."""
+    """Replace lone surrogates, which UTF-8 cannot carry, by escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def json_of(value: Any) -> str:
-    """A value as JSON.
+def to_json(value: Any) -> str:
+    """Encode a value as JSON.
 
     Raises:
         TypeError, ValueError: JSON cannot carry it.
@@ -212,8 +212,8 @@ def json_of(value: Any) -> str:
     return text
 
 
-def value_of(text: str) -> Any:
-    """The value of JSON that came from inside.
+def from_json(text: str) -> Any:
+    """Decode JSON that came from inside.
 
     Raises:
         ValueError: it is no JSON, holds a number that JSON cannot carry, or is nested too deep.
@@ -223,9 +223,12 @@ def value_of(text: str) -> Any:
     except RecursionError:
         raise ValueError("nested too deep") from None
     inner = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         inner = [
-            one for each in inner if isinstance(each, list | dict) for one in (each.values() if isinstance(each, dict) else each)
+            item
+            for container in inner
+            if isinstance(container, list | dict)
+            for item in (container.values() if isinstance(container, dict) else container)
         ]
         if not inner:
             return value
@@ -267,7 +270,7 @@ class Sandbox(ABC):
         _check_names({**self.variables, **self.files})
         try:
             # What other libraries make of numbers and text comes out as Python's own.
-            self.variables = json.loads(json_of(self.variables))
+            self.variables = json.loads(to_json(self.variables))
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
         self._closed = False
@@ -291,12 +294,12 @@ class Sandbox(ABC):
         if total is not None and not (is_amount(total) and total > 0):
             raise SpecError(f"total={total!r}"[:200], advice="give seconds, more than 0")
         with self._alone():
-            begun = time.monotonic()
-            most = self.bounds.total if total is None else min(self.bounds.total, total)
-            return msgspec.structs.replace(self._run(code, most), seconds=time.monotonic() - begun)
+            began = time.monotonic()
+            max_seconds = self.bounds.total if total is None else min(self.bounds.total, total)
+            return msgspec.structs.replace(self._run(code, max_seconds), seconds=time.monotonic() - began)
 
     def get(self, name: str) -> Any:
-        """The JSON value of a variable inside.
+        """Return the JSON value of a variable inside.
 
         Raises:
             NoValue: there is no such variable, or JSON cannot carry what it holds.
@@ -306,7 +309,7 @@ class Sandbox(ABC):
             raise SpecError(f"name: a {type(name).__name__}", advice="give the name of a variable")
         with self._alone():
             try:
-                return value_of(self._get(name))
+                return from_json(self._get(name))
             except ValueError as error:
                 raise NoValue(f"{name[:100]}: {error}") from error
 
@@ -353,17 +356,17 @@ class Sandbox(ABC):
                 raise SpecError(f"the variables cannot be set up: {cell.error[-200:]}", advice="give the sandbox more memory")
 
     def _answer(self, name: str, arguments: str) -> bytes:
-        """Call a function of ours with arguments that came as JSON; JSON of what it gave, or of what it raised.
+        """Call a function of ours with arguments that came as JSON; return JSON of its result, or of its exception.
 
         It is `{"result": value}` or `{"raised": [type, message]}`.
         """
         try:
-            args, kwargs = msgspec.convert(value_of(arguments), tuple[list[Any], dict[str, Any]])
+            args, kwargs = msgspec.convert(from_json(arguments), tuple[list[Any], dict[str, Any]])
             answer = msgspec.json.encode({"result": self.calls(name, args, kwargs)})
-            if len(answer) > (most := min(ANSWER, self.bounds.memory)):
-                raise ValueError(f"{name} gives {len(answer):,} bytes, and code can take {most:,} at once: ask for less")
+            if len(answer) > (max_bytes := min(MAX_ANSWER_BYTES, self.bounds.memory)):
+                raise ValueError(f"{name} gives {len(answer):,} bytes, and code can take {max_bytes:,} at once: ask for less")
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
-            return msgspec.json.encode({"raised": [type(error).__name__, plain(str(error))[:SAID]]})
+            return msgspec.json.encode({"raised": [type(error).__name__, plain(str(error))[:MAX_ERROR_CHARS]]})
         return answer
 
     @abstractmethod
@@ -376,7 +379,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def _alive(self) -> bool:
-        """Whether the inside still has its variables."""
+        """Return whether the inside still has its variables."""
 
     @abstractmethod
     def _run(self, code: str, total: float) -> Cell:
@@ -384,7 +387,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     def _get(self, name: str) -> str:
-        """A variable as JSON; `ValueError` says why there is none."""
+        """Return a variable as JSON; `ValueError` says why there is none."""
 
     @abstractmethod
     def _end(self) -> None:
@@ -422,12 +425,12 @@ def open_sandbox(
     """
     functions = Callbacks(calls or {}, batched)
     refused: list[str] = []
-    for each in USUAL if name == "auto" else (name,):
-        made = locate(KIND, each, foreign=False)
-        if made is None:
-            raise SpecError(f"no sandbox named {each[:100]!r}", advice=f"known: auto, {', '.join(names(KIND))}")
+    for kind in DEFAULT_ORDER if name == "auto" else (name,):
+        sandbox_class = locate(KIND, kind, foreign=False)
+        if sandbox_class is None:
+            raise SpecError(f"no sandbox named {kind[:100]!r}", advice=f"known: auto, {', '.join(names(KIND))}")
         try:
-            opened: Sandbox = made(
+            opened: Sandbox = sandbox_class(
                 calls=functions, variables=variables or {}, files=files or {}, bounds=bounds or Bounds(), setup=setup
             )
         except SpecError:
@@ -435,10 +438,10 @@ def open_sandbox(
         except KilburnError as error:
             if name != "auto":
                 raise
-            refused.append(f"{each}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
+            refused.append(f"{kind}: {error.what}" + (f" ({error.advice})" if error.advice else ""))
         else:
             if refused:
-                log.info("the sandbox is %s, because others cannot start: %s", each, "; ".join(refused))
-            opened.lacks = (*(f"it is not {one}" for one in refused), *opened.lacks)
+                log.info("the sandbox is %s, because others cannot start: %s", kind, "; ".join(refused))
+            opened.lacks = (*(f"it is not {reason}" for reason in refused), *opened.lacks)
             return opened
     raise SandboxRefused("; ".join(refused), advice=f"use Linux on x86-64, or {command('repl')}")

@@ -18,13 +18,13 @@ from kilburn.errors import SpecError
 Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
 
-HEAD = 600
+MAX_HEAD_CHARS = 600
 """Characters of its beginning that the model is told."""
 
-SAMPLE = 100_000
+MAX_SAMPLE_CHARS = 100_000
 """Characters of which the tokens are counted; the tokens of a longer text are told in proportion."""
 
-NAMES = 10
+MAX_NAMES = 10
 """Names of its parts that the model is told."""
 
 
@@ -48,13 +48,13 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     head: str
 
     def told(self) -> str:
-        """The description of the text for the model: its type and size, and the names of its parts."""
+        """Return the description of the text for the model: its type and size, and the names of its parts."""
         size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
         if not self.index:
             return f"`context` is a str: {size}."
         names = [name for name, _, _ in self.index]
-        shown = ", ".join(map(repr, names[:NAMES])) + (", ..." if len(names) > NAMES else "")
-        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {shown}"
+        names_shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
+        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {names_shown}"
 
     @property
     def setup(self) -> tuple[dict[str, Any], dict[str, bytes], str]:
@@ -66,7 +66,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def variable(source: Source, count: Callable[[str], int]) -> Variable:
-    """A source as a variable.
+    """Return a source as a variable.
 
     Bytes that are not UTF-8 become U+FFFD. Of a folder, all files below it are taken but hidden ones.
 
@@ -82,7 +82,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
     elif isinstance(source, Path) and not source.is_dir():
         text = _read(source)
     else:
-        parts = source.items() if isinstance(source, Mapping) else texts_of([source] if isinstance(source, Path) else source)
+        parts = source.items() if isinstance(source, Mapping) else read_files([source] if isinstance(source, Path) else source)
         pieces, at = list[str](), 0
         for name, piece in parts:
             index.append((name, at, at + len(piece)))
@@ -92,10 +92,10 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
         if not index:
             raise SpecError("there is no file to ask about", advice="give a file, or a folder with files")
     data = text.encode("utf-8", "replace")
-    sample = text[:SAMPLE]
-    tokens = count(sample) if len(text) <= SAMPLE else round(count(sample) * len(text) / SAMPLE)
+    sample = text[:MAX_SAMPLE_CHARS]
+    tokens = count(sample) if len(text) <= MAX_SAMPLE_CHARS else round(count(sample) * len(text) / MAX_SAMPLE_CHARS)
     digest = hashlib.sha256(data + msgspec.json.encode(index)).hexdigest()
-    return Variable(data=data, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:HEAD])
+    return Variable(data=data, index=tuple(index), characters=len(text), tokens=tokens, digest=digest, head=text[:MAX_HEAD_CHARS])
 
 
 def _read(path: Path) -> str:
@@ -107,8 +107,8 @@ def _read(path: Path) -> str:
         raise SpecError(f"{path}: {error.strerror}", advice="give a file that can be read") from None
 
 
-def texts_of(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """The names and texts of files, those of folders in the order of their names.
+def read_files(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of files, those of folders in the order of their names.
 
     Raises:
         SpecError: one cannot be read.

@@ -43,7 +43,7 @@ def vectors_for(backend: Backend, embedder: Any = "auto", *, foreign: bool = Tru
         return None
     if embedder == "auto":
         try:
-            embedder = usual_embedder(backend.embedders())
+            embedder = usual_embedder(backend.vectors.embedders())
         except KilburnError:
             return None
     else:

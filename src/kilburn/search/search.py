@@ -222,7 +222,7 @@ class Searcher:
         window where `unseen` is asked for."""
         limit = depth
         while True:
-            found = self._backend.search(text, segments=self._numbers, limit=limit)
+            found = self._backend.words.search(text, segments=self._numbers, limit=limit)
             hits = [hit for hit in found if hit.segment in self._infos and self._is_there(hit_key(hit))]
             wanted = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
             if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
@@ -268,7 +268,7 @@ class Searcher:
         new = [key for key in beside if key not in seen]
         if not new:
             return
-        entries = self._backend.entries(new)
+        entries = self._backend.words.entries(new)
         self._read(entries)
         cosines: dict[int, float] = {}
         if self._vectors is not None and entries:
@@ -571,7 +571,7 @@ class Searcher:
         # A block's own text may be 30 MB of base64, and is not what is found.
         pages = [one.candidate.page for one in ranked]
         sources = {page.digest: page.extra if page.kind is Kind.OPAQUE else page.digest for page in pages}
-        texts = self._backend.texts(set(sources.values()))
+        texts = self._backend.contents.texts(set(sources.values()))
         return {
             digest: texts[source] if source == digest else searchable_words(texts[source])
             for digest, source in sources.items()

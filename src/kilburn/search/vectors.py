@@ -92,7 +92,7 @@ class Nearby(Protocol):
         number of vectors, and nearly always of more. None where the store does not look through those of this embedder."""
         ...
 
-    def vectors_of(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
+    def lookup(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
         """The stored vectors of these entries, of those that have one."""
         ...
 
@@ -121,10 +121,10 @@ class _Kept:
             self.asked = self._ask(backend, [0.0] * self.embedder.dimensions, 0, None) is not None
         if self.asked:
             return False
-        some = list(islice(backend.vectors(self.embedder.name, self.last), READ))
+        some = list(islice(backend.vectors.read(self.embedder.name, self.last), READ))
         if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
             if not backend.readonly:
-                backend.drop_vectors(self.embedder.name)
+                backend.vectors.drop(self.embedder.name)
             return False
         if some:
             self.scan.add([row.entry for row in some], [row.data for row in some])
@@ -142,9 +142,9 @@ class _Kept:
 
     def similar(self, backend: Backend, vector: Any, entries: Collection[int]) -> dict[int, float]:
         """The cosines of these entries to a vector, from a store that is asked."""
-        if not (self.asked and entries and isinstance(backend, Nearby)):
+        if not (self.asked and entries and isinstance(backend.vectors, Nearby)):
             return {}
-        return self._scan_of(backend.vectors_of(self.embedder.name, entries)).similar(vector, entries)
+        return self._scan_of(backend.vectors.lookup(self.embedder.name, entries)).similar(vector, entries)
 
     def _scan_of(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
         """Stored vectors in memory: they are put in order as those are that were read."""
@@ -156,7 +156,7 @@ class _Kept:
     def _ask(
         self, backend: Backend, vector: Sequence[float], limit: int, segments: Collection[int] | None
     ) -> list[tuple[int, bytes]] | None:
-        return backend.near(self.embedder.name, vector, limit, segments) if isinstance(backend, Nearby) else None
+        return backend.vectors.near(self.embedder.name, vector, limit, segments) if isinstance(backend.vectors, Nearby) else None
 
 
 class Vectors:
@@ -211,7 +211,7 @@ class Vectors:
                     pass
             while True:
                 found = serving.scan.nearest(vector, limit, segments)
-                there = self.backend.passages([entry for entry, _ in found])
+                there = self.backend.words.passages([entry for entry, _ in found])
                 gone = [entry for entry, _ in found if entry not in there]
                 if not gone:
                     return [(there[entry], cosine) for entry, cosine in found]
@@ -222,7 +222,7 @@ class Vectors:
         made: list[tuple[Passage, float]] = []
         while found and len(made) < limit:
             some, found = found[: limit - len(made)], found[limit - len(made) :]
-            there = self.backend.passages([entry for entry, _ in some])
+            there = self.backend.words.passages([entry for entry, _ in some])
             made += [(there[entry], cosine) for entry, cosine in some if entry in there]
         return made
 
@@ -251,8 +251,8 @@ class Vectors:
             StoreError: the store cannot be read.
         """
         damaged: dict[int, StoreCorrupt] = {}
-        waiting = self.backend.unembedded(self.embedder.name, len(left) + 1, damaged)
-        others = any(name != self.embedder.name for name in self.backend.embedders())
+        waiting = self.backend.vectors.unembedded(self.embedder.name, len(left) + 1, damaged)
+        others = any(name != self.embedder.name for name in self.backend.vectors.embedders())
         return others or any(entry not in left for entry in (*dict(waiting), *damaged))
 
     def catch_up(
@@ -283,7 +283,7 @@ class Vectors:
             with self._embedding:
                 most = batch if limit is None else min(batch, limit - done)
                 damaged: dict[int, StoreCorrupt] = {}
-                waiting = self.backend.unembedded(self.embedder.name, most + len(left or ()), damaged)
+                waiting = self.backend.vectors.unembedded(self.embedder.name, most + len(left or ()), damaged)
                 self._say_damaged(damaged)
                 if left is not None:
                     left.update(dict.fromkeys(damaged, DAMAGED))
@@ -345,9 +345,9 @@ class Vectors:
                     self._let_others()
                     made = self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                     self._read()
-                    if (made or not tended) and isinstance(self.backend, Nearby):
+                    if (made or not tended) and isinstance(self.backend.vectors, Nearby):
                         tended = True
-                        self._tend(self.backend)
+                        self._tend(self.backend.vectors)
                 self.trouble, longest = "", IDLE_PAUSE
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
@@ -358,9 +358,9 @@ class Vectors:
             if not self._stop.wait(first):
                 (self._stop if self.trouble else self._wanted).wait(pause - first)
 
-    def _tend(self, backend: Nearby) -> None:
+    def _tend(self, vectors: Nearby) -> None:
         try:
-            backend.tend()
+            vectors.tend()
         except KilburnError as error:
             log.warning("searches by meaning go on as before, and may be slow: %s", error)
 
@@ -404,7 +404,7 @@ class Vectors:
     def _waiting(self) -> list[tuple[int, str]] | None:
         """What waits for a vector, as far as a search may embed it; None if it is more than a few passages."""
         try:
-            waiting = self.backend.unembedded(self.embedder.name, SHORT + 1)
+            waiting = self.backend.vectors.unembedded(self.embedder.name, SHORT + 1)
         except StoreError:
             # A passage that cannot be read is told by whoever reads it, and must not end every search.
             return []
@@ -437,7 +437,7 @@ class Vectors:
             return
         rows = list(zip([entry for entry, _ in waiting], pack(vectors), strict=True))
         if not self.backend.readonly:
-            self.backend.keep_vectors(self.embedder.name, rows)
+            self.backend.vectors.add(self.embedder.name, rows)
             return
         with self._lock:
             self._kept.scan.add([entry for entry, _ in rows], [data for _, data in rows])
@@ -464,7 +464,7 @@ class Vectors:
 
     def _predecessor(self) -> _Kept | None:
         """The vectors of the embedder before this one, if they are still there and it can be made."""
-        for name in self.backend.embedders():
+        for name in self.backend.vectors.embedders():
             if name == self.embedder.name:
                 continue
             try:
@@ -478,6 +478,6 @@ class Vectors:
             return
         with self._lock:
             self._old = None
-        for name in self.backend.embedders():
+        for name in self.backend.vectors.embedders():
             if name != self.embedder.name:
-                self.backend.drop_vectors(name)
+                self.backend.vectors.drop(name)

@@ -21,7 +21,6 @@ from kilburn.submodules import attach
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.faults import FAULTS, FaultVFS
 from kilburn.testing.laws import check_laws, counted
-from kilburn.testing.memory import MemoryBackend
 from kilburn.testing.models import check_model
 from kilburn.testing.policies import check_policy, trace
 from kilburn.testing.stores import batch_of, check_store, page_of
@@ -31,7 +30,6 @@ __all__ = [
     "Echo",
     "FakeClock",
     "FaultVFS",
-    "MemoryBackend",
     "Scripted",
     "batch_of",
     "check_laws",

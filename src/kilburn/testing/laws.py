@@ -48,14 +48,14 @@ def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = Non
     """
     window = session.window
     if appended is not None:
-        assert session.messages() == list(appended), "law 1: the transcript is not what was appended"
+        assert session.contents.messages() == list(appended), "law 1: the transcript is not what was appended"
     prompt = session.render()
-    assert prompt.tokens <= session.capacity, f"law 2: {prompt.tokens} tokens in a window of {session.capacity}"
+    assert prompt.tokens <= session.prompts.capacity, f"law 2: {prompt.tokens} tokens in a window of {session.prompts.capacity}"
     assert counted(prompt, session) <= prompt.tokens, "law 2: the prompt weighs more than was counted"
     for page in window.pins:
         assert window.at(page) == Place.IN, f"law 3: pinned page {page} is not in the window"
         if window.pages[page].kind is Kind.TEXT:
-            assert any(_holds(message, session.text(page)) for message in prompt), (
+            assert any(_holds(message, session.contents.text(page)) for message in prompt), (
                 f"law 3: pinned page {page} is not rendered as it was"
             )
     _check_request(session)
@@ -69,7 +69,7 @@ def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = Non
 
 def check_collection(collection: Collection) -> None:
     """Assert the laws of a collection: its ledger rebuilds the stored states, and each page follows from its sources."""
-    collection.flush()
+    collection.ledger.flush()
     backend, number = collection.backend, collection.number
     rows = {page.id: (page, state) for page, state in backend.pages(number)}
     assert set(rows) == {*range(1, 1 + sum(page > 0 for page in rows)), *range(-sum(page < 0 for page in rows), 0)}, (
@@ -81,12 +81,12 @@ def check_collection(collection: Collection) -> None:
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
-    indexed = {page for (_, page), found in backend.entries((number, page) for page in rows).items() if found}
-    if collection.kind is SegmentKind.NOTES:
+    indexed = {page for (_, page), found in backend.words.entries((number, page) for page in rows).items() if found}
+    if collection.info.kind is SegmentKind.NOTES:
         named = [page.name for page, state in rows.values() if state.at is Place.OUT]
         assert None not in named, "law 9: a note without a name"
         assert len(set(named)) == len(named), f"law 9: two notes of one name among {sorted(map(str, named))}"
-        collection.refresh()
+        collection.ledger.refresh()
         assert collection.named() == {page.name: page.id for page, state in rows.values() if state.at is Place.OUT}
     for page, state in rows.values():
         if state.at is Place.DROPPED:
@@ -95,7 +95,7 @@ def check_collection(collection: Collection) -> None:
             )
             assert page.id not in indexed, f"law 1: {page.address} is forgotten and in the index"
             continue
-        assert backend.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
+        assert backend.contents.texts([page.digest])[page.digest], f"law 1: the text of {page.address} is not there"
         assert state.at in (Place.OUT, Place.RETIRED, Place.PROPOSED), f"{page.address} is {state.at}"
         assert state.at is not Place.PROPOSED or page.id not in indexed, f"law 9: {page.address} waits, and is in the index"
         assert state.at is not Place.OUT or page.id in indexed, f"{page.address} is in force, and not in the index"
@@ -125,7 +125,11 @@ def _check_request(session: Session) -> None:
     for page in asked:
         if window.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in window.visible()):
             continue
-        moves = [event for event in session.events() if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)]
+        moves = [
+            event
+            for event in session.ledger.events()
+            if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)
+        ]
         who = moves[-1].policy if moves else "nobody"
         assert who == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {who}"
 
@@ -154,7 +158,7 @@ def _check_layout(session: Session) -> None:
         "law 2: handles cost something else"
     )
     for gap in gaps:
-        assert len(session.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
+        assert len(session.contents.resolve(span_of(*gap[:2]))) >= gap[2], "law 1: a handle names pages that are not there"
 
 
 def _check_derived(session: Session) -> None:
@@ -168,14 +172,14 @@ def _check_derived(session: Session) -> None:
             f"law 7: {page.address} is trusted more than its sources"
         )
         if page.kind is Kind.EXCERPT:
-            text = session.text(page.id)
+            text = session.contents.text(page.id)
             for source, spans in page.parts or ((page.sources[0], page.spans),):
-                original = session.text(source)
+                original = session.contents.text(source)
                 assert all(original[start:stop] in text for start, stop in spans), f"law 4: {page.address} is not verbatim"
 
 
 def _check_replay(session: Session) -> None:
-    with session.batch() as kernel:
+    with session.edits.batch() as kernel:
         kernel.flush()
         _check_rebuilding(session, kernel)
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
@@ -20,7 +21,6 @@ from kilburn.page import Place
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock
 from kilburn.testing.laws import check_laws
-from kilburn.testing.memory import MemoryBackend
 
 WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "loop", "decided", "because", "TODO", "12", "4096"]
 
@@ -73,7 +73,7 @@ def check_policy(
 
 
 def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
-    with Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
+    with Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4", model=model, clock=FakeClock()) as store:
         session = store.session("check")
         rng = random.Random(seed)
         for message in trace(seed):
@@ -83,7 +83,7 @@ def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
             prompt = session.render()
             assert prompt.tokens <= window, f"a prompt of {prompt.tokens} tokens in a window of {window}"
         check_laws(session, list(trace(seed)))
-        refused = [event.why for event in session.events() if event.act is Act.REFUSE]
+        refused = [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
         assert not refused, f"moves were refused: {refused[:3]}"
         return _moves(session)
 
@@ -94,10 +94,10 @@ def _bring(session: Session, rng: random.Random) -> None:
     out = [page for page in range(1, window.last + 1) if window.at(page) in (Place.OUT, Place.STUB, Place.FOLDED)]
     if out and not window.awaited():
         page = rng.choice(out)
-        if text := session.text(page):
-            session.apply(Bring(((page, ((0, min(len(text), 200)),)),)))
+        if text := session.contents.text(page):
+            session.edits.apply(Bring(((page, ((0, min(len(text), 200)),)),)))
 
 
 def _moves(session: Session) -> list[Any]:
     observed = (Act.ASK, Act.COMPACT)
-    return [(event.act, event.pages, event.policy, event.data) for event in session.events() if event.act not in observed]
+    return [(event.act, event.pages, event.policy, event.data) for event in session.ledger.events() if event.act not in observed]

@@ -111,7 +111,7 @@ def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
 
 def found(backend: Backend, query: str, segment: int | None = None) -> set[int]:
     """The pages that a search finds."""
-    return {hit.page for hit in backend.search(query, segments=None if segment is None else [segment], limit=1000)}
+    return {hit.page for hit in backend.words.search(query, segments=None if segment is None else [segment], limit=1000)}
 
 
 def check_is_store(backend: Backend) -> None:
@@ -174,7 +174,7 @@ def check_round_trip(backend: Backend) -> None:
     assert list(backend.events(segment)) == list(batch.events)
     assert list(backend.events(segment, 2)) == list(batch.events[2:])
     assert list(backend.events(segment, 3)) == []
-    assert backend.texts(page.digest for page in batch.pages) == dict(batch.texts)
+    assert backend.contents.texts(page.digest for page in batch.pages) == dict(batch.texts)
     info = backend.segment("session", time=0.0, create=False)
     assert info is not None
     assert (info.head, info.pages, info.tokens, info.used) == (3, 6, sum(page.tokens for page in batch.pages), 3.0)
@@ -225,7 +225,7 @@ def check_all_or_nothing(backend: Backend) -> None:
         assert snapshot(backend, segment) == before
         assert found(backend, "second") == set()
     raises(StoreError, lambda: backend.commit(segment + 1000, batch_of(0, {1: "a"})))
-    raises(StoreCorrupt, lambda: backend.texts([digest_of("second word")]))
+    raises(StoreCorrupt, lambda: backend.contents.texts([digest_of("second word")]))
     backend.commit(segment, other)
     assert found(backend, "second") == {2}
 
@@ -295,11 +295,11 @@ def check_search(backend: Backend) -> None:
     ):
         assert page in found(backend, query), query
     assert found(backend, "zebra") == set()
-    (hit, *_) = backend.search("needle")
+    (hit, *_) = backend.words.search("needle")
     assert (hit.segment, hit.page) == (segment, 3)
     assert "needle" in texts[3][hit.span[0] : hit.span[1]]
-    assert len(backend.search("line nothing", limit=3)) == 3
-    assert backend.search("needle", limit=0) == []
+    assert len(backend.words.search("line nothing", limit=3)) == 3
+    assert backend.words.search("needle", limit=0) == []
 
 
 def check_searchable_words(backend: Backend) -> None:
@@ -315,15 +315,15 @@ def check_searchable_words(backend: Backend) -> None:
     assert found(backend, "rivers") == {1}
     assert found(backend, "plain") == {2}
     assert found(backend, "base64") == found(backend, "said") == set()
-    assert {text for _, text in backend.unembedded("e", 9)} == {"the atlas of rivers", "a plain text"}
-    assert [hit.span for hit in backend.search("atlas")] == [(0, len("the atlas of rivers"))]
+    assert {text for _, text in backend.vectors.unembedded("e", 9)} == {"the atlas of rivers", "a plain text"}
+    assert [hit.span for hit in backend.words.search("atlas")] == [(0, len("the atlas of rivers"))]
     backend.commit(segment, Batch(head=1, unindex=[1]))
     assert found(backend, "rivers") == set()
     backend.commit(segment, Batch(head=1, index=[1]))
     assert found(backend, "rivers") == {1}
     backend.commit(segment, Batch(head=1, erase=[1]))
     assert found(backend, "rivers") == set()
-    assert {text for _, text in backend.unembedded("e", 9)} == {"a plain text"}
+    assert {text for _, text in backend.vectors.unembedded("e", 9)} == {"a plain text"}
 
 
 def check_search_order(backend: Backend) -> None:
@@ -333,7 +333,7 @@ def check_search_order(backend: Backend) -> None:
     texts[30] = "the common word and the rareword"
     texts[31] = "nothing else"
     backend.commit(segment, batch_of(0, texts))
-    hits = backend.search("common rareword", limit=5)
+    hits = backend.words.search("common rareword", limit=5)
     assert hits[0].page == 30
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
@@ -358,10 +358,10 @@ def check_query_is_data(backend: Backend) -> None:
         "\\",
         "x" * 1_000_000,
     ):
-        backend.search(noise)
+        backend.words.search(noise)
         assert found(backend, f"{noise} needle") == {1}, noise[:20]
-    assert backend.search("") == []
-    assert backend.search("   \n") == []
+    assert backend.words.search("") == []
+    assert backend.words.search("   \n") == []
 
 
 def check_unindex(backend: Backend) -> None:
@@ -370,7 +370,7 @@ def check_unindex(backend: Backend) -> None:
     backend.commit(segment, batch_of(0, {1: "needle one", 2: "needle two"}))
     backend.commit(segment, Batch(head=1, unindex=[1]))
     assert found(backend, "needle") == {2}
-    assert backend.texts([digest_of("needle one")]) == {digest_of("needle one"): "needle one"}
+    assert backend.contents.texts([digest_of("needle one")]) == {digest_of("needle one"): "needle one"}
     backend.commit(segment, Batch(head=1, unindex=[1]))
     backend.commit(segment, Batch(head=1, index=[1]))
     assert found(backend, "needle") == {1, 2}
@@ -397,9 +397,9 @@ def check_erase(backend: Backend) -> None:
     assert [event.number for event in backend.events(segment)] == [1]
     assert found(backend, "canary") == set()
     assert found(backend, "shared") == {3}
-    raises(StoreCorrupt, lambda: backend.texts([digest_of("canary one")]))
-    raises(StoreCorrupt, lambda: backend.texts([digest_of("canary two")]))
-    assert backend.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
+    raises(StoreCorrupt, lambda: backend.contents.texts([digest_of("canary one")]))
+    raises(StoreCorrupt, lambda: backend.contents.texts([digest_of("canary two")]))
+    assert backend.contents.texts([digest_of("shared")]) == {digest_of("shared"): "shared"}
     backend.commit(segment, Batch(head=1, erase=[1]))
     # A batch may take back what it brings.
     at_once = batch_of(1, {4: "canary four", 5: "stays"})
@@ -414,11 +414,11 @@ def check_histories(backend: Backend) -> None:
     one, fork, other = start(backend, "talk"), start(backend, "talk~2"), start(backend, "talk~2 more")
     for segment in (one, fork, other):
         backend.commit(segment, batch_of(0, {1: f"first {segment}", 2: f"second {segment}"}))
-    assert set(backend.unkept("talk", "", 9)) == {"talk", "talk~2"}
-    assert len(backend.unkept("talk", "", 1)) == 1
-    assert backend.unkept("talk", "somebody", 9) == []
-    assert not backend.keep_history(one, Digests(0, (b"a",)), page=1), "another page is its last one"
-    assert backend.keep_history(
+    assert set(backend.histories.missing("talk", "", 9)) == {"talk", "talk~2"}
+    assert len(backend.histories.missing("talk", "", 1)) == 1
+    assert backend.histories.missing("talk", "somebody", 9) == []
+    assert not backend.histories.put(one, Digests(0, (b"a",)), page=1), "another page is its last one"
+    assert backend.histories.put(
         one,
         Digests(
             0,
@@ -429,7 +429,7 @@ def check_histories(backend: Backend) -> None:
         ),
         page=2,
     )
-    assert backend.keep_history(
+    assert backend.histories.put(
         fork,
         Digests(
             0,
@@ -441,48 +441,54 @@ def check_histories(backend: Backend) -> None:
         ),
         page=2,
     )
-    assert backend.unkept("talk", "", 9) == []
-    assert backend.said_by(b"none", 9) == []
-    assert backend.said_by(b"b", 9) == [HistoryOwner(name="talk", at=2, count=2), HistoryOwner(name="talk~2", at=2, count=3)]
-    assert backend.said_by(b"a", 1) == [HistoryOwner(name="talk~2", at=1, count=3)]
+    assert backend.histories.missing("talk", "", 9) == []
+    assert backend.histories.owners(b"none", 9) == []
+    assert backend.histories.owners(b"b", 9) == [
+        HistoryOwner(name="talk", at=2, count=2),
+        HistoryOwner(name="talk~2", at=2, count=3),
+    ]
+    assert backend.histories.owners(b"a", 1) == [HistoryOwner(name="talk~2", at=1, count=3)]
     backend.commit(one, batch_of(1, {3: "third"}))
-    assert backend.unkept("talk", "", 9) == ["talk"]
-    assert not backend.keep_history(one, Digests(1, (b"d",)), page=3), "two are kept"
-    assert backend.keep_history(one, Digests(2, (b"d",)), page=3)
-    assert backend.said_by(b"d", 9) == [HistoryOwner(name="talk", at=3, count=3)]
+    assert backend.histories.missing("talk", "", 9) == ["talk"]
+    assert not backend.histories.put(one, Digests(1, (b"d",)), page=3), "two are kept"
+    assert backend.histories.put(one, Digests(2, (b"d",)), page=3)
+    assert backend.histories.owners(b"d", 9) == [HistoryOwner(name="talk", at=3, count=3)]
     backend.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
-    assert backend.said_by(b"e", 9) == [HistoryOwner(name="talk", at=4, count=4)]
+    assert backend.histories.owners(b"e", 9) == [HistoryOwner(name="talk", at=4, count=4)]
     backend.commit(one, _with_said(batch_of(3, {5: "fifth"}), 4))
-    assert backend.unkept("talk", "", 9) == [], "a page that says nothing"
+    assert backend.histories.missing("talk", "", 9) == [], "a page that says nothing"
     backend.commit(one, batch_of(4, {6: "sixth"}))
     backend.commit(one, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
-    assert backend.said_by(b"f", 9) == [], "what was said before it is not kept"
+    assert backend.histories.owners(b"f", 9) == [], "what was said before it is not kept"
     backend.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
-    assert backend.said_by(b"g", 9) == [HistoryOwner(name="talk", at=2, count=2)]
-    assert backend.said_by(b"d", 9) == [], "all are kept anew"
-    assert backend.keep_history(one, Digests(2, (b"x", b"y"), (None, b"tail")), page=8)
-    assert backend.keep_history(one, Digests(4, (b"z",), (b"tail",)), page=8)
-    assert [(owner.at, owner.count) for owner in backend.said_by(b"tail", 9, tail=True)] == [(5, 5), (4, 5)]
-    assert (backend.said_by(b"tail", 9), backend.said_by(b"y", 9, tail=True)) == ([], [])
-    assert backend.keep_history(one, Digests(0, (b"a", b"g")), page=8)
-    assert backend.said_by(b"tail", 9, tail=True) == []
+    assert backend.histories.owners(b"g", 9) == [HistoryOwner(name="talk", at=2, count=2)]
+    assert backend.histories.owners(b"d", 9) == [], "all are kept anew"
+    assert backend.histories.put(one, Digests(2, (b"x", b"y"), (None, b"tail")), page=8)
+    assert backend.histories.put(one, Digests(4, (b"z",), (b"tail",)), page=8)
+    assert [(owner.at, owner.count) for owner in backend.histories.owners(b"tail", 9, tail=True)] == [(5, 5), (4, 5)]
+    assert (backend.histories.owners(b"tail", 9), backend.histories.owners(b"y", 9, tail=True)) == ([], [])
+    assert backend.histories.put(one, Digests(0, (b"a", b"g")), page=8)
+    assert backend.histories.owners(b"tail", 9, tail=True) == []
     raises(StoreStale, lambda: backend.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
-    assert backend.said_by(b"h", 9) == []
-    assert backend.unkept("talk", "", 9) == []
+    assert backend.histories.owners(b"h", 9) == []
+    assert backend.histories.missing("talk", "", 9) == []
     backend.commit(one, Batch(head=7, erase=[3]))
-    assert (backend.said_by(b"g", 9), backend.said_by(b"b", 9)) == ([], [HistoryOwner(name="talk~2", at=2, count=3)])
-    assert not backend.keep_history(one, Digests(0, (b"a",)), page=8), "something of it is forgotten"
+    assert (backend.histories.owners(b"g", 9), backend.histories.owners(b"b", 9)) == (
+        [],
+        [HistoryOwner(name="talk~2", at=2, count=3)],
+    )
+    assert not backend.histories.put(one, Digests(0, (b"a",)), page=8), "something of it is forgotten"
     backend.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
-    assert backend.said_by(b"i", 9) == [], "something of it is forgotten"
-    assert backend.unkept("talk", "", 9) == ["talk"]
+    assert backend.histories.owners(b"i", 9) == [], "something of it is forgotten"
+    assert backend.histories.missing("talk", "", 9) == ["talk"]
     branch = start(backend, "talk/b1")
     said = Digests(2, (b"q",), inherits=True)
     backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), said=said))
-    assert backend.said_by(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
+    assert backend.histories.owners(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
     inherited = [page for page, _ in backend.pages(fork)][:1]
     backend.commit(branch, Batch(head=1, inherited=inherited))
-    assert backend.said_by(b"q", 9) == [], "something that it inherited is forgotten"
-    assert set(backend.unkept("talk", "", 9)) == {"talk", "talk/b1"}
+    assert backend.histories.owners(b"q", 9) == [], "something that it inherited is forgotten"
+    assert set(backend.histories.missing("talk", "", 9)) == {"talk", "talk/b1"}
 
 
 def check_replies(backend: Backend) -> None:
@@ -492,12 +498,12 @@ def check_replies(backend: Backend) -> None:
     events = [Event(number=at, act=Act.NOTE, time=1.0, data=data) for at, data in enumerate(noted, 2)]
     batch = batch_of(0, {1: "first", 2: "second"})
     backend.commit(one, msgspec.structs.replace(batch, events=[*batch.events, *events]))
-    assert backend.said_by(key.encode(), 9) == [HistoryOwner(name="chain", at=-2, count=-2)]
-    assert [owner.at for owner in backend.said_by(other.encode(), 9)] == [-3]
-    assert (backend.said_by(b"short", 9), backend.said_by(b"none", 9)) == ([], [])
-    assert backend.unkept("chain", "", 9) == ["chain"], "where a reply is says nothing"
-    assert backend.keep_history(one, Digests(0, (b"a",)), page=2)
-    assert backend.keep_history(
+    assert backend.histories.owners(key.encode(), 9) == [HistoryOwner(name="chain", at=-2, count=-2)]
+    assert [owner.at for owner in backend.histories.owners(other.encode(), 9)] == [-3]
+    assert (backend.histories.owners(b"short", 9), backend.histories.owners(b"none", 9)) == ([], [])
+    assert backend.histories.missing("chain", "", 9) == ["chain"], "where a reply is says nothing"
+    assert backend.histories.put(one, Digests(0, (b"a",)), page=2)
+    assert backend.histories.put(
         one,
         Digests(
             0,
@@ -508,15 +514,15 @@ def check_replies(backend: Backend) -> None:
         ),
         page=2,
     )
-    assert [owner.at for owner in backend.said_by(key.encode(), 9)] == [-2]
+    assert [owner.at for owner in backend.histories.owners(key.encode(), 9)] == [-2]
     (found,) = [event for event in backend.events(one, 1, Act.NOTE) if event.number == 2]
     assert found.data == noted[0]
     backend.commit(one, Batch(head=5, erase=[1]))
-    assert backend.said_by(b"b", 9) == []
-    assert [owner.at for owner in backend.said_by(key.encode(), 9)] == [-2], "a key has no words"
+    assert backend.histories.owners(b"b", 9) == []
+    assert [owner.at for owner in backend.histories.owners(key.encode(), 9)] == [-2], "a key has no words"
     backend.commit(one, Batch(head=5, erase=[2]))
     backend.erase(one)
-    assert backend.said_by(key.encode(), 9) == []
+    assert backend.histories.owners(key.encode(), 9) == []
 
 
 def _with_said(batch: Batch, after: int, *added: bytes) -> Batch:
@@ -634,9 +640,9 @@ def check_separate_processes(backend: Backend) -> None:
     backend.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
     assert found(backend, "needle", one) == {1}
     assert found(backend, "needle", two) == {1, 2}
-    assert {(hit.segment, hit.page) for hit in backend.search("needle")} == {(one, 1), (two, 1), (two, 2)}
+    assert {(hit.segment, hit.page) for hit in backend.words.search("needle")} == {(one, 1), (two, 1), (two, 2)}
     backend.commit(one, Batch(head=1, erase=[1]))
-    assert backend.texts([digest_of("needle same")])
+    assert backend.contents.texts([digest_of("needle same")])
     assert found(backend, "needle", two) == {1, 2}
 
 
@@ -755,11 +761,11 @@ def check_search_within(backend: Backend) -> None:
         backend.commit(segment, batch_of(0, {1: f"a needle of {segment}, among much other hay that makes it long " * 9}))
     for segment in few:
         assert found(backend, "needle", segment) == {1}
-        assert [hit.segment for hit in backend.search("the needle", segments=[segment], limit=5)] == [segment]
-    assert {hit.segment for hit in backend.search("needle", segments=set(few), limit=5)} == set(few)
-    assert backend.search("needle", segments=[]) == []
-    assert backend.search("needle", segments=[many + 99]) == []
-    assert {hit.segment for hit in backend.search("number7 needle", segments=[many, few[0]], limit=400)} == {many, few[0]}
+        assert [hit.segment for hit in backend.words.search("the needle", segments=[segment], limit=5)] == [segment]
+    assert {hit.segment for hit in backend.words.search("needle", segments=set(few), limit=5)} == set(few)
+    assert backend.words.search("needle", segments=[]) == []
+    assert backend.words.search("needle", segments=[many + 99]) == []
+    assert {hit.segment for hit in backend.words.search("number7 needle", segments=[many, few[0]], limit=400)} == {many, few[0]}
 
 
 def check_entries(backend: Backend) -> None:
@@ -767,20 +773,22 @@ def check_entries(backend: Backend) -> None:
     segment = start(backend)
     long = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     backend.commit(segment, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
-    of_page = backend.entries([(segment, 1), (segment, 2), (segment, 3), (segment, 9), (segment + 9, 1)])
+    of_page = backend.words.entries([(segment, 1), (segment, 2), (segment, 3), (segment, 9), (segment + 9, 1)])
     assert of_page.keys() == {(segment, 1), (segment, 2)}
     assert [hit.span for hit in of_page[segment, 1]] == sorted(hit.span for hit in of_page[segment, 1])
     assert (of_page[segment, 1][0].span[0], of_page[segment, 1][-1].span[1]) == (0, len(long))
-    (hit,) = backend.search("needle")
+    (hit,) = backend.words.search("needle")
     assert [msgspec.structs.replace(hit, score=0.0)] == of_page[segment, 2]
     numbers = [hit.entry for hits in of_page.values() for hit in hits]
     assert len(set(numbers)) == len(numbers) > 5
-    assert backend.passages([*numbers, 0, numbers[0] ^ 1 << 20]) == {hit.entry: hit for hits in of_page.values() for hit in hits}
+    assert backend.words.passages([*numbers, 0, numbers[0] ^ 1 << 20]) == {
+        hit.entry: hit for hits in of_page.values() for hit in hits
+    }
     backend.commit(segment, Batch(head=1, unindex=[1], erase=[2]))
-    assert backend.passages(numbers) == {}
-    assert backend.entries([(segment, 1), (segment, 2)]) == {}
+    assert backend.words.passages(numbers) == {}
+    assert backend.words.entries([(segment, 1), (segment, 2)]) == {}
     backend.commit(segment, Batch(head=1, index=[1]))
-    assert not {hit.entry for hit in backend.entries([(segment, 1)])[segment, 1]} & set(numbers)
+    assert not {hit.entry for hit in backend.words.entries([(segment, 1)])[segment, 1]} & set(numbers)
 
 
 def check_vectors(backend: Backend) -> None:
@@ -788,68 +796,68 @@ def check_vectors(backend: Backend) -> None:
     one, two = start(backend, "one"), start(backend, "two")
     backend.commit(one, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
     backend.commit(two, batch_of(0, {1: "delta"}))
-    waiting = backend.unembedded("hash", 10)
+    waiting = backend.vectors.unembedded("hash", 10)
     assert [text for _, text in waiting] == ["delta", "alpha", "beta", "gamma"]
-    assert backend.unembedded("hash", 2) == waiting[:2]
-    backend.keep_vectors("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
-    assert backend.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
-    assert backend.unembedded("other", 10) == waiting
-    kept = list(backend.vectors("hash"))
+    assert backend.vectors.unembedded("hash", 2) == waiting[:2]
+    backend.vectors.add("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
+    assert backend.vectors.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
+    assert backend.vectors.unembedded("other", 10) == waiting
+    kept = list(backend.vectors.read("hash"))
     assert [(vector.entry, vector.data) for vector in kept] == [
         (entry, text.encode()[:4]) for entry, text in waiting if text != "beta"
     ]
     assert [vector.number for vector in kept] == sorted({vector.number for vector in kept})
-    assert list(backend.vectors("hash", kept[0].number)) == kept[1:]
-    assert list(backend.vectors("other")) == []
+    assert list(backend.vectors.read("hash", kept[0].number)) == kept[1:]
+    assert list(backend.vectors.read("other")) == []
     for rows in ([(waiting[2][0], b"longer")], [(waiting[2][0], b"beta"), (waiting[0][0], b"")]):
-        raises(StoreError, lambda rows=rows: backend.keep_vectors("hash", rows))  # type: ignore[misc]
-    raises(SpecError, lambda: backend.keep_vectors(" ", []))
+        raises(StoreError, lambda rows=rows: backend.vectors.add("hash", rows))  # type: ignore[misc]
+    raises(SpecError, lambda: backend.vectors.add(" ", []))
     backend.commit(one, Batch(head=1, erase=[1], unindex=[3]))
     backend.commit(one, batch_of(1, {4: "epsilon"}))
     gone = {entry for entry, text in waiting if text in ("alpha", "gamma")}
-    backend.keep_vectors("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
-    assert {vector.entry for vector in backend.vectors("hash")} == {entry for entry, _ in waiting} - gone
-    assert [text for _, text in backend.unembedded("hash", 10)] == ["epsilon"]
-    backend.keep_vectors("hash", [(waiting[2][0], b"BETA")])
-    (*_, last) = backend.vectors("hash")
+    backend.vectors.add("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
+    assert {vector.entry for vector in backend.vectors.read("hash")} == {entry for entry, _ in waiting} - gone
+    assert [text for _, text in backend.vectors.unembedded("hash", 10)] == ["epsilon"]
+    backend.vectors.add("hash", [(waiting[2][0], b"BETA")])
+    (*_, last) = backend.vectors.read("hash")
     assert (last.entry, last.data) == (waiting[2][0], b"BETA")
     assert last.number > kept[-1].number
-    backend.keep_vectors("another", [(waiting[2][0], b"one")])
-    assert backend.embedders() == ["hash", "another"]
-    backend.drop_vectors("hash")
-    backend.drop_vectors("never there")
-    assert backend.embedders() == ["another"]
-    assert list(backend.vectors("hash")) == []
-    assert len(backend.unembedded("hash", 10)) == 3
-    backend.keep_vectors("hash", [(waiting[2][0], b"of another length")])
+    backend.vectors.add("another", [(waiting[2][0], b"one")])
+    assert backend.vectors.embedders() == ["hash", "another"]
+    backend.vectors.drop("hash")
+    backend.vectors.drop("never there")
+    assert backend.vectors.embedders() == ["another"]
+    assert list(backend.vectors.read("hash")) == []
+    assert len(backend.vectors.unembedded("hash", 10)) == 3
+    backend.vectors.add("hash", [(waiting[2][0], b"of another length")])
 
 
 def check_settings(backend: Backend) -> None:
     """A setting is what was last kept, until it is removed."""
-    assert backend.settings() == {}
-    backend.keep_setting("one", "1")
-    backend.keep_setting("two", "Zwei \u00e9")
-    backend.keep_setting("one", "again")
-    assert backend.settings() == {"one": "again", "two": "Zwei \u00e9"}
-    backend.keep_setting("one", None)
-    backend.keep_setting("none", None)
-    assert backend.settings() == {"two": "Zwei \u00e9"}
-    assert backend.replace_setting("two", None, "2") is False
-    assert backend.replace_setting("two", "Zwei \u00e9", "2") is True
-    assert backend.replace_setting("two", "Zwei \u00e9", None) is False
-    assert backend.replace_setting("four", "4", "5") is False
-    assert backend.replace_setting("four", None, "4") is True
-    assert backend.settings() == {"four": "4", "two": "2"}
-    assert backend.replace_setting("four", "4", None) is True
-    backend.keep_setting("two", "Zwei \u00e9")
+    assert backend.settings.all() == {}
+    backend.settings.put("one", "1")
+    backend.settings.put("two", "Zwei \u00e9")
+    backend.settings.put("one", "again")
+    assert backend.settings.all() == {"one": "again", "two": "Zwei \u00e9"}
+    backend.settings.put("one", None)
+    backend.settings.put("none", None)
+    assert backend.settings.all() == {"two": "Zwei \u00e9"}
+    assert backend.settings.replace("two", None, "2") is False
+    assert backend.settings.replace("two", "Zwei \u00e9", "2") is True
+    assert backend.settings.replace("two", "Zwei \u00e9", None) is False
+    assert backend.settings.replace("four", "4", "5") is False
+    assert backend.settings.replace("four", None, "4") is True
+    assert backend.settings.all() == {"four": "4", "two": "2"}
+    assert backend.settings.replace("four", "4", None) is True
+    backend.settings.put("two", "Zwei \u00e9")
     assert abs(backend.now() - time.time()) < 86_400.0
     try:
         with backend.together():
-            backend.keep_setting("three", "3")
+            backend.settings.put("three", "3")
             raise RuntimeError
     except RuntimeError:
         pass
-    assert backend.settings() == {"two": "Zwei \u00e9"}
+    assert backend.settings.all() == {"two": "Zwei \u00e9"}
 
 
 def check_copied(backend: Backend) -> None:

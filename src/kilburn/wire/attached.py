@@ -18,7 +18,7 @@ from kilburn.wire.parts import template_of
 from kilburn.wire.plain import NOT_JSON, unpack
 
 PREFIX = "kilburn:"
-KNOWN = {"role", "content", "tool_calls", *ASIDES}
+_KNOWN_KEYS = {"role", "content", "tool_calls", *ASIDES}
 
 
 class _Attached(msgspec.Struct, array_like=True, frozen=True):
@@ -34,7 +34,7 @@ def pack_attached(message: Message) -> str:
     extra = unpack(message.extra)
     thoughts = tuple(part for part in message.parts if part.kind is Kind.REASONING)
     calls = tuple(part.extra for part in message.parts if part.kind is Kind.CALL)
-    has_fields = extra.get("dict", {}).keys() - KNOWN
+    has_fields = extra.get("dict", {}).keys() - _KNOWN_KEYS
     if extra.get("form") != "chat" or not calls or not (thoughts or any(calls) or has_fields):
         return ""
     return PREFIX + base64.b64encode(msgspec.json.encode(_Attached(message.extra, thoughts, calls))).decode()
@@ -51,11 +51,11 @@ def restore_attached(messages: Iterable[Message]) -> list[Message]:
 
 
 def _restored(message: Message) -> Message:
-    attached = [found for part in message.parts if part.kind is Kind.REASONING and (found := _unpack(part)) is not None]
+    attached = [value for part in message.parts if part.kind is Kind.REASONING and (value := _unpack(part)) is not None]
     if not attached:
         return message
-    extras = iter([extra for each in attached for extra in each.calls])
-    parts = [thought for each in attached for thought in each.thoughts]
+    extras = iter([extra for block in attached for extra in block.calls])
+    parts = [thought for block in attached for thought in block.thoughts]
     for part in message.parts:
         if part.kind is not Kind.REASONING:
             extra = next(extras, None) if part.kind is Kind.CALL else None

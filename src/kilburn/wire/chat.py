@@ -13,7 +13,8 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec
+from kilburn.model import Request, Tokens, ToolSpec
+from kilburn.wire.oddities import counted
 from kilburn.wire.parts import (
     claim_call,
     kind_at,
@@ -38,9 +39,9 @@ ROLES = {
     "function": Role.TOOL,
 }
 
-_THOUGHTS = ("reasoning_content", "reasoning")
+THOUGHTS = ("reasoning_content", "reasoning")
 UNVOICED = ("refusal", "function_call", "audio")
-ASIDES = (*_THOUGHTS, *UNVOICED)
+ASIDES = (*THOUGHTS, *UNVOICED)
 """Keys of an assistant message whose value becomes a part of its own."""
 
 
@@ -58,13 +59,13 @@ def read(source: dict[str, Any], where: str = "message") -> Message:
     else:
         shape, parts = _read_content(source, template, where)
     if role is Role.ASSISTANT:
-        thoughts, others = _read_asides(source, template)
+        thoughts, asides = _read_asides(source, template)
         calls = _read_calls(source, template, where)
-        if shape == "text" and parts[0].text == "" and (thoughts or others or calls):
+        if shape == "text" and parts[0].text == "" and (thoughts or asides or calls):
             shape, parts, template["content"] = "void", [], ""
-        if shape == "void" and "content" not in source and not (thoughts or others or calls):
+        if shape == "void" and "content" not in source and not (thoughts or asides or calls):
             raise InvalidMessage(f"{where}: an assistant message with neither content nor tool_calls")
-        parts = [*thoughts, *parts, *others, *calls]
+        parts = [*thoughts, *parts, *asides, *calls]
     elif source.get("tool_calls"):
         raise InvalidMessage(f"{where}.tool_calls: a {source['role']} message cannot call tools")
     extra: dict[str, Any] = {"form": "chat"}
@@ -135,20 +136,20 @@ def _read_block(block: Any, where: str) -> Part:
 
 def _read_asides(source: dict[str, Any], template: dict[str, Any]) -> tuple[list[Part], list[Part]]:
     thoughts: list[Part] = []
-    others: list[Part] = []
+    asides: list[Part] = []
     for key in ASIDES:
         value = source.get(key)
         extra = pack({"at": key})
-        if key in _THOUGHTS and isinstance(value, str) and value:
+        if key in THOUGHTS and isinstance(value, str) and value:
             thoughts.append(Part(kind=Kind.REASONING, text=value, extra=extra))
         elif key == "refusal" and isinstance(value, str) and value:
-            others.append(Part(kind=Kind.TEXT, text=value, extra=extra))
+            asides.append(Part(kind=Kind.TEXT, text=value, extra=extra))
         elif key in ("function_call", "audio") and isinstance(value, dict):
-            others.append(Part(kind=Kind.OPAQUE, text=pack(value), extra=extra))
+            asides.append(Part(kind=Kind.OPAQUE, text=pack(value), extra=extra))
         else:
             continue
         template[key] = None
-    return thoughts, others
+    return thoughts, asides
 
 
 def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) -> list[Part]:
@@ -159,9 +160,9 @@ def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) ->
         raise InvalidMessage(f"{where}.tool_calls: {type_of(calls)} where a list belongs")
     template["tool_calls"] = None
     parts = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    seen: set[str | None] = set()
+    ids: set[str | None] = set()
     for part in parts:
-        claim_call(part.call, seen, f"{where}.tool_calls")
+        claim_call(part.call, ids, f"{where}.tool_calls")
     return parts
 
 
@@ -298,16 +299,17 @@ def _items(turn: Turn) -> list[Turn]:
     """A turn of the shape "items", item by item; any other as it is."""
     if turn.extra.get("shape") != "items":
         return [turn]
-    made: list[tuple[dict[str, Any] | None, list[Part]]] = []
+    groups: list[tuple[dict[str, Any] | None, list[Part]]] = []
     for part in turn.parts:
         item = unpack(part.extra).get("item")
         text = part.kind in PROSE
-        if made and text and item is None and made[-1][1][-1].kind in PROSE:
-            made[-1][1].append(part)
+        if groups and text and item is None and groups[-1][1][-1].kind in PROSE:
+            groups[-1][1].append(part)
         else:
-            made.append(({**_default(turn.role), **(item or {})} if text else None, [part]))
+            groups.append(({**_default(turn.role), **(item or {})} if text else None, [part]))
     return [
-        Turn(turn.role, tuple(parts), {"form": "chat", "shape": "list", **({"dict": own} if own else {})}) for own, parts in made
+        Turn(turn.role, tuple(parts), {"form": "chat", "shape": "list", **({"dict": template} if template else {})})
+        for template, parts in groups
     ]
 
 
@@ -326,10 +328,10 @@ def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
     content = _result_content(result, attached)
     plain_text = isinstance(content, str) or not content or any(block["type"] != "text" for block in content)
     out["content"] = result.text if plain_text else content
-    shown = [part for part in attached if part.kind is Kind.IMAGE or turn.form == "chat"]
-    if shown:
+    visible = [part for part in attached if part.kind is Kind.IMAGE or turn.form == "chat"]
+    if visible:
         images.append({"type": "text", "text": IMAGES.format(call)})
-        images.extend(_write_block(part) for part in shown)
+        images.extend(_write_block(part) for part in visible)
     return out
 
 
@@ -343,41 +345,41 @@ def _render_other(turn: Turn) -> dict[str, Any] | None:
     kinds = PROSE
     if role is Role.USER and out["role"] == "user":
         kinds |= {Kind.IMAGE, Kind.OPAQUE} if turn.form == "chat" else {Kind.IMAGE}
-    kept = [part for part in turn.parts if part.kind in kinds]
-    if not kept:
+    parts = [part for part in turn.parts if part.kind in kinds]
+    if not parts:
         return None
-    if shape == "void" and out["role"] == "function" and not any(part.text for part in kept):
+    if shape == "void" and out["role"] == "function" and not any(part.text for part in parts):
         return out
-    if (shape != "list" and len(kept) == 1 and kept[0].kind in PROSE) or out["role"] == "function":
-        out["content"] = "\n".join(part.text for part in kept)
+    if (shape != "list" and len(parts) == 1 and parts[0].kind in PROSE) or out["role"] == "function":
+        out["content"] = "\n".join(part.text for part in parts)
     else:
-        out["content"] = [_write_block(part) for part in kept]
+        out["content"] = [_write_block(part) for part in parts]
     out.pop("tool_calls", None)
     return out
 
 
 def _render_assistant(turn: Turn) -> dict[str, Any] | None:
-    own = turn.form == "chat"
+    native = turn.form == "chat"
     out = _template(turn, Role.ASSISTANT)
     content, calls = _fill_asides(turn, out)
-    kept = [part for part in content if part.kind in PROSE or (own and part.kind in (Kind.OPAQUE, Kind.REASONING))]
+    parts = [part for part in content if part.kind in PROSE or (native and part.kind in (Kind.OPAQUE, Kind.REASONING))]
     shape = turn.extra.get("shape", "text")
     if shape == "void":
-        kept = [part for part in kept if part.text or part.kind is Kind.REASONING]
-    if kept and (shape in ("list", "items") or len(kept) > 1):
-        out["content"] = [_write_block(part) for part in kept]
-    elif kept:
-        out["content"] = kept[0].text
+        parts = [part for part in parts if part.text or part.kind is Kind.REASONING]
+    if parts and (shape in ("list", "items") or len(parts) > 1):
+        out["content"] = [_write_block(part) for part in parts]
+    elif parts:
+        out["content"] = parts[0].text
     if calls:
         out["tool_calls"] = [_render_call(part) for part in calls]
     else:
         out.pop("tool_calls", None)
-    if not own and not kept and not calls:
+    if not native and not parts and not calls:
         return None
-    said = calls or any(out.get(key) is not None for key in UNVOICED)
-    if not said and is_thinking_alone(out):
+    voiced = calls or any(out.get(key) is not None for key in UNVOICED)
+    if not voiced and is_thinking_alone(out):
         return None
-    if not said and not out.get("content"):
+    if not voiced and not out.get("content"):
         out["content"] = ""
     elif out.get("content") == []:
         out["content"] = None
@@ -391,7 +393,7 @@ def is_thinking_alone(message: dict[str, Any]) -> bool:
     if not isinstance(content, str):
         content = "".join(str(block.get("text", block["type"])) for block in content)
     asides = any(message.get(key) is not None for key in UNVOICED)
-    return any(message.get(key) for key in _THOUGHTS) and not (content or asides or message.get("tool_calls"))
+    return any(message.get(key) for key in THOUGHTS) and not (content or asides or message.get("tool_calls"))
 
 
 def _render_call(part: Part) -> dict[str, Any]:
@@ -408,3 +410,44 @@ def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         {"type": "function", "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters}}
         for spec in specs
     ]
+
+
+def request_fields(model: str, request: Request, host: str | None) -> dict[str, Any]:
+    """Return the fields of a streamed chat request to a host, without `request.options`.
+
+    OpenAI itself takes the cap of the reply under a newer name.
+    """
+    return {
+        "model": model,
+        "messages": list(request.messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_completion_tokens" if host == "api.openai.com" else "max_tokens": request.max_tokens,
+        **optional_fields(request),
+    }
+
+
+def optional_fields(request: Request) -> dict[str, Any]:
+    """Return the fields that a request may lack: tools, temperature, seed, and the schema of the reply."""
+    fields: dict[str, Any] = {}
+    if request.tools:
+        fields["tools"] = tools(request.tools)
+    if request.temperature is not None:
+        fields["temperature"] = request.temperature
+    if request.seed is not None:
+        fields["seed"] = request.seed
+    if request.schema is not None:
+        schema = {"name": "reply", "schema": request.schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+def read_usage(usage: Any) -> Tokens | None:
+    """Return the figures of a chat completion's `usage`, or None if it lacks the prompt or the reply, or is impossible."""
+    counts = counted(usage)
+    details = counts.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else details
+    prompt: Any = counts.get("prompt_tokens")
+    reply: Any = counts.get("completion_tokens")
+    tokens = Tokens(prompt=prompt, reply=reply, cached=0 if cached is None else cached)
+    return tokens if tokens.sound else None

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part
 from kilburn.model import Tokens
-from kilburn.wire.editing import Whole, read_form, write
+from kilburn.wire.editing import Whole, read_form, read_management, read_summarize, write
 from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
 from kilburn.wire.plain import plain, type_of, unpack
 
@@ -72,11 +72,11 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> Tokens:
         """What it cost."""
-        fresh, reply, cached, written = (
+        fresh, reply, cached, created = (
             0 if count is UNSET else count
             for count in (self.input_tokens, self.output_tokens, self.cache_read_input_tokens, self.cache_creation_input_tokens)
         )
-        return Tokens(prompt=fresh + cached + written, reply=reply, cached=cached, written=written)
+        return Tokens(prompt=fresh + cached + created, reply=reply, cached=cached, written=created)
 
 
 class ProviderReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,8 +153,8 @@ def stands(part: Part) -> bool:
 
 def block_of(message: Message) -> CompactionBlock | None:
     """The last compaction block of a message that has content, else the last one without; None if there is no block."""
-    found = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
-    return next((block for block in reversed(found) if block.stands), found[-1] if found else None)
+    blocks = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
+    return next((block for block in reversed(blocks) if block.stands), blocks[-1] if blocks else None)
 
 
 def read_report(source: Mapping[str, Any], where: str = "reply") -> ProviderReport:
@@ -187,40 +187,44 @@ def report_of(message: Message) -> ProviderReport:
     return read_report(unpack(message.extra).get("dict") or {})
 
 
-def report_json(said: Mapping[str, Any]) -> dict[str, Any]:
+def report_json(reply: Mapping[str, Any]) -> dict[str, Any]:
     """Of what a reply says, the part worth keeping with its message: applied edits, costs of compactions, a pause.
 
     Raises:
         InvalidMessage: a field of the wrong type.
     """
-    report = read_report(said)
-    kept: dict[str, Any] = {}
+    report = read_report(reply)
+    fields: dict[str, Any] = {}
     if report.applied:
-        kept["context_management"] = {"applied_edits": [write(item) for item in report.applied]}
+        fields["context_management"] = {"applied_edits": [write(item) for item in report.applied]}
     if report.beside is not None:
-        kept["usage"] = {"iterations": [write(item) for item in report.iterations]}
+        fields["usage"] = {"iterations": [write(item) for item in report.iterations]}
     if report.paused:
-        kept["stop_reason"] = "compaction"
-    return kept
+        fields["stop_reason"] = "compaction"
+    return fields
 
 
-def betas_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The beta headers that a request needs: for its edits, and for the compaction blocks that it holds.
+def betas_for(options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the beta headers that a request needs: for its edits, and for the compaction blocks that it holds.
 
     Raises:
-        InvalidMessage: `context_management` and `compaction` together, which the provider refuses.
+        InvalidMessage: edits or a compaction that the provider would refuse, or both in one request.
     """
-    edits, demand = body.get("context_management"), body.get("compaction")
+    edits, demand = options.get("context_management"), options.get("compaction")
+    if edits is not None:
+        read_management(edits)
+    if demand is not None:
+        read_summarize(demand)
     if edits is not None and demand is not None:
         raise InvalidMessage("compaction and context_management in one request", advice="send one of them")
     kinds = [edit.get("type") for edit in (edits or {}).get("edits", ()) if isinstance(edit, dict)]
     blocks = [block for message in messages for block in _blocks(message)]
-    needed = {
+    betas = {
         EDITING: any(kind != "compact_20260112" for kind in kinds),
         THRESHOLD: "compact_20260112" in kinds or any(not block.get("signature") for block in blocks),
         ON_DEMAND: demand is not None or any(block.get("signature") for block in blocks),
     }
-    return [beta for beta, is_needed in needed.items() if is_needed]
+    return [beta for beta, required in betas.items() if required]
 
 
 def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -249,16 +253,16 @@ def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -
     index, place = at
     content = messages[index]["content"]
     role = messages[index]["role"]
-    before = [*messages[:index], {"role": role, "content": content[:place]}]
-    if before[0]["content"] == OPENING:
-        del before[0]
-    moved = [{**message, "content": _without_blocks(message["content"])} for message in before] if carry else []
+    earlier = [*messages[:index], {"role": role, "content": content[:place]}]
+    if earlier[0]["content"] == OPENING:
+        del earlier[0]
+    carried = [{**message, "content": _without_blocks(message["content"])} for message in earlier] if carry else []
     rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
     thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in THOUGHTS
-    if thinks and moved and _join(moved)[-1:] and _join(moved)[-1]["role"] == role:
+    if thinks and carried and _join(carried)[-1:] and _join(carried)[-1]["role"] == role:
         # A turn that thinks must begin with its thinking.
-        moved.append({"role": "user", "content": OPENING})
-    return _join([{"role": role, "content": [content[place]]}, *moved, *rest])
+        carried.append({"role": "user", "content": OPENING})
+    return _join([{"role": role, "content": [content[place]]}, *carried, *rest])
 
 
 def _stands(block: Mapping[str, Any]) -> bool:

@@ -34,20 +34,20 @@ DEFAULTS: dict[str, Any] = {"citations": {"enabled": False}, "detail": "auto"}
 
 def digest(message: Message) -> bytes:
     """Return what a message says, in 16 bytes. The last bit says whether the assistant says it."""
-    told = [message.role, "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()]
+    values = [message.role, "".join(part.text for part in message.parts if part.kind is Kind.TEXT).strip()]
     for part in message.parts:
         if part.kind is Kind.CALL and not _is_hidden(part):
-            told += [part.kind, part.name or "", _sorted(part.text)]
+            values += [part.kind, part.name or "", _sorted(part.text)]
         elif part.kind is Kind.OPAQUE:
-            told += [part.kind, _plain(part.text)]
+            values += [part.kind, _plain(part.text)]
         elif part.kind in (Kind.RESULT, Kind.IMAGE):
-            told += [part.kind, part.text]
-    made = hashlib.blake2b(digest_size=16)
-    for text in told:
+            values += [part.kind, part.text]
+    hasher = hashlib.blake2b(digest_size=16)
+    for text in values:
         data = text.encode("utf-8", "surrogatepass")
-        made.update(len(data).to_bytes(8, "big"))
-        made.update(data)
-    result = bytearray(made.digest())
+        hasher.update(len(data).to_bytes(8, "big"))
+        hasher.update(data)
+    result = bytearray(hasher.digest())
     result[-1] = result[-1] & 0xFE | (message.role is Role.ASSISTANT)
     return bytes(result)
 
@@ -73,12 +73,12 @@ def visible(messages: Iterable[Message]) -> Iterator[Message]:
         waiting.clear()
 
     for message in messages:
-        seen = [part for part in message.parts if not _is_hidden(part) and part.kind is not Kind.REASONING]
+        parts = [part for part in message.parts if not _is_hidden(part) and part.kind is not Kind.REASONING]
         if message.role is Role.ASSISTANT:
-            waiting += seen
-        elif seen:
+            waiting += parts
+        elif parts:
             yield from speak()
-            yield from apart([msgspec.structs.replace(message, parts=tuple(seen))])
+            yield from apart([msgspec.structs.replace(message, parts=tuple(parts))])
     yield from speak()
 
 
@@ -101,8 +101,8 @@ def _is_hidden(part: Part) -> bool:
 
 def _sorted(arguments: str) -> str:
     """A call's arguments whatever their spaces and the order of their keys."""
-    given = load_object(arguments) if arguments.strip() else {}
-    return arguments if given is None else _encoded(given)
+    value = load_object(arguments) if arguments.strip() else {}
+    return arguments if value is None else _encoded(value)
 
 
 def _encoded(value: Any) -> str:
@@ -120,8 +120,8 @@ def _whole(value: Any) -> Any:
 
 def _plain(block: str) -> str:
     """What a block says that only its provider reads."""
-    given = load_object(block)
-    return block if given is None else _encoded(_said(given, NAMES))
+    value = load_object(block)
+    return block if value is None else _encoded(_said(value, NAMES))
 
 
 def _said(value: Any, names: tuple[str, ...] = ()) -> Any:
@@ -129,9 +129,9 @@ def _said(value: Any, names: tuple[str, ...] = ()) -> Any:
         return [_said(inner, NAMES) for inner in value]
     if not isinstance(value, dict):
         return value
-    kept = {}
+    fields = {}
     for key, inner in value.items():
         if key == "cache_control" or key in names or inner in (None, [], {}) or DEFAULTS.get(key) == inner:
             continue
-        kept[key] = _said(inner) if key in HOLDERS else inner
-    return kept
+        fields[key] = _said(inner) if key in HOLDERS else inner
+    return fields

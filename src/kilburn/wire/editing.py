@@ -23,7 +23,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 """A whole number, 0 or more."""
 
-COMPACT_LEAST = 50_000
+MIN_COMPACT_TRIGGER = 50_000
 """Smallest trigger, in input tokens, that the provider accepts for `compact_20260112`."""
 
 
@@ -102,8 +102,8 @@ class Editable(Protocol):
 def write(form: Any) -> Any:
     """The JSON of a form, equal to what it was read from."""
     if isinstance(form, msgspec.Struct):
-        known = {name: write(getattr(form, name)) for name in form.__struct_fields__ if name != "more"}
-        return {name: value for name, value in known.items() if value is not UNSET} | getattr(form, "more", {})
+        fields = {name: write(getattr(form, name)) for name in form.__struct_fields__ if name != "more"}
+        return {name: value for name, value in fields.items() if value is not UNSET} | getattr(form, "more", {})
     return [write(item) for item in form] if isinstance(form, tuple) else form
 
 
@@ -119,36 +119,36 @@ def read_form(form: type[T], source: Any, where: str, **readers: Reader) -> T:
     if not isinstance(source, dict):
         raise InvalidMessage(f"{where}: {type_of(source)} where an object belongs")
     fields = {field.name: field for field in msgspec.structs.fields(form) if field.name != "more"}
-    read: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in source.items():
         if key in readers:
-            read[key] = readers[key](value, f"{where}.{key}")
+            values[key] = readers[key](value, f"{where}.{key}")
         elif key in fields:
             try:
-                read[key] = msgspec.convert(value, fields[key].type)
+                values[key] = msgspec.convert(value, fields[key].type)
             except msgspec.ValidationError as error:
-                what, _, inside = str(error).partition(" - at `$")
-                raise InvalidMessage(f"{where}.{key}{inside.rstrip('`')}: {what}") from error
-    missing = next((name for name, field in fields.items() if field.required and name not in read), None)
+                problem, _, inside = str(error).partition(" - at `$")
+                raise InvalidMessage(f"{where}.{key}{inside.rstrip('`')}: {problem}") from error
+    missing = next((name for name, field in fields.items() if field.required and name not in values), None)
     if missing is not None:
         raise InvalidMessage(f"{where}.{missing} is missing")
-    return form(**read, more={key: value for key, value in source.items() if key not in read})
+    return form(**values, more={key: value for key, value in source.items() if key not in values})
 
 
-def amount(*types: str, least: int = 1, null: bool = False) -> Reader:
-    """Reads an `Amount` of one of these units, of at least `least`; null where that is allowed."""
+def amount(*types: str, minimum: int = 1, null: bool = False) -> Reader:
+    """Reads an `Amount` of one of these units, of at least `minimum`; null where that is allowed."""
 
     def read(value: Any, where: str) -> Amount | None:
         if value is None and null:
             return None
-        given = read_form(Amount, value, where)
-        if given.type not in types:
-            raise InvalidMessage(f"{where}.type: {given.type[:40]!r} is none of {', '.join(types)}")
-        if given.value is UNSET:
+        quantity = read_form(Amount, value, where)
+        if quantity.type not in types:
+            raise InvalidMessage(f"{where}.type: {quantity.type[:40]!r} is none of {', '.join(types)}")
+        if quantity.value is UNSET:
             raise InvalidMessage(f"{where}.value is missing")
-        if given.value < least:
-            raise InvalidMessage(f"{where}.value: {given.value} is below {least}")
-        return given
+        if quantity.value < minimum:
+            raise InvalidMessage(f"{where}.value: {quantity.value} is below {minimum}")
+        return quantity
 
     return read
 
@@ -158,17 +158,17 @@ def _turns(value: Any, where: str) -> Amount | str:
         return "all"
     if isinstance(value, dict) and value.get("type") == "all":
         return read_form(Amount, value, where)
-    given: Amount = amount("thinking_turns")(value, where)
-    return given
+    turns: Amount = amount("thinking_turns")(value, where)
+    return turns
 
 
 _EDITS: dict[str, tuple[type[Edit], dict[str, Reader]]] = {
-    "compact_20260112": (CompactEdit, {"trigger": amount("input_tokens", least=COMPACT_LEAST, null=True)}),
+    "compact_20260112": (CompactEdit, {"trigger": amount("input_tokens", minimum=MIN_COMPACT_TRIGGER, null=True)}),
     "clear_tool_uses_20250919": (
         ClearToolUsesEdit,
         {
             "trigger": amount("input_tokens", "tool_uses"),
-            "keep": amount("tool_uses", least=0),
+            "keep": amount("tool_uses", minimum=0),
             "clear_at_least": amount("input_tokens", null=True),
         },
     ),
@@ -217,12 +217,12 @@ def read_summarize(source: Any, where: str = "compaction") -> SummarizeRequest:
     return form
 
 
-def number_of(given: object, unit: str) -> object:
+def number_of(quantity: object, unit: str) -> object:
     """The plain number of an amount in that unit, `{"type": unit, "value": 3}`; anything else as it is."""
-    if isinstance(given, Mapping) and given.keys() == {"type", "value"} and given["type"] == unit:
-        value: object = given["value"]
+    if isinstance(quantity, Mapping) and quantity.keys() == {"type", "value"} and quantity["type"] == unit:
+        value: object = quantity["value"]
         return value
-    return given
+    return quantity
 
 
 def edits_of(policy: object) -> dict[str, Any]:
@@ -262,10 +262,10 @@ def policy_of(source: Any) -> str:
 def _spec_of(edit: Edit) -> str:
     unknown = [*getattr(edit, "more", {}), *(name for name in _amounts(edit) if name)]
     if isinstance(edit, OtherEdit) or unknown:
-        what = edit.type if isinstance(edit, OtherEdit) else f"{unknown[0]} of {edit.type}"
-        raise SpecError(f"no policy here does {what[:80]}", advice="leave it to the provider")
-    given = {name: _value(name, getattr(edit, name)) for name in edit.__struct_fields__ if name not in ("type", "more")}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not UNSET and value is not None)
+        unsupported = edit.type if isinstance(edit, OtherEdit) else f"{unknown[0]} of {edit.type}"
+        raise SpecError(f"no policy here does {unsupported[:80]}", advice="leave it to the provider")
+    settings = {name: _value(name, getattr(edit, name)) for name in edit.__struct_fields__ if name not in ("type", "more")}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not UNSET and value is not None)
     name = edit.type.rpartition("_")[0]
     return f"{name}({arguments})" if arguments else name
 
@@ -276,12 +276,12 @@ def _amounts(edit: Edit) -> list[str]:
     return [key for value in values if isinstance(value, Amount) for key in value.more]
 
 
-def _value(name: str, given: Any) -> Any:
+def _value(name: str, setting: Any) -> Any:
     """What a policy takes for it: a plain number where the unit is the usual one, else the object."""
-    if isinstance(given, tuple):
-        return list(given)
-    if not isinstance(given, Amount):
-        return given
-    if given.type == "all":
+    if isinstance(setting, tuple):
+        return list(setting)
+    if not isinstance(setting, Amount):
+        return setting
+    if setting.type == "all":
         return "all"
-    return write(given) if name == "trigger" and given.type != "input_tokens" else given.value
+    return write(setting) if name == "trigger" and setting.type != "input_tokens" else setting.value

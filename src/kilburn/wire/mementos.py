@@ -21,7 +21,7 @@ BLOCK_END = "<|block_end|>"
 SUMMARY_START = "<|summary_start|>"
 SUMMARY_END = "<|summary_end|>"
 TAGS = (BLOCK_START, BLOCK_END, SUMMARY_START, SUMMARY_END)
-LONGEST = max(map(len, TAGS))
+MAX_TAG_CHARS = max(map(len, TAGS))
 
 
 class Tag(StrEnum):
@@ -64,9 +64,9 @@ class ThoughtBlock:
 
 
 class Fault(NamedTuple):
-    """A tag out of place: what is wrong, and after how many characters or tokens."""
+    """A tag out of place: the problem, and after how many characters or tokens."""
 
-    what: str
+    problem: str
     at: int
 
 
@@ -115,8 +115,8 @@ class Grammar:
 
     def turn(self, tag: Tag, start: int, stop: int, *, forced: bool = False) -> bool:
         """Read a tag at `start` to `stop`; False if it is out of place, which is recorded and otherwise ignored."""
-        before, after = _NEXT[tag]
-        if self.where is not before:
+        required, following = _NEXT[tag]
+        if self.where is not required:
             self.faults.append(Fault(f"{tag} {PLACES[self.where]}", start))
             return False
         if tag is Tag.BLOCK_START:
@@ -125,7 +125,7 @@ class Grammar:
             self._content, self._forced_end = (self.opened, start), forced
         elif tag is Tag.SUMMARY_END:
             self.blocks.append(ThoughtBlock(self._content, (self.opened, start), self._start, stop, self._forced_end, forced))
-        self.where, self.opened = after, stop
+        self.where, self.opened = following, stop
         return True
 
 
@@ -144,7 +144,7 @@ class Parser(Grammar):
 
     def feed(self, piece: str) -> list[str]:
         """Take the next piece; returns the tags that ended in it, in order."""
-        found: list[str] = []
+        tags: list[str] = []
         text = self._held + piece
         at = 0
         while at < len(text):
@@ -153,11 +153,11 @@ class Parser(Grammar):
                 mark = len(text) - 1 if text.endswith("<") else len(text)
             self._pass(text[at:mark])
             at = mark
-            rest = text[mark : mark + LONGEST]
+            rest = text[mark : mark + MAX_TAG_CHARS]
             tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
             if tag is not None:
                 self._take(tag)
-                found.append(tag)
+                tags.append(tag)
                 at += len(tag)
             elif rest and any(tag.startswith(rest) for tag in TAGS):
                 break
@@ -165,12 +165,12 @@ class Parser(Grammar):
                 self._pass(rest[0])
                 at += 1
         self._held = text[at:]
-        return found
+        return tags
 
     def close(self) -> Blocks:
         """The text is complete: returns what was found, with a fault if something is still open."""
-        held, self._held = self._held, ""
-        self._pass(held)
+        rest, self._held = self._held, ""
+        self._pass(rest)
         open_ones = {
             Where.BLOCK: "a block that never ends",
             Where.BETWEEN: "a block without a memento",
@@ -203,7 +203,7 @@ def parse(text: str) -> Blocks:
     return _parsed(text) if any(tag in text for tag in TAGS) else Blocks()
 
 
-@remembered(lambda found: 300 * (len(found.blocks) + len(found.faults)))
+@remembered(lambda parsed: 300 * (len(parsed.blocks) + len(parsed.faults)))
 def _parsed(text: str) -> Blocks:
     parser = Parser()
     parser.feed(text)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec
+from kilburn.model import Request, ToolSpec
 from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
 from kilburn.wire.plain import load_object, pack, string_at, type_of, unpack
 from kilburn.wire.quotation import quote
-from kilburn.wire.sent import FAILED, SAID, UNSHOWN, is_sent
+from kilburn.wire.sent import FAILED, FUNCTION_OUTPUT, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -65,23 +65,23 @@ def _segments(content: list[Any], role: Role, extra: dict[str, Any], where: str)
             runs.append((speaker, parts))
     messages: list[Message] = []
     for index, (speaker, parts) in enumerate(runs):
-        here = extra if index == 0 else {"form": "messages", "shape": "list"}
+        fields = extra if index == 0 else {"form": "messages", "shape": "list"}
         more = {"more": True} if index < len(runs) - 1 else {}
-        messages.append(Message(role=speaker, parts=tuple(parts), extra=pack({**here, **more})))
+        messages.append(Message(role=speaker, parts=tuple(parts), extra=pack({**fields, **more})))
     return messages
 
 
-def _check_place(part: Part, role: Role, seen: set[str | None], where: str) -> None:
+def _check_place(part: Part, role: Role, ids: set[str | None], where: str) -> None:
     if part.kind is Kind.CALL:
         if role is not Role.ASSISTANT:
             raise InvalidMessage(f"{where}: a tool_use block in a {role} message", advice="only the assistant calls tools")
-        claim_call(part.call, seen, where)
+        claim_call(part.call, ids, where)
     elif part.kind is Kind.RESULT:
         if role is not Role.USER:
             raise InvalidMessage(f"{where}: a tool_result block in a {role} message", advice="results belong in a user message")
-        if part.call in seen:
+        if part.call in ids:
             raise InvalidMessage(f"{where}: two results for the call {str(part.call)[:80]!r}", advice="give each call one result")
-        seen.add(part.call)
+        ids.add(part.call)
 
 
 def _read_block(block: Any, where: str) -> list[Part]:
@@ -103,26 +103,26 @@ def _read_leaf(block: Any, where: str) -> Part:
 
 
 def _read_call(block: dict[str, Any], where: str) -> Part:
-    call, name, given = string_at(block, "id", where), string_at(block, "name", where), block.get("input")
-    if not isinstance(given, dict):
-        raise InvalidMessage(f"{where}.input: {type_of(given)} where an object belongs")
+    call, name, arguments = string_at(block, "id", where), string_at(block, "name", where), block.get("input")
+    if not isinstance(arguments, dict):
+        raise InvalidMessage(f"{where}.input: {type_of(arguments)} where an object belongs")
     default = list(block) == ["type", "id", "name", "input"]
     template = {**block, "id": None, "name": None, "input": None}
-    return Part(kind=Kind.CALL, text=pack(given), call=call, name=name, extra=None if default else pack({"block": template}))
+    return Part(kind=Kind.CALL, text=pack(arguments), call=call, name=name, extra=None if default else pack({"block": template}))
 
 
 def _read_image(block: dict[str, Any]) -> Part:
     """An image as an URL; one whose source says more than that stays OPAQUE."""
     source = block.get("source")
     if isinstance(source, dict) and source.get("type") == "url" and isinstance(source.get("url"), str):
-        text, slot, known = source["url"], "url", ["type", "url"]
+        text, slot, keys = source["url"], "url", ["type", "url"]
         if text.startswith("data:"):
             return Part(kind=Kind.OPAQUE, text=pack(block))
     elif isinstance(source, dict) and source.get("type") == "base64" and _sound_base64(source):
-        text, slot, known = f"data:{source['media_type']};base64,{source['data']}", "data", ["type", "media_type", "data"]
+        text, slot, keys = f"data:{source['media_type']};base64,{source['data']}", "data", ["type", "media_type", "data"]
     else:
         return Part(kind=Kind.OPAQUE, text=pack(block))
-    default = list(block) == ["type", "source"] and list(source) == known
+    default = list(block) == ["type", "source"] and list(source) == keys
     template = {**block, "source": {**source, slot: None}}
     return Part(kind=Kind.IMAGE, text=text, extra=None if default else pack({"block": template}))
 
@@ -229,8 +229,8 @@ def _call_input(arguments: str) -> dict[str, Any]:
     """A call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
     if not arguments.strip():
         return {}
-    given = load_object(arguments)
-    return {"_raw": arguments} if given is None else given
+    value = load_object(arguments)
+    return {"_raw": arguments} if value is None else value
 
 
 def _write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
@@ -257,6 +257,8 @@ SETTINGS = ("clear_at", "output_config")
 SERVED = ("server_tool_use", "mcp_tool_use")
 BREAKPOINTS = 4
 """Anthropic refuses a request with more cache breakpoints than this."""
+CACHE_MARK = {"type": "ephemeral"}
+"""The value of `cache_control` of a breakpoint."""
 
 Blocks = list[dict[str, Any]]
 
@@ -277,8 +279,10 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     out = _in_order(_placed(groups))
     if queue and (not out or out[0].role == "assistant"):
         out.insert(0, Spoken("user", OPENING))
-    rendered = [{"role": said.role, **({"content": said.content} if said.content else {}), **said.more} for said in out]
-    for block in marked([system, *(said.content for said in out)])[:-BREAKPOINTS]:
+    rendered = [
+        {"role": message.role, **({"content": message.content} if message.content else {}), **message.more} for message in out
+    ]
+    for block in marked([system, *(message.content for message in out)])[:-BREAKPOINTS]:
         del block["cache_control"]
     return system, rendered
 
@@ -341,46 +345,46 @@ def _framed(texts: Blocks) -> Blocks:
 def _placed(groups: Sequence[Spoken]) -> list[Spoken]:
     """System messages where the API takes them: behind the user, and before the assistant or at the end."""
     out = []
-    for index, said in enumerate(groups):
-        before, after = groups[index - 1 : index], groups[index + 1 : index + 2]
-        stays = before and before[0].role == "user" and (not after or after[0].role == "assistant")
-        if said.role == "system" and not stays:
-            said = Spoken("user", _framed([block for block in as_blocks(said.content) if block["type"] == "text"]))
-        out.append(said)
+    for index, message in enumerate(groups):
+        previous, following = groups[index - 1 : index], groups[index + 1 : index + 2]
+        stays = previous and previous[0].role == "user" and (not following or following[0].role == "assistant")
+        if message.role == "system" and not stays:
+            message = Spoken("user", _framed([block for block in as_blocks(message.content) if block["type"] == "text"]))
+        out.append(message)
     return _merge(out)
 
 
 def _block(part: Part, turn: Turn, role: str) -> Blocks:
-    own = turn.form == "messages"
+    native = turn.form == "messages"
     if part.kind in PROSE and turn.role is Role.TOOL and part.text.strip():
-        return [{"type": "text", "text": quote(SAID, part.text)}]
+        return [{"type": "text", "text": quote(FUNCTION_OUTPUT, part.text)}]
     if part.kind in PROSE:
         return [_text(part, turn)] if part.text.strip() else []
     if part.kind is Kind.IMAGE:
-        return [_image(part, own)] if role == "user" else [{"type": "text", "text": UNSHOWN}]
+        return [_image(part, native)] if role == "user" else [{"type": "text", "text": UNSHOWN}]
     if part.kind is Kind.CALL and role == "assistant":
-        block = _write_block(part) if own else {"type": "tool_use", "id": "", "name": "", "input": _call_input(part.text)}
+        block = _write_block(part) if native else {"type": "tool_use", "id": "", "name": "", "input": _call_input(part.text)}
         block["id"], block["name"] = safe_id(part.call, MESSAGES_ID), safe_name(part.name)
         return [block]
     return [_write_block(part)] if is_sent(part, turn.role, turn.form, "messages") else []
 
 
-def _image(part: Part, own: bool) -> dict[str, Any]:
-    if own:
+def _image(part: Part, native: bool) -> dict[str, Any]:
+    if native:
         return _write_block(part)
     media, mark, _ = part.text[5:].partition(";base64,") if part.text.startswith("data:") else ("", "", "")
-    shown = (mark and media in _MEDIA) or part.text.startswith(("https://", "http://"))
-    return _write_image(part.text, None) if shown else {"type": "text", "text": UNSHOWN}
+    displayable = (mark and media in _MEDIA) or part.text.startswith(("https://", "http://"))
+    return _write_image(part.text, None) if displayable else {"type": "text", "text": UNSHOWN}
 
 
 def _result_blocks(turn: Turn) -> Blocks:
     """A tool_result block, followed by what the API does not accept inside it."""
     result, attached = turn.parts[0], turn.parts[1:]
-    own = turn.form == "messages"
-    if own:
+    native = turn.form == "messages"
+    if native:
         block = _write_result(result, attached)
     else:
-        images = [_image(part, own) for part in attached if part.kind is Kind.IMAGE]
+        images = [_image(part, native) for part in attached if part.kind is Kind.IMAGE]
         prose = [{"type": "text", "text": result.text}]
         block = {"type": "tool_result", "tool_use_id": "", "content": [*prose, *images] if images else result.text}
         if turn.form is None and unpack(result.extra).get("is_error") is True:
@@ -389,15 +393,15 @@ def _result_blocks(turn: Turn) -> Blocks:
     content = block.get("content")
     if content is None:
         block.pop("content", None)
-    moved: Blocks = []
+    outside: Blocks = []
     if isinstance(content, list):
         block["content"] = content = [item for item in content if item["type"] != "text" or item["text"].strip()]
         if block.get("is_error"):
-            moved = [item for item in content if item["type"] != "text"]
+            outside = [item for item in content if item["type"] != "text"]
             block["content"] = content = [item for item in content if item["type"] == "text"]
     if block.get("is_error") and not content:
         block["content"] = FAILED
-    return [block, *moved]
+    return [block, *outside]
 
 
 def _merge(spoken: Sequence[Spoken]) -> list[Spoken]:
@@ -406,28 +410,28 @@ def _merge(spoken: Sequence[Spoken]) -> list[Spoken]:
     # What the last of them is joined of; None as long as it is one message.
     joined: Blocks | None = None
     thinks = False
-    for said in spoken:
-        if not said.content and not said.more:
+    for message in spoken:
+        if not message.content and not message.more:
             continue
-        if not merged or merged[-1].role != said.role:
-            merged.append(said)
+        if not merged or merged[-1].role != message.role:
+            merged.append(message)
             joined = None
             continue
         if joined is None:
             joined = [*as_blocks(merged[-1].content)]
             thinks = _thinks(joined)
-        thinks = _join(joined, as_blocks(said.content), thinks)
-        merged[-1] = Spoken(said.role, joined, {**merged[-1].more, **said.more})
+        thinks = _join(joined, as_blocks(message.content), thinks)
+        merged[-1] = Spoken(message.role, joined, {**merged[-1].more, **message.more})
     return merged
 
 
-def _join(before: Blocks, blocks: Blocks, thinks: bool) -> bool:
+def _join(previous: Blocks, blocks: Blocks, thinks: bool) -> bool:
     """Add the blocks of another message of the same role. If these begin with thinking, and the ones before have none, it is
     moved to the beginning, because calls must follow their thinking. Returns whether there is thinking now."""
     lead = next((at for at, block in enumerate(blocks) if block["type"] not in THOUGHTS), len(blocks))
     if not thinks:
-        before[:0], blocks = blocks[:lead], blocks[lead:]
-    before += blocks
+        previous[:0], blocks = blocks[:lead], blocks[lead:]
+    previous += blocks
     return thinks or lead > 0 or _thinks(blocks)
 
 
@@ -442,30 +446,35 @@ def as_blocks(content: str | Blocks) -> Blocks:
 
 def _in_order(groups: Sequence[Spoken]) -> list[Spoken]:
     """Results first, without halves of server-side calls, and without thinking at the end."""
-    said = [block for one in groups if one.role == "assistant" and isinstance(one.content, list) for block in one.content]
-    started = {block.get("id") for block in said if block["type"] in SERVED}
-    ended = {block.get("tool_use_id") for block in said if _is_served_result(block)}
+    blocks = [
+        block
+        for message in groups
+        if message.role == "assistant" and isinstance(message.content, list)
+        for block in message.content
+    ]
+    started = {block.get("id") for block in blocks if block["type"] in SERVED}
+    ended = {block.get("tool_use_id") for block in blocks if _is_served_result(block)}
     ordered: list[Spoken] = []
-    for index, one in enumerate(groups):
-        content = one.content
+    for index, message in enumerate(groups):
+        content = message.content
         if isinstance(content, str):
-            ordered.append(one)
+            ordered.append(message)
             continue
-        if one.role != "assistant":
+        if message.role != "assistant":
             # What was moved out of one result must not stand before the next one.
-            ordered.append(one._replace(content=sorted(content, key=lambda block: block["type"] != "tool_result")))
+            ordered.append(message._replace(content=sorted(content, key=lambda block: block["type"] != "tool_result")))
             continue
         if index == len(groups) - 1:
             ended = started
-        kept = [
+        retained = [
             block
             for block in content
             if not (block["type"] in SERVED and block.get("id") not in ended)
             and not (_is_served_result(block) and block.get("tool_use_id") not in started)
         ]
-        while kept and kept[-1]["type"] in THOUGHTS:
-            kept.pop()
-        ordered.append(one._replace(content=kept))
+        while retained and retained[-1]["type"] in THOUGHTS:
+            retained.pop()
+        ordered.append(message._replace(content=retained))
     return _merge(ordered)
 
 
@@ -475,15 +484,52 @@ def _is_served_result(block: dict[str, Any]) -> bool:
 
 def marked(contents: Sequence[str | Blocks | None]) -> Blocks:
     """The blocks that have a cache breakpoint, those inside of a tool's result too, in their order."""
-    found: Blocks = []
+    marks: Blocks = []
     for content in contents:
         for block in content if isinstance(content, list) else ():
             inner = block.get("content") if block["type"] == "tool_result" else None
             every = (*(inner if isinstance(inner, list) else ()), block)
-            found += [item for item in every if item.get("cache_control") is not None]
-    return found
+            marks += [item for item in every if item.get("cache_control") is not None]
+    return marks
 
 
 def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """The `tools` argument of a messages request."""
     return [{"name": spec.name, "description": spec.description, "input_schema": spec.parameters} for spec in specs]
+
+
+def request_fields(model: str, request: Request, *, cache: bool) -> dict[str, Any]:
+    """Return the fields of a request as the SDK takes them; those that the SDK does not know are in `extra_body`.
+
+    Args:
+        cache: whether the system prompt and the ends of the last two messages get cache breakpoints.
+    """
+    messages, system = list(request.messages), request.system
+    if cache:
+        # A copy that was recalled for the question stands in the last message, and is not in the next prompt.
+        for index in range(len(messages))[-2:]:
+            messages[index] = {**messages[index], "content": _with_breakpoint(messages[index]["content"])}
+        system = system and _with_breakpoint(system)
+    fields: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": request.max_tokens}
+    if system:
+        fields["system"] = system
+    if request.tools:
+        fields["tools"] = tools(request.tools)
+    if request.schema is not None:
+        fields["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+    if request.temperature is not None:
+        fields["extra_body"] = {"temperature": request.temperature}
+    if request.options:
+        fields["extra_body"] = {**fields.get("extra_body", {}), **request.options}
+    return fields
+
+
+def _with_breakpoint(content: str | Blocks) -> str | Blocks:
+    """Return a copy of the content with a cache breakpoint on the last block that may have one."""
+    blocks = list(as_blocks(content))
+    for index in range(len(blocks) - 1, -1, -1):
+        empty = blocks[index].get("type") == "text" and not blocks[index].get("text")
+        if not empty and blocks[index].get("type") not in THOUGHTS:
+            blocks[index] = {"cache_control": CACHE_MARK, **blocks[index]}
+            return blocks
+    return content

@@ -31,16 +31,16 @@ def chat_message(source: dict[str, Any]) -> dict[str, Any]:
         more["content"] = ""
     elif content is None and "content" not in source and role == "assistant":
         more["content"] = None
-    elif content is not None and (made := _content(content, "text")) is not content:
-        more["content"] = made
-    if role == "tool" and (given := _id(source.get("tool_call_id"))) != source.get("tool_call_id"):
-        more["tool_call_id"] = given
+    elif content is not None and (value := _content(content, "text")) is not content:
+        more["content"] = value
+    if role == "tool" and (call_id := _id(source.get("tool_call_id"))) != source.get("tool_call_id"):
+        more["tool_call_id"] = call_id
     calls = source.get("tool_calls")
     if role == "assistant" and calls:
         listed = calls if isinstance(calls, list) else [calls]
-        made = _apart([_call(call) for call in listed if isinstance(call, dict)], "id")
-        if made != calls:
-            more["tool_calls"] = made
+        value = _apart([_call(call) for call in listed if isinstance(call, dict)], "id")
+        if value != calls:
+            more["tool_calls"] = value
     return {**source, **more} if more else source
 
 
@@ -57,24 +57,24 @@ def messages_message(source: dict[str, Any]) -> dict[str, Any]:
     content = source.get("content")
     if content is None:
         return source if source.get("role") == "system" and "content" not in source else {**source, "content": ""}
-    made = _content(content, "text")
-    if isinstance(made, list):
-        read = [_used(block) for block in made]
-        calls = _apart([block for block in read if block.get("type") == "tool_use"], "id")
-        results = _apart([block for block in read if block.get("type") == "tool_result"], "tool_use_id")
+    blocks = _content(content, "text")
+    if isinstance(blocks, list):
+        repaired = [_used(block) for block in blocks]
+        calls = _apart([block for block in repaired if block.get("type") == "tool_use"], "id")
+        results = _apart([block for block in repaired if block.get("type") == "tool_result"], "tool_use_id")
         waiting = {"tool_use": iter(calls), "tool_result": iter(results)}
-        read = [next(waiting[block["type"]]) if block.get("type") in waiting else block for block in read]
-        made = made if read == made else read
-    return source if made is content else {**source, "content": made}
+        repaired = [next(waiting[block["type"]]) if block.get("type") in waiting else block for block in repaired]
+        blocks = blocks if repaired == blocks else repaired
+    return source if blocks is content else {**source, "content": blocks}
 
 
 def _used(block: dict[str, Any]) -> dict[str, Any]:
     if block.get("type") == "tool_use":
-        given = block.get("input")
-        if not isinstance(given, dict):
-            text = text_of(given)
-            given = {} if not text.strip() else load_object(text) or {"_raw": text}
-        return _with(block, id=_id(block.get("id")), name=_name(block), input=given)
+        arguments = block.get("input")
+        if not isinstance(arguments, dict):
+            text = text_of(arguments)
+            arguments = {} if not text.strip() else load_object(text) or {"_raw": text}
+        return _with(block, id=_id(block.get("id")), name=_name(block), input=arguments)
     if block.get("type") == "tool_result":
         content = block.get("content")
         more = {} if content is None or isinstance(content, str) else {"content": _content(content, "text")}
@@ -115,17 +115,19 @@ def _content(content: Any, kind: str) -> Any:
     for is_block, run in groupby(content, _is_block):
         values = list(run)
         # Values that are no blocks are one text, however many they are: a page for each would take a kilobyte for two bytes.
-        blocks += [_block(one, kind) for one in values] if is_block else [{"type": kind, "text": "\n".join(map(text_of, values))}]
-    same = len(blocks) == len(content) and all(one is other for one, other in zip(blocks, content, strict=True))
+        blocks += (
+            [_block(block, kind) for block in values] if is_block else [{"type": kind, "text": "\n".join(map(text_of, values))}]
+        )
+    same = len(blocks) == len(content) and all(block is original for block, original in zip(blocks, content, strict=True))
     return content if same else blocks
 
 
-def _is_block(given: Any) -> bool:
-    return isinstance(given, dict) and (isinstance(given.get("type"), str) or "text" in given)
+def _is_block(value: Any) -> bool:
+    return isinstance(value, dict) and (isinstance(value.get("type"), str) or "text" in value)
 
 
-def _block(given: dict[str, Any], kind: str) -> dict[str, Any]:
-    block = given if isinstance(given.get("type"), str) else {**given, "type": kind}
+def _block(source: dict[str, Any], kind: str) -> dict[str, Any]:
+    block = source if isinstance(source.get("type"), str) else {**source, "type": kind}
     slot = "text" if block["type"].endswith("_text") else block["type"]
     if block["type"] == "thinking" and isinstance(block.get("thinking"), list):
         return block
@@ -136,10 +138,10 @@ def _block(given: dict[str, Any], kind: str) -> dict[str, Any]:
     return block
 
 
-def _id(given: Any) -> str:
-    if isinstance(given, str) and given:
-        return given
-    return str(given) if isinstance(given, int) and not isinstance(given, bool) else NO_ID
+def _id(value: Any) -> str:
+    if isinstance(value, str) and value:
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else NO_ID
 
 
 def _name(holder: dict[str, Any]) -> str:
@@ -156,13 +158,13 @@ def text_of(value: Any) -> str:
 
 def _apart(sources: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Calls or results of one message, each with an id of its own."""
-    seen: Counter[str] = Counter()
-    return [_with(source, **{key: _nth(source[key], seen)}) for source in sources]
+    counts: Counter[str] = Counter()
+    return [_with(source, **{key: _nth(source[key], counts)}) for source in sources]
 
 
-def _nth(call: str, seen: Counter[str]) -> str:
-    seen[call] += 1
-    return call if seen[call] == 1 else f"{call}-{seen[call]}"
+def _nth(call: str, counts: Counter[str]) -> str:
+    counts[call] += 1
+    return call if counts[call] == 1 else f"{call}-{counts[call]}"
 
 
 def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Message]:
@@ -178,10 +180,10 @@ def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Messag
     spoke = False
     for message in messages:
         if message.role is Role.ASSISTANT and not spoke:
-            before = calls[NO_ID] if whole else 0
+            unnamed = calls[NO_ID] if whole else 0
             calls.clear()
             results.clear()
-            calls[NO_ID] = results[NO_ID] = before
+            calls[NO_ID] = results[NO_ID] = unnamed
         spoke = message.role is Role.ASSISTANT
         parts: list[Part] = []
         answered: tuple[str | None, str] = ("", "")
@@ -195,7 +197,7 @@ def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Messag
             elif part.kind is not Kind.CALL and new == answered[0]:
                 new = answered[1]  # it is attached to that result
             parts.append(part if new == part.call else msgspec.structs.replace(part, call=new))
-        same = all(one is other for one, other in zip(parts, message.parts, strict=True))
+        same = all(part is original for part, original in zip(parts, message.parts, strict=True))
         out.append(message if same else msgspec.structs.replace(message, parts=tuple(parts)))
     return out
 

@@ -41,15 +41,15 @@ def kind_at(block: Any, where: str) -> str:
     return kind
 
 
-def claim_call(call: str | None, seen: set[str | None], where: str) -> None:
+def claim_call(call: str | None, ids: set[str | None], where: str) -> None:
     """Take a call's id into those that a message has.
 
     Raises:
         DuplicateCall: it is among them.
     """
-    if call in seen:
+    if call in ids:
         raise DuplicateCall(f"{where}: two calls have the id {str(call)[:80]!r}", advice="give each call its own id")
-    seen.add(call)
+    ids.add(call)
 
 
 def only_text(parts: Sequence[Part]) -> str:

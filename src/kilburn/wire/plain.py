@@ -90,9 +90,9 @@ def _number(value: int | float, where: str) -> int | float:
 def _dump(value: Any, where: str) -> dict[str, Any]:
     """The fields that an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs do not
     always accept; other pydantic models may have their role as a default."""
-    wanted = {"exclude_unset": True} if callable(getattr(value, "to_dict", None)) else {"exclude_none": True}
+    options = {"exclude_unset": True} if callable(getattr(value, "to_dict", None)) else {"exclude_none": True}
     try:
-        dumped = value.model_dump(**wanted)
+        dumped = value.model_dump(**options)
     except (TypeError, ValueError) as error:
         raise InvalidMessage(f"{where}: {type(value).__name__}.model_dump failed: {str(error)[:200]}") from error
     if not isinstance(dumped, dict):
@@ -114,12 +114,12 @@ def unpack(extra: str | None) -> dict[str, Any]:
     if extra is None:
         return {}
     try:
-        found = msgspec.json.decode(extra)
+        value = msgspec.json.decode(extra)
     except (msgspec.DecodeError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise InvalidMessage(f"extra is not a JSON object: {extra[:80]!r}")
-    return found
+    return value
 
 
 def load_object(text: str) -> dict[str, Any] | None:
@@ -141,8 +141,8 @@ def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = Fal
     """
     value = holder.get(key)
     if not isinstance(value, str) or not (value or empty):
-        what = "is missing" if key not in holder else "is empty" if value == "" else f"is {type_of(value)}, not a string"
-        raise InvalidMessage(f"{where}.{key} {what}")
+        problem = "is missing" if key not in holder else "is empty" if value == "" else f"is {type_of(value)}, not a string"
+        raise InvalidMessage(f"{where}.{key} {problem}")
     return value
 
 

@@ -40,6 +40,6 @@ def with_headings(parts: Iterable[tuple[str, str]]) -> str:
     Args:
         parts: who speaks, on one line, and the text.
     """
-    known = [(who, text if not text or text.endswith("\n") else f"{text}\n") for who, text in parts]
-    nonce = nonce_of("".join(text for _, text in known))
-    return "".join(f"{nonce} {who}:\n{text}" for who, text in known)
+    sections = [(speaker, text if not text or text.endswith("\n") else f"{text}\n") for speaker, text in parts]
+    nonce = nonce_of("".join(text for _, text in sections))
+    return "".join(f"{nonce} {speaker}:\n{text}" for speaker, text in sections)

@@ -26,14 +26,14 @@ GZIP = b"\x1f\x8b"
 FORMS = "a message a line, a run a line ({messages} or {id, head, steps}), an export of Kilburn, or SWE-agent's .traj; .gz too"
 """What `read_runs` reads, in words."""
 
-MOST = 1 << 30
+MAX_FILE_BYTES = 1 << 30
 """Bytes of one unpacked file: a few kilobytes of gzip can unpack to terabytes."""
 
-LONGEST = 128 << 20
+MAX_LINE_BYTES = 128 << 20
 """Bytes of one line, and of one object over several lines."""
 
 
-MOST_SHARED = 5_000_000
+MAX_SHARED_MESSAGES = 5_000_000
 """Messages that the sessions of one export may take from earlier ones: a few bytes can stand for all of a session."""
 
 
@@ -89,7 +89,7 @@ def read_runs(path: str | Path) -> Iterator[RecordedRun]:
             yield msgspec.structs.replace(run, name=names.given(run.name))
 
 
-def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_lines(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
 
     A file that holds one object over several lines, as `.traj` files do, has that one.
@@ -100,10 +100,12 @@ def read_lines(path: str | Path, most: int = MOST) -> Iterator[tuple[str, dict[s
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
     """
-    return read_as(path, dict[str, Any], "write one JSON object a line", most, spread=True)
+    return read_as(path, dict[str, Any], "write one JSON object a line", max_bytes, spread=True)
 
 
-def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST, *, spread: bool = False) -> Iterator[tuple[str, T]]:
+def read_as(
+    path: str | Path, form: type[T], advice: str, max_bytes: int = MAX_FILE_BYTES, *, spread: bool = False
+) -> Iterator[tuple[str, T]]:
     """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
 
     Args:
@@ -115,7 +117,7 @@ def read_as(path: str | Path, form: type[T], advice: str, most: int = MOST, *, s
     """
     name = Path(path).name
     decode = msgspec.json.Decoder(form).decode
-    lines = ((number, line) for number, line in enumerate(_raw_lines(Path(path), most), start=1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(_raw_lines(Path(path), max_bytes), start=1) if line.strip())
     first = True
     for number, line in lines:
         where = f"{name}:{number}"
@@ -143,8 +145,10 @@ def _whole(line: bytes, lines: Iterator[tuple[int, bytes]], name: str, decode: C
     whole = bytearray(line)
     for number, more in lines:
         whole += more
-        if len(whole) > LONGEST:
-            raise InvalidMessage(f"{name}:{number}: an object of more than {LONGEST:,} bytes", advice="write one object a line")
+        if len(whole) > MAX_LINE_BYTES:
+            raise InvalidMessage(
+                f"{name}:{number}: an object of more than {MAX_LINE_BYTES:,} bytes", advice="write one object a line"
+            )
     try:
         return decode(bytes(whole))
     except NOT_JSON:
@@ -154,37 +158,39 @@ def _whole(line: bytes, lines: Iterator[tuple[int, bytes]], name: str, decode: C
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
-    if not found:
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+    if not files:
         raise InvalidMessage(f"no .jsonl or .traj file below {path}", advice="give a file, or a folder that holds some")
-    return found
+    return files
 
 
-def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, most: int = MOST) -> Iterator[bytes]:
+def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[bytes]:
     """The lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
         InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
     """
-    left, number = most, 0
-    while line := lines.readline(min(left, LONGEST) + 1):
+    remaining, number = max_bytes, 0
+    while line := lines.readline(min(remaining, MAX_LINE_BYTES) + 1):
         number += 1
-        if len(line) > left:
-            raise InvalidMessage(f"{name}:{number}: the file has more than {most:,} bytes, unpacked", advice="split it")
-        if len(line) > LONGEST:
-            raise InvalidMessage(f"{name}:{number}: a line of more than {LONGEST:,} bytes", advice="one message a line is less")
-        left -= len(line)
+        if len(line) > remaining:
+            raise InvalidMessage(f"{name}:{number}: the file has more than {max_bytes:,} bytes, unpacked", advice="split it")
+        if len(line) > MAX_LINE_BYTES:
+            raise InvalidMessage(
+                f"{name}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes", advice="one message a line is less"
+            )
+        remaining -= len(line)
         yield line
 
 
-def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
+def _raw_lines(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
             if raw.peek(2)[:2] == GZIP:  # a pipe cannot go back
                 with gzip.open(raw) as unpacked:
-                    yield from bounded_lines(unpacked, path.name, most)
+                    yield from bounded_lines(unpacked, path.name, max_bytes)
             else:
-                yield from bounded_lines(raw, path.name, most)
+                yield from bounded_lines(raw, path.name, max_bytes)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidMessage(f"{path}: a broken gzip file: {error}", advice="fetch or write it again") from error
     except OSError as error:
@@ -193,43 +199,43 @@ def _raw_lines(path: Path, most: int = MOST) -> Iterator[bytes]:
 
 def _runs_of(file: Path) -> Iterator[RecordedRun]:
     stem = stem_of(file)
-    name, gathered = stem, list[dict[str, Any]]()
+    name, messages = stem, list[dict[str, Any]]()
     # Of an export: the lines of each session, None for a message that no wire form says whole.
-    written: dict[str, list[dict[str, Any] | None]] = {}
+    sessions: dict[str, list[dict[str, Any] | None]] = {}
     shared = 0
     for where, value in read_lines(file):
-        if "parts" in value and written:
-            written[name].append(None)
+        if "parts" in value and sessions:
+            sessions[name].append(None)
         elif "role" in value:
-            gathered.append(value)
+            messages.append(value)
         elif "kilburn" in value or isinstance(value.get("message"), dict):
-            if "kilburn" in value and gathered:
-                yield RecordedRun(name, gathered)
-                gathered = []
+            if "kilburn" in value and messages:
+                yield RecordedRun(name, messages)
+                messages = []
             if "kilburn" in value:
                 name = str(value.get("session", stem))
-                written[name] = []
+                sessions[name] = []
             else:
-                gathered.append(value["message"])
-                written.setdefault(name, []).append(value["message"])
+                messages.append(value["message"])
+                sessions.setdefault(name, []).append(value["message"])
         elif "same" in value:
             same = shared_beginning(value["same"], where, shared)
             shared += same.lines
-            written[name] = written.get(same.session, [])[: same.lines]
-            if len(written[name]) < same.lines:
+            sessions[name] = sessions.get(same.session, [])[: same.lines]
+            if len(sessions[name]) < same.lines:
                 raise InvalidMessage(
                     f"{where}: no session with {same.lines} such messages is before it", advice="export it again"
                 )
-            gathered += [message for message in written[name] if message is not None]
+            messages += [message for message in sessions[name] if message is not None]
         elif "state" in value:
             continue
         else:
             yield run_of(value, where, stem)
-    if gathered:
-        yield RecordedRun(name, gathered)
+    if messages:
+        yield RecordedRun(name, messages)
 
 
-def shared_beginning(value: Any, where: str, before: int) -> SharedBeginning:
+def shared_beginning(value: Any, where: str, earlier: int) -> SharedBeginning:
     """Return the beginning that a line of an export names.
 
     Args:
@@ -242,8 +248,10 @@ def shared_beginning(value: Any, where: str, before: int) -> SharedBeginning:
         same = msgspec.convert(value, SharedBeginning)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"{where}: {error}", advice="export it again") from None
-    if before + same.lines > MOST_SHARED:
-        raise InvalidMessage(f"{where}: its sessions share more than {MOST_SHARED:,} messages", advice="export fewer sessions")
+    if earlier + same.lines > MAX_SHARED_MESSAGES:
+        raise InvalidMessage(
+            f"{where}: its sessions share more than {MAX_SHARED_MESSAGES:,} messages", advice="export fewer sessions"
+        )
     return same
 
 

@@ -24,7 +24,7 @@ from kilburn.wire.plain import pack, string_at, type_of, unpack
 CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 RESULTS = ("function_call_output", "custom_tool_call_output")
 TEXTS = ("input_text", "output_text", "text")
-OWN = ("id", "status")
+PROVIDER_KEYS = ("id", "status")
 """Keys of an item that its provider gives it."""
 
 
@@ -61,11 +61,11 @@ def together(messages: Sequence[Message]) -> list[Message]:
     item says what else the item has."""
     out: list[Message] = []
     for speaks, run in itertools.groupby(messages, lambda message: message.role is Role.ASSISTANT):
-        said = list(run)
+        group = list(run)
         if speaks:
-            parts = tuple(part for message in said for part in _begun(message))
-            said = [msgspec.structs.replace(said[0], parts=parts, extra=pack({"form": "chat", "shape": "items"}))]
-        out += said
+            parts = tuple(part for message in group for part in _begun(message))
+            group = [msgspec.structs.replace(group[0], parts=parts, extra=pack({"form": "chat", "shape": "items"}))]
+        out += group
     return out
 
 
@@ -73,15 +73,15 @@ def _begun(message: Message) -> tuple[Part, ...]:
     first, *rest = message.parts
     if first.kind is not Kind.TEXT:
         return message.parts
-    own = unpack(message.extra).get("dict", {})
-    item = {key: value for key, value in own.items() if key not in ("role", "content")}
+    template = unpack(message.extra).get("dict", {})
+    item = {key: value for key, value in template.items() if key not in ("role", "content")}
     return (msgspec.structs.replace(first, extra=pack({**unpack(first.extra), "item": item})), *rest)
 
 
-def _rest(item: dict[str, Any], *read: str) -> dict[str, Any]:
+def _rest(item: dict[str, Any], *keys: str) -> dict[str, Any]:
     """What else an item has."""
-    known = {"type", "tool_calls", "tool_call_id", *OWN, *ASIDES, *read}
-    return {key: value for key, value in item.items() if key not in known}
+    excluded = {"type", "tool_calls", "tool_call_id", *PROVIDER_KEYS, *ASIDES, *keys}
+    return {key: value for key, value in item.items() if key not in excluded}
 
 
 def _output(output: Any, where: str) -> Any:
@@ -117,10 +117,10 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             text = content if side == "input" else _written(content, side, listed=True)
             items.append({"type": "message", "role": role, "content": text, **rest})
         elif content:
-            for own, blocks in itertools.groupby(content, _is_item):
+            for native, blocks in itertools.groupby(content, _is_item):
                 run = list(blocks)
                 texts = [_written_block(block, side) for block in run]
-                items += run if own else [{"type": "message", "role": role, "content": texts, **rest}]
+                items += run if native else [{"type": "message", "role": role, "content": texts, **rest}]
         for call in message.get("tool_calls") or ():
             body, slot = slots_of(call)
             kind = "custom_tool_call" if body == "custom" else "function_call"
@@ -130,13 +130,13 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         if item["type"] == "function_call_output" and item["call_id"] in custom:
             item["type"] = "custom_tool_call_output"
-    kept: list[dict[str, Any]] = []
+    ordered: list[dict[str, Any]] = []
     spoken = False
     for item in reversed(items):
         if item["type"] != "reasoning" or spoken:
-            kept.append(item)
+            ordered.append(item)
             spoken = item["type"] not in RESULTS and item.get("role", "assistant") == "assistant"
-    return kept[::-1]
+    return ordered[::-1]
 
 
 def _is_item(block: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from kilburn.wire.turns import MESSAGES_ID, safe_id, safe_name
 
 FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
-SAID = "function-output"
+FUNCTION_OUTPUT = "function-output"
 IMAGES = "(attached to tool result {})"
 
 _PROTOCOL = frozenset({
@@ -39,8 +39,8 @@ def form_of(extra: str | None) -> str | None:
     """The wire form that a message came in, and the shape of its content, without its other leftovers."""
     if extra is None:
         return None
-    kept = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
-    return pack(kept) if kept else None
+    fields = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
+    return pack(fields) if fields else None
 
 
 def is_plain(part: Part, role: Role, leftovers: str | None) -> bool:
@@ -105,35 +105,35 @@ def sent_text(part: Part, role: Role, form: str | None) -> str:
     if not any(is_sent(part, role, form, into) for into in ("chat", "messages")):
         return ""
     if part.kind is Kind.CALL and form != "messages":
-        whole = pack(given) if (given := load_object(part.text)) is not None else pack({"_raw": part.text})
+        whole = pack(arguments) if (arguments := load_object(part.text)) is not None else pack({"_raw": part.text})
         return max(part.text, whole if part.text.strip() else "{}", key=len)
     if part.kind is Kind.IMAGE:
         return UNSHOWN
     # The old `function` role has no place of its own in the messages form.
-    return quote(SAID, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
+    return quote(FUNCTION_OUTPUT, part.text) if role is Role.TOOL and part.call is None and part.text.strip() else part.text
 
 
 def strings_beside(part: Part, role: Role, leftovers: str | None) -> list[tuple[str, str]]:
     """Return the strings that are sent with a part besides its text, each with its key: what a wire form had beyond the neutral
     form. Some may be media, such as the ciphertext of reasoning."""
     strings: list[tuple[str, str]] = []
-    kept = unpack(leftovers)
-    form = kept.get("form")
+    message_extra = unpack(leftovers)
+    form = message_extra.get("form")
     if part.extra is not None and any(is_sent(part, role, form, into) for into in ("chat", "messages")):
-        own = unpack(part.extra)
+        extra = unpack(part.extra)
         strings += _strings(
             [
-                own.get("block"),
-                own.get("call"),
-                own.get("item"),
-                [item for item in own.get("layout") or () if isinstance(item, dict)],
+                extra.get("block"),
+                extra.get("call"),
+                extra.get("item"),
+                [item for item in extra.get("layout") or () if isinstance(item, dict)],
             ]
         )
-        failed = (own.get("block") or {}).get("is_error") is True or own.get("is_error") is True
+        failed = (extra.get("block") or {}).get("is_error") is True or extra.get("is_error") is True
         if part.kind is Kind.RESULT and failed and not part.text.strip():
             strings.append(("", FAILED))
-    if form == "chat" and "dict" in kept:
-        strings += _strings(kept["dict"])
+    if form == "chat" and "dict" in message_extra:
+        strings += _strings(message_extra["dict"])
     if part.call is not None and part.kind in (Kind.IMAGE, Kind.OPAQUE):
         strings.append(("", IMAGES.format(safe_id(part.call, MESSAGES_ID))))
     return strings

@@ -90,15 +90,15 @@ def read_trajectory(value: dict[str, Any], where: str, otherwise: str) -> Trajec
             in its message.
     """
     try:
-        found = msgspec.convert(value, _RunLine)
+        run = msgspec.convert(value, _RunLine)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"{where}: {str(error)[:200]}", advice=ADVICE) from None
     name = "steps" if "steps" in value else "trajectory"
     for number, step in enumerate(value[name], start=1):
         if not KEYS & step.keys():
             raise InvalidMessage(f"{where}: {name}[{number - 1}] has no thought, action or observation", advice=ADVICE)
-    head = tuple(HeadMessage(turn.role, _text_of(turn.content, where)) for turn in found.head or _first(found.history))
-    return Trajectory(found.id or otherwise, head, tuple(map(_step, found.steps or found.trajectory)))
+    head = tuple(HeadMessage(turn.role, _text_of(turn.content, where)) for turn in run.head or _first(run.history))
+    return Trajectory(run.id or otherwise, head, tuple(map(_step, run.steps or run.trajectory)))
 
 
 ADVICE = "a run is {id, head: [{role, content}], steps: [{thought, action, observation}]}, or SWE-agent's .traj"
@@ -163,18 +163,18 @@ def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:
     steps: list[Step] = []
     calls: dict[str | None, int] = {}
     answered = True
-    for number, told in enumerate(messages, start=1):
+    for number, source in enumerate(messages, start=1):
         where = f"{id}: message {number}"
-        for message in _parsed(told, where):
+        for message in _parsed(source, where):
             text = _joined(part for part in message.parts if part.kind in (Kind.TEXT, Kind.REASONING))
             if message.role is Role.ASSISTANT:
-                made = [part for part in message.parts if part.kind is Kind.CALL]
-                for at, part in enumerate(made):
+                reply_calls = [part for part in message.parts if part.kind is Kind.CALL]
+                for at, part in enumerate(reply_calls):
                     calls[part.call] = len(steps)
                     steps.append(Step("" if at else text, _action(part), ""))
-                if not made:
+                if not reply_calls:
                     steps.append(Step("", text, ""))
-                answered = bool(made)
+                answered = bool(reply_calls)
             elif message.role is Role.TOOL:
                 for part in message.parts:
                     if part.kind is Kind.RESULT:
@@ -189,9 +189,9 @@ def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:
     return Trajectory(id, tuple(head), tuple(steps))
 
 
-def _parsed(told: dict[str, Any], where: str) -> list[Message]:
+def _parsed(source: dict[str, Any], where: str) -> list[Message]:
     try:
-        return parse(told)
+        return parse(source)
     except InvalidMessage as error:
         raise InvalidMessage(f"{where}: {error.what}", advice=error.advice) from None
 
@@ -204,18 +204,18 @@ def _answer(steps: list[Step], calls: dict[str | None, int], part: Part, where: 
     at = calls.get(part.call)
     if at is None:
         raise InvalidMessage(f"{where}: a result whose call {part.call!r} is not before it", advice="record the call too")
-    before = steps[at].observation
-    steps[at] = msgspec.structs.replace(steps[at], observation=f"{before}\n{part.text}" if before else part.text)
+    observation = steps[at].observation
+    steps[at] = msgspec.structs.replace(steps[at], observation=f"{observation}\n{part.text}" if observation else part.text)
 
 
 def _action(call: Part) -> str:
     """A call as one would type it: a shell's command alone, else the tool's name and its arguments."""
     try:
-        given = msgspec.json.decode(call.text)
+        arguments = msgspec.json.decode(call.text)
     except (msgspec.DecodeError, RecursionError):  # as the model wrote it
-        given = call.text
-    values = list(given.values()) if isinstance(given, dict) else [given]
+        arguments = call.text
+    values = list(arguments.values()) if isinstance(arguments, dict) else [arguments]
     words = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
-    if isinstance(given, dict) and list(given) == ["command"]:
+    if isinstance(arguments, dict) and list(arguments) == ["command"]:
         return words[0]
     return " ".join([call.name or "call", *words])

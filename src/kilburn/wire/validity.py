@@ -16,7 +16,7 @@ from kilburn.wire.parts import role_at
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]+\Z")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}\Z")
-_AFTER = "put each result right behind the message that called"
+_RESULT_ADVICE = "put each result right behind the message that called"
 
 
 def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
@@ -38,7 +38,7 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
         if role == "tool":
             call = message.get("tool_call_id")
             if call not in waiting:
-                raise OrphanResult(f"{where}: no open call has the id {str(call)[:80]!r}", advice=_AFTER)
+                raise OrphanResult(f"{where}: no open call has the id {str(call)[:80]!r}", advice=_RESULT_ADVICE)
             waiting.discard(call)
             _check_chat_content(message.get("content"), where, texts_only=True)
             continue
@@ -53,7 +53,7 @@ def validate_chat(transcript: Sequence[dict[str, Any]]) -> None:
 
 def _check_answered(waiting: set[str], where: str) -> None:
     if waiting:
-        raise InvalidMessage(f"{where}: the call {min(waiting)[:80]!r} has no result yet", advice=_AFTER)
+        raise InvalidMessage(f"{where}: the call {min(waiting)[:80]!r} has no result yet", advice=_RESULT_ADVICE)
 
 
 def _check_chat_content(content: Any, where: str, *, texts_only: bool) -> None:
@@ -118,21 +118,21 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
         raise InvalidMessage("the transcript is empty")
     calls: set[str] = set()
     waiting: set[str] = set()
-    before = "assistant"
+    previous = "assistant"
     for index, message in enumerate(transcript):
         where = f"messages[{index}]"
         role = message.get("role")
         if role == "system" and index:
-            _check_system(message, before, [after.get("role") for after in transcript[index + 1 : index + 2]], where)
+            _check_system(message, previous, [following.get("role") for following in transcript[index + 1 : index + 2]], where)
             continue
         if role not in ("user", "assistant"):
             raise InvalidMessage(f"{where}.role: {str(role)[:40]!r} is no role of the messages form")
         if set(message) != {"role", "content"}:
             raise InvalidMessage(f"{where}: the API takes role and content and no other key")
-        if role == before:
-            what = "the first message is not the user's" if index == 0 else f"a second {role} message in a row"
-            raise InvalidMessage(f"{where}: {what}")
-        before = role
+        if role == previous:
+            problem = "the first message is not the user's" if index == 0 else f"a second {role} message in a row"
+            raise InvalidMessage(f"{where}: {problem}")
+        previous = role
         blocks = _blocks(message.get("content"), where)
         if role == "user":
             _check_user(blocks, waiting, where)
@@ -144,9 +144,9 @@ def validate_messages(transcript: Sequence[dict[str, Any]]) -> None:
     _check_breakpoints(transcript)
 
 
-def _check_system(message: dict[str, Any], before: str, after: Sequence[Any], where: str) -> None:
+def _check_system(message: dict[str, Any], previous: str, following: Sequence[Any], where: str) -> None:
     """A system message among the others, as newer models take it."""
-    if before != "user" or after not in ([], ["assistant"]):
+    if previous != "user" or following not in ([], ["assistant"]):
         raise InvalidMessage(f"{where}: a system message stands behind the user's, and before the assistant's")
     if set(message) - {"role", "content", *SETTINGS}:
         raise InvalidMessage(f"{where}: a system message has role, content and settings, and no other key")
@@ -195,18 +195,18 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_user(blocks: Sequence[dict[str, Any]], waiting: set[str], where: str) -> None:
-    other = False
+    has_other = False
     for index, block in enumerate(blocks):
         place = f"{where}.content[{index}]"
         if block["type"] == "tool_use" or block["type"] in THOUGHTS:
             raise InvalidMessage(f"{place}: a {block['type']} block in a user message")
         if block["type"] != "tool_result":
-            other = True
+            has_other = True
             continue
         call = block.get("tool_use_id")
         if call not in waiting:
-            raise OrphanResult(f"{place}: no call of the message before has the id {str(call)[:80]!r}", advice=_AFTER)
-        if other:
+            raise OrphanResult(f"{place}: no call of the message before has the id {str(call)[:80]!r}", advice=_RESULT_ADVICE)
+        if has_other:
             raise InvalidMessage(f"{place}: a tool_result behind other blocks", advice="results come first in their message")
         waiting.discard(call)
         _check_result(block, place)

@@ -137,7 +137,9 @@ class KilburnCandidate:
 
     def count_acts(self) -> int:
         """Times that the policy's moves were carried out."""
-        return sum(event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._session.events())
+        return sum(
+            event.act is Act.COMPACT and event.data.get("outcome") == Outcome.DONE for event in self._session.ledger.events()
+        )
 
     def close(self) -> None:
         """Close the store."""

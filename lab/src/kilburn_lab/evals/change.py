@@ -285,7 +285,7 @@ def _give(store: Store, change: Telling) -> None:
     """Write a statement as claims, as a person would who knows what it says."""
     if change.kind == "noise":
         return
-    memory = store.memory(change.user)
+    memory = store.memory(change.user).collection
     since = change.time if change.since is None else change.since
     standing = list(memory.pages(history=True))
     claims = [
@@ -380,14 +380,14 @@ def _forget(store: Store, told: Stream, mode: str) -> list[tuple[str, str]]:
             continue
         gone.append((user, value))
         if mode == "claims":
-            memory = store.memory(user)
+            memory = store.memory(user).collection
             for page, _ in list(memory.pages(history=True)):
-                if value in memory.text(page.id):
+                if value in memory.contents.text(page.id):
                     memory.forget(page.address)
             continue
         for info in store.sessions():
             session = store.session(info.name)
-            for address in [page.address for page, state in session.pages() if state.at is not Place.DROPPED]:
+            for address in [page.address for page, state in session.contents.pages() if state.at is not Place.DROPPED]:
                 if value in session.recall(address):
                     session.forget(address)
     return gone
@@ -410,5 +410,5 @@ def _found(store: Store, user: str, value: str) -> bool:
     for info in store.sessions():
         session = store.session(info.name)
         texts += [hit.text for hit in session.search(value)]
-        texts += [str(message) for message in session.messages()]
+        texts += [str(message) for message in session.contents.messages()]
     return any(value in text for text in texts)

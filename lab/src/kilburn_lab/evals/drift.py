@@ -158,7 +158,7 @@ class _Stream:
             self._append(message)
         trial, session, window = self.trial, self.session, self.session.window
         trial.prompts += 1
-        trial.shipped += session.use
+        trial.shipped += session.prompts.use
         trial.pinned += sum(window.cost(page) for page in window.pins)
         prompt = session.render()
         self._shipping.ship(list(blocks_of(prompt)), self._cell)
@@ -166,10 +166,12 @@ class _Stream:
         if not self._something_left():
             return False
         shown = "\n".join(texts_of(list(prompt)))
-        trial.overflow += prompt.tokens > session.capacity
+        trial.overflow += prompt.tokens > session.prompts.capacity
         trial.seen.append(window.seen)
         trial.curve.append([plant.value in shown for plant, _ in self.homes if plant.kind == "fact"])
-        trial.changed += sum(len(text.encode("utf-8")) for page in window.pins if (text := session.text(page)) not in shown)
+        trial.changed += sum(
+            len(text.encode("utf-8")) for page in window.pins if (text := session.contents.text(page)) not in shown
+        )
         return True
 
     def _append(self, message: dict[str, Any]) -> str:
@@ -179,7 +181,7 @@ class _Stream:
 
     def _something_left(self) -> bool:
         left = False
-        for event in self.session.events(self._last):
+        for event in self.session.ledger.events(self._last):
             self._last = event.number
             left = left or event.act in _LEAVING
         return left
@@ -210,7 +212,7 @@ def _probes(session: Session, stream: _Stream, trial: Trial) -> Iterator[Probe]:
         here = plant.value in shown
         hits = session.search(plant.query, tokens=HITS, limit=20, record=False)
         way = _way(home, spans, session.window.pages)
-        last = "".join(map(session.text, session.resolve(way[-1]))) if way else ""
+        last = "".join(map(session.contents.text, session.contents.resolve(way[-1]))) if way else ""
         there = here or plant.value in last
         yield Probe(
             kind=plant.kind,
@@ -243,9 +245,9 @@ def _way(home: int, spans: Sequence[tuple[int, int]], pages: Mapping[int, Page])
 
 def _audit(session: Session, appended: Sequence[dict[str, Any]], trial: Trial) -> None:
     """What the ledger and the page table say of the whole stream."""
-    trial.lost = session.messages() != list(appended)
+    trial.lost = session.contents.messages() != list(appended)
     trial.failed = session.stats().policy_failures
-    pages = {page.id: page for page, _ in session.pages()}
+    pages = {page.id: page for page, _ in session.contents.pages()}
     for page in pages.values():
         if page.kind not in (Kind.FOLD, Kind.EXCERPT):
             continue
@@ -260,5 +262,5 @@ def _audit(session: Session, appended: Sequence[dict[str, Any]], trial: Trial) -
             leaves.update([one.id] if not one.depth else [])
             waiting += one.sources if one.depth else ()
         trial.resolved += bool(leaves) and all(bool(session.window.at(leaf) != Place.DROPPED) for leaf in leaves)
-    trial.outcomes = dict(Counter(event.data["outcome"] for event in session.events() if event.act is Act.COMPACT))
-    trial.asked = dict(Counter(event.data["outcome"] for event in session.events() if event.act is Act.ASK))
+    trial.outcomes = dict(Counter(event.data["outcome"] for event in session.ledger.events() if event.act is Act.COMPACT))
+    trial.asked = dict(Counter(event.data["outcome"] for event in session.ledger.events() if event.act is Act.ASK))

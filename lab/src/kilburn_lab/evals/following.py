@@ -304,8 +304,8 @@ def _has(text: str, word: str) -> bool:
 
 def _facts(store: Store, told: Talk) -> dict[str, int]:
     """What is in force at the end, and how much of it is true."""
-    memory = store.memory(USER)
-    rows = [(page, memory.text(page.id)) for page, _ in memory.pages() if page.kind is Kind.FACT]
+    memory = store.memory(USER).collection
+    rows = [(page, memory.contents.text(page.id)) for page, _ in memory.pages() if page.kind is Kind.FACT]
     now = {(question.topic, question.value) for question in told.asked if question.value}
     traps = told.traps
     words = {(turn.topic, word) for turn in told.turns for word in (turn.value, turn.old) if word and turn.kind != "trap"}

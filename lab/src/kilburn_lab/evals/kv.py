@@ -23,13 +23,13 @@ from kilburn.errors import SpecError
 from kilburn_kv.blocks import Pool
 from kilburn_kv.eviction import EvictionOrder, PromptUse, RankedOrder
 from kilburn_kv.prefixes import PrefixKey
-from kilburn_kv.return_odds import FOREVER, ReturnOdds
 from kilburn_kv.table import Table
 from kilburn_kv.tables import Tables
 from kilburn_lab.evals.kv_orders import ORDERS
 from kilburn_lab.evals.kv_report import FORETOLD, INFINITE, LRU, MIN, OURS, CacheReport, HitTally
 from kilburn_lab.evals.kv_traces import UNIT, Moment, Trace, weave
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
+from kilburn_lab.evals.return_odds import FOREVER, ReturnOdds, order_of
 from kilburn_lab.evals.sample import HALVES, half_by
 
 CAPACITIES = (1_000_000, 2_000_000, 4_000_000)
@@ -208,7 +208,7 @@ def serve(events: Sequence[Moment], capacity: int, order: str) -> HitTally:
         SpecError: a prompt that is longer than the pool; no such order.
     """
     now = 0.0
-    tables = Tables(Pool(capacity, 1, order, lambda: now))
+    tables = Tables(Pool(capacity, 1, order_of(order), lambda: now))
     key = PrefixKey("traces", "none")
     tokens: dict[int, int] = {}
     running: dict[int, Table] = {}

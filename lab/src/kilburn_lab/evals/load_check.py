@@ -48,7 +48,7 @@ def read(place: str, tenant: str = "default") -> dict[str, list[SaidEntry]]:
 
 def _entries(session: kilburn.Session) -> Iterator[SaidEntry]:
     hidden: set[str] = set()
-    for message in session.originals():
+    for message in session.contents.originals():
         for part in message.parts:
             if part.kind is Kind.CALL:
                 if part.name in OURS:

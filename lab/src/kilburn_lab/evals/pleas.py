@@ -319,7 +319,7 @@ class PleaDay:
         blocks = list(blocks_of(prompt)) if self.baseline is None else list(self.baseline.prompt())
         refilled, edited = self.cell.refilled, self.cell.edited
         self.shipping.ship(blocks, self.cell)
-        self.cell.overflow += self.baseline is None and prompt.tokens > self.session.capacity
+        self.cell.overflow += self.baseline is None and prompt.tokens > self.session.prompts.capacity
         if self.cell.edited > edited:
             again = self.cell.refilled - refilled
             behind = (length_of(self._before) - common(self._before, blocks)[1]) // CHARACTERS
@@ -350,7 +350,7 @@ class PleaDay:
     def lost(self) -> int:
         """Messages whose text a recall does not give back bit for bit."""
         window = self.session.window
-        texts = {self.session.text(page) for page in range(1, window.last + 1)}
+        texts = {self.session.contents.text(page) for page in range(1, window.last + 1)}
         return sum(isinstance(message["content"], str) and message["content"] not in texts for message in self.appended)
 
 
@@ -372,7 +372,7 @@ def _day(
         day.work(turns, reads)
         counts = {"vain": 0, "failed": 0, "lost": day.lost()}
         asked = 0
-        for event in day.session.events():
+        for event in day.session.ledger.events():
             if event.act is Act.ASK:
                 asked += 1
             elif event.act is Act.COMPACT:

@@ -319,7 +319,7 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
         hits = _hits(store, one.planted)
         waits = (
             any(
-                one.planted.value in store.memory(VICTIM).text(page.id)
+                one.planted.value in store.memory(VICTIM).collection.contents.text(page.id)
                 for page, _ in store.memory(VICTIM).pages(proposed=True, history=True)
             )
             and not hits
@@ -336,11 +336,11 @@ def _play(one: Attack, defence: str) -> tuple[int, int, int, int, int]:
 def _believe(store: Store, number: int, user: str, known: Iterable[Belief], *, marked: bool) -> None:
     """Write all statements of all texts of a session as a person would, with or without their origin."""
     session = store.session(f"s{number}")
-    memory = store.memory(user if marked else "")
-    for page, _ in session.pages():
+    memory = store.memory(user if marked else "").collection
+    for page, _ in session.contents.pages():
         if page.kind not in (Kind.TEXT, Kind.RESULT):
             continue
-        text = session.text(page.id)
+        text = session.contents.text(page.id)
         for one in known:
             if any(sentence in text for sentence in one.sentences):
                 cites = ((session.number, page.id),) if marked else ()

@@ -191,7 +191,7 @@ class _Kilburn:
             alone = time.perf_counter() - began
             began = time.perf_counter()
             for batch in batches:
-                memory.apply(*(Add(text=text) for text in batch))
+                memory.collection.apply(*(Add(text=text) for text in batch))
                 done += len(batch)
                 say(done // 2)
             stored = time.perf_counter() - began

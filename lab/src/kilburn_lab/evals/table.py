@@ -207,7 +207,7 @@ class _Stream:
             self.clock.now += PAUSE
         found, stats = self.found, self.opened.stats()
         # That the kernel cuts a message down to the user's orders is no overflow.
-        moves = [event for event in self.opened.events() if event.act in (Act.EVICT, Act.FOLD) and event.why != STAYS]
+        moves = [event for event in self.opened.ledger.events() if event.act in (Act.EVICT, Act.FOLD) and event.why != STAYS]
         moved = [event.policy for event in moves]
         found.alone = "kernel" in moved
         found.acts = sum(policy != "kernel" for policy in moved)
@@ -227,9 +227,9 @@ class _Stream:
         found.prompts += 1
         found.shipped += tokens
         found.overflow += tokens > self.cell.window
-        if session.window.seen > session.capacity:
+        if session.window.seen > session.prompts.capacity:
             found.full += 1
-            found.used += sum(self._used_later(page, at) for page in session.window.resident()) / session.capacity
+            found.used += sum(self._used_later(page, at) for page in session.window.resident()) / session.prompts.capacity
         if interaction.asked is not None:
             shown, own = interaction.asked.value in text, False
             everywhere: list[Found] = []
@@ -284,8 +284,8 @@ class _Stream:
 
     def _lines_of(self, page: Page) -> list[tuple[int, tuple[int, ...]]]:
         """The size of each line of a derived page, and the originals that have it."""
-        sources = [(source, self.opened.text(source)) for source in page.sources if self.last.get(source)]
+        sources = [(source, self.opened.contents.text(source)) for source in page.sources if self.last.get(source)]
         return [
             (len(line), tuple(source for source, text in sources if line.strip() and line.strip() in text))
-            for line in self.opened.text(page.id).split("\n")
+            for line in self.opened.contents.text(page.id).split("\n")
         ]

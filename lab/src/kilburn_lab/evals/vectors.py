@@ -290,7 +290,7 @@ def _facts(embedder: Embedder | None, seed: int, count: int = 200) -> FactShares
         session = store.session("facts")
         for text in texts:
             session.append({"role": "user", "content": text})
-        hits = [store.backend.search(f"deposit for order {name}", limit=1) for name in names]
+        hits = [store.backend.words.search(f"deposit for order {name}", limit=1) for name in names]
     words = sum(bool(hit) and hit[0].page == number for number, hit in enumerate(hits, 1)) / len(names)
     if embedder is None:
         return FactShares(facts=len(names), words=words, meaning=None, meaning_10=None)

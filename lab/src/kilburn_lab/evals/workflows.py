@@ -412,7 +412,7 @@ def _carried_out(
         session.append(beside)
     agent = Agent(model, [Tool(shell)], session, limits=Limits(steps=limit + 1, seconds=None), memory=False)
     agent.run()
-    steps = sum(page.kind is Kind.CALL for page, _ in session.pages())
+    steps = sum(page.kind is Kind.CALL for page, _ in session.contents.pages())
     if steps > limit:  # its last call was one too many
         steps = limit
     session.append({"role": "assistant", "content": "I end here."})

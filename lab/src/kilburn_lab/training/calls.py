@@ -55,7 +55,7 @@ class LedgerCalls:
         self.left_out = 0
         prompt: list[dict[str, Any]] | None = None
         gone = False
-        head = sum(1 for _ in session.events())
+        head = sum(1 for _ in session.ledger.events())
         for event, window in steps(session.backend, session.info, session.counter, 0, head):
             if event.act is Act.SHIP:
                 prompt = self._shown(window)
@@ -82,13 +82,13 @@ class LedgerCalls:
         there = items(window)
         if any(page is not None and not instead and self._forgotten(page) for _, page, instead in there):
             return None
-        return list(render(transcript(there, self.session.part, window), "chat", 0))
+        return list(render(transcript(there, self.session.contents.part, window), "chat", 0))
 
     def _told(self, said: list[Page]) -> list[dict[str, Any]] | None:
         """A reply as a message; None where it is forgotten, or was made of what stood beside the prompt."""
         if any(map(self._forgotten, said)) or any(page.cites or page.sources for page in said):
             return None
-        parts, leftovers = zip(*map(self.session.part, said), strict=True)
+        parts, leftovers = zip(*map(self.session.contents.part, said), strict=True)
         return chat.render([Message(role=Role.ASSISTANT, parts=parts, extra=leftovers[0])])
 
     def _forgotten(self, page: Page) -> bool:

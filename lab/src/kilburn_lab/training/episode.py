@@ -163,7 +163,7 @@ def _played(shown: Shown, session: Session, task: str, tools: Sequence[Callable[
         text=text,
         sizes=shown.sizes,
         replies=shown.replies,
-        whole=len(shown.tokenizer.prompt(session.messages())) - 1,
+        whole=len(shown.tokenizer.prompt(session.contents.messages())) - 1,
     )
 
 

@@ -11,11 +11,10 @@ from psycopg import sql
 
 from kilburn.backend import SegmentKind, State
 from kilburn.backends import citations, histories, mentions
+from kilburn.backends.citations import cited_by
 from kilburn.backends.findings import (
     Finding,
     IndexedWords,
-    Pages,
-    cited_by,
     gather,
     of_page,
     wrong_calls,
@@ -36,7 +35,7 @@ from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT
 from kilburn.backends.ranked import PLACES
 from kilburn.backends.records import UNREADABLE, event_of, seal_of
-from kilburn.backends.sealed import SegmentRow
+from kilburn.backends.sealed import PageRows, SegmentRow
 from kilburn.errors import MissingExtra, SpecError, StoreError
 from kilburn.event import Act
 from kilburn.page import Page
@@ -200,7 +199,7 @@ class Inspection:
             yield from some
             last = some[-1][0]
 
-    def _pages(self, segment: SegmentRow, pages: Pages) -> Iterator[Finding]:
+    def _pages(self, segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
         select = (
             "SELECT page.id, text.digest, extra.digest FROM kilburn.page"
             " LEFT JOIN kilburn.content AS text ON text.tenant = page.tenant AND text.digest = page.content"
@@ -222,12 +221,12 @@ class Inspection:
         )
         return ((number, act, body, seal) for number, act, body, seal in self._after(select, segment.number))
 
-    def _ledger(self, segment: SegmentRow, pages: Pages) -> Iterator[Finding]:
+    def _ledger(self, segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
         # A branch's own pages are numbered on from those that it inherited.
         inherits = min((number for number, *_ in pages if number > 0), default=1) > 1
         yield from wrong_events(SEALS, segment, self._events(segment), lambda number: inherits and number == 1)
 
-    def _mentions(self, segment: SegmentRow, pages: Pages) -> Iterator[Finding]:
+    def _mentions(self, segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
         """The index of mentions, that of replies, and that of calls."""
         known = {number: page for number, page, _ in pages if isinstance(page, Page)}
         wanted, noted, unread = set[tuple[int, int]](), list[tuple[int, bytes]](), set[int]()

@@ -8,65 +8,49 @@ anything that a connection remembers.
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import chain, repeat
-from types import TracebackType
 from typing import TypeVar
 
 from kilburn.backend import (
     Batch,
-    Digests,
-    HistoryOwner,
-    Moved,
-    Passage,
     Scope,
     SegmentInfo,
     SegmentKind,
     State,
-    Vector,
     check_name,
-    root_of,
 )
 from kilburn.backends import citations, mentions
-from kilburn.backends.anchor import Anchor
-from kilburn.backends.chilling import Chilling, ColdRows, OpenPlace, required
-from kilburn.backends.codec import inflate, key_of, sound_passages
-from kilburn.backends.findings import Finding
+from kilburn.backends.chilling import ColdRows, OpenPlace
+from kilburn.backends.codec import inflate
+from kilburn.backends.durable import DurableStore, PassageIndex
 from kilburn.backends.postgres import halves, schema, writing
-from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
+from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
-from kilburn.backends.postgres.erasing import held, wipe
-from kilburn.backends.postgres.inspection import Inspection, orphans
-from kilburn.backends.postgres.postings import Postings
+from kilburn.backends.postgres.erasing import wipe
+from kilburn.backends.postgres.parts import (
+    PAGES_BY_KEY,
+    PostgresContents,
+    PostgresHistories,
+    PostgresSettings,
+    PostgresVectors,
+    read_index,
+)
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
-from kilburn.backends.ranked import PLACES, Extents, number_of
 from kilburn.backends.records import UNREADABLE, page_of, seal_of
 from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
-from kilburn.errors import KilburnError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
+from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
 from kilburn.event import Act, Event
-from kilburn.page import Page, Span
-from kilburn.retrieval import EXACT
+from kilburn.page import Page
 
 T = TypeVar("T")
 
-CHUNK = 1000
-"""Events, or vectors, that are read at a time: no transaction stays open while a caller thinks."""
-
-FEW_EVENTS = 16
-"""Events that are read first: what a session was made of stands among them."""
 
 _PAGE = "page.segment, page.id, record, page.seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal"
 _OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND segment = %s ORDER BY id"
-# Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
-_WANTED = (
-    "unnest(%s::bigint[], %s::bigint[]) AS wanted(segment, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
-    " AND page.segment = wanted.segment AND page.id = wanted.id OFFSET 0) AS page"
-)
-_OF_KEYS = f"SELECT {_PAGE} FROM {_WANTED}"
+_OF_KEYS = f"SELECT {_PAGE} FROM {PAGES_BY_KEY}"
 # By their names (OFFSET 0), and not through all of the tenant's because these are in order.
 _UNDER = (
     f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
@@ -79,20 +63,9 @@ _SOME = (
 )
 _NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
-# Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
-_WAITING = (
-    "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.segment"
-    " LEFT JOIN kilburn.embedded ON embedded.tenant = segment.tenant AND embedded.segment = segment.id AND embedder = %s"
-    " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = segment.tenant"
-    " AND passage.id BETWEEN (segment.id << 32) AND ((segment.id << 32) | ((%s - coalesce(passages_done, 0)) << 4) | 15)"
-    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
-    " OFFSET 0)"
-    " ORDER BY passage.id DESC LIMIT %s) AS waits"
-    " WHERE segment.tenant = %s AND passages > coalesce(passages_done, 0){among} ORDER BY segment.id DESC, waits.id DESC LIMIT %s"
-)
 
 
-class Postgres:
+class Postgres(DurableStore):
     """A store in a database of PostgreSQL.
 
     Args:
@@ -111,22 +84,13 @@ class Postgres:
         StoreError: `readonly`, and there is no store. SpecError: no URL, or no name of a tenant.
     """
 
-    def __repr__(self) -> str:
-        """Where it is and for whom; nothing is read for it."""
-        return f"<Postgres {self.path!r} of tenant {self.tenant!r}{', for reading' * self.readonly}>"
-
     def __init__(
         self, url: str, *, tenant: str = "default", readonly: bool = False, busy_timeout: float = 5.0, durable: bool = True
     ) -> None:
-        self.tenant = check_name(tenant, "tenant")
-        self.readonly = readonly
+        super().__init__(check_name(tenant, "tenant"), readonly=readonly)
         _, connections = split_connections(url)
         self._url = checked_url(url)
         self._durable, self._patience = durable, busy_timeout
-        self._erasing = threading.local()
-        # What is said to be leaving, and is not any more.
-        self._staying = set[citations.Citation]()
-        self.anchor = Anchor()
         # Of segments that were written to and not yet synced: the number and the seal of the last event.
         self._unsynced: dict[int, tuple[int, bytes]] = {}
         self._db = Database(self._url, patience=busy_timeout, durable=durable, connections=connections)
@@ -134,9 +98,14 @@ class Postgres:
         # Where pgvector is, if the server searches by meaning.
         self._halves = ""
         self._opened = OpenPlace()
-        self._chilling = Chilling(self.path, self._read_cold, self._change_cold, self.sync, self._leaves_objects)
         try:
             self._number = self._db.tenant = self._register()
+            self._chilling: PostgresContents = PostgresContents(self)
+            self.contents = self._chilling
+            self.words = PassageIndex(partial(read_index, self))
+            self.vectors = PostgresVectors(self)
+            self.settings = PostgresSettings(self)
+            self.histories = PostgresHistories(self)
             if not readonly:
                 # A program that was killed, or a reader, may have left erased bytes.
                 self._chilling.sweep()
@@ -186,8 +155,7 @@ class Postgres:
         if user:
             check_name(user, "user")
         self._check_writes()
-        if self._staying:
-            self._stay()
+        self._remove_stale_marks()
         mark, last = secrets.token_bytes(writing.MARK), None
 
         def do(statements: Statements) -> SegmentRow:
@@ -210,7 +178,7 @@ class Postgres:
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(info.number, batch)
         return info
 
@@ -245,8 +213,7 @@ class Postgres:
         What was erased is gone for every reader when this returns; see `kilburn.backends.postgres.erasing` for its bytes.
         """
         self._check_writes()
-        if self._staying:
-            self._stay()
+        self._remove_stale_marks()
         mark, last = secrets.token_bytes(writing.MARK), None
 
         def do(statements: Statements) -> bool:
@@ -261,7 +228,7 @@ class Postgres:
 
         self._db.write("writing", do, settled)
         self._written(segment, last)
-        if self.anchor.file:
+        if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:
             self._chilling.sweep()
@@ -416,15 +383,8 @@ class Postgres:
         head, size, codec, data, _ = found
         return head, inflate(codec, data, size, b"")
 
-    def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on; only the events of one act, if it is given."""
-        # Many a caller needs only the first few.
-        for limit in chain((FEW_EVENTS,), repeat(CHUNK)):
-            found = self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
-            yield from found
-            if len(found) < limit:
-                return
-            after = found[-1].number
+    def _read_events(self, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
+        return self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         of = statements.send(_SOME, [segment], self._number)
@@ -463,433 +423,16 @@ class Postgres:
 
         return [event for event in self._db.read("reading", do) if _names(event, wanted)]
 
-    def texts(self, digests: Iterable[str]) -> dict[str, str]:
-        """The texts of these digests, verified."""
-        wanted = {digest: key_of(digest) for digest in digests}
-        if not wanted:
-            return {}
-        select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
-        rows = self._ask(select, self._number, list(wanted.values()))
-        found = {row[-1]: self._text(row) for row in rows}
-        for digest, key in wanted.items():
-            if key not in found:
-                raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
-        return {digest: found[key] for digest, key in wanted.items()}
-
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
-        """Passages that match the query's words, best first; of these segments, or of all. Damaged ones are left out."""
-
-        def do(statements: Statements) -> list[Passage]:
-            index = Postings(statements, self._number)
-            if segments is None:
-                known = {one.number: one for one in self._segments(statements)}
-                extents, apart = Extents(_made(known.values())), False
-            else:
-                known = self._numbered(statements, segments)
-                extents = Extents(_made(one for one in known.values() if not one.damaged))
-                apart = len(extents.segments) > 1
-            hits = index.search(query, extents, limit, apart=apart)
-            spans = index.spans([number for number, _ in hits])
-            whole = {number for number, one in known.items() if not one.damaged}
-            return [
-                _passage(number, *spans[number], score) for number, score in hits if number in spans and number >> 32 in whole
-            ]
-
-        return self._db.read("searching", do)
-
-    def newest(self, segment: int, wanted: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
-        """See `Backend`."""
-
-        def do(statements: Statements) -> list[list[Passage]]:
-            if not self._whole(statements, [segment]):
-                return [[] for _ in wanted]
-            index = Postings(statements, self._number)
-            found = [index.newest(every, some, segment, limit) for every, some in wanted]
-            spans = index.spans(list({number for numbers in found for number in numbers}))
-            known = {number: _passage(number, *of) for number, of in spans.items()}
-            return [[known[number] for number in numbers if number in known] for numbers in found]
-
-        return self._db.read("searching", do)
-
-    def _whole(self, statements: Statements, segments: Iterable[int]) -> set[int]:
-        """Those that are segments of this tenant and not damaged."""
-        return {number for number, one in self._numbered(statements, segments).items() if not one.damaged}
-
-    def entries(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], list[Passage]]:
-        """The passages of pages, in reading order; a page that is not indexed is left out."""
-        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
-        select = (
-            f"SELECT page.segment, page.id, passage.id, start, stop FROM {_WANTED}"
-            " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first_passage AND last_passage"
-            " WHERE passage.page = page.id ORDER BY passage.id DESC"
-        )
-
-        def do(statements: Statements) -> list[Row]:
-            whole = self._whole(statements, (segment for segment, _ in wanted))
-            some = [key for key in wanted if key[0] in whole]
-            return statements.rows(select, [one for one, _ in some], [page for _, page in some], self._number)
-
-        found: dict[tuple[int, int], list[Passage]] = {}
-        for segment, page, number, start, stop in self._db.read("reading", do):
-            found.setdefault((segment, page), []).append(_passage(number, page, (start, stop)))
-        return {key: found[key] for key in wanted if key in found}
-
-    def passages(self, entries: Iterable[int]) -> dict[int, Passage]:
-        """The passages with these numbers; those that do not exist any more are left out."""
-        numbers = list(entries)
-
-        def do(statements: Statements) -> dict[int, Passage]:
-            spans = Postings(statements, self._number).spans(numbers)
-            whole = self._whole(statements, (number >> 32 for number in spans))
-            return {number: _passage(number, *found) for number, found in spans.items() if number >> 32 in whole}
-
-        return self._db.read("reading", do)
-
-    def unembedded(
-        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
-    ) -> list[tuple[int, str]]:
-        """At most so many passages that have no vector of this embedder: (entry, text), newest segments first. One whose text is
-        not what was written is passed over, and is added to `damaged`."""
-        name = check_name(embedder, "embedder").encode()
-        texts = (
-            "SELECT page.segment, page.id, text.size, text.codec, text.data, text.digest,"
-            f" own.size, own.codec, own.data, own.digest FROM {_WANTED} CROSS JOIN LATERAL (SELECT * FROM kilburn.content"
-            " WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS text"
-            " LEFT JOIN LATERAL (SELECT * FROM kilburn.content"
-            " WHERE content.tenant = page.tenant AND content.digest = page.extra OFFSET 0) AS own ON true"
-        )
-
-        known: dict[tuple[int, int], Row] = {}
-
-        def waiting(most: int) -> list[Row]:
-            def do(statements: Statements) -> tuple[list[Row], list[Row]]:
-                number = self._embedder(statements, name)
-                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, most, self._number, most)
-                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - known.keys())
-                found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
-                return waits, found
-
-            waits, rows = self._db.read("reading", do)
-            known.update({(one, page): tuple(row) for one, page, *row in rows})
-            return waits
-
-        def text_of(segment: int, page: int) -> str:
-            row = known.get((segment, page))
-            text = None if row is None else searchable_in(row[:4], row[4:], self._text)
-            if text is None:
-                raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
-            return text
-
-        return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
-
-    def _embedder(self, statements: Statements, name: bytes) -> int:
-        """The number of an embedder; 0 if it has no vectors here."""
-        found = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
-        return found[0] if found is not None else 0
-
-    def keep_vectors(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
-        """Store vectors of passages, by entry, all or none; those of passages that are forgotten by now are not stored."""
-        name = check_name(embedder, "embedder")
-        self._check_writes()
-        if rows:
-            self._db.write("writing", lambda statements: self._keep_vectors(statements, name, dict(rows)))
-
-    def _keep_vectors(self, statements: Statements, name: str, rows: Mapping[int, bytes]) -> None:
-        key, first = name.encode(), len(next(iter(rows.values())))
-        # Who stores vectors of an embedder holds its row: so their numbers come in the order of their commits.
-        statements.send(
-            "INSERT INTO kilburn.embedder(tenant, name, size, vectors) VALUES(%s, %s, %s, 0) ON CONFLICT DO NOTHING",
-            *(self._number, key, first),
-        )
-        ((number, size, count),) = statements.rows(
-            "SELECT id, size, vectors FROM kilburn.embedder WHERE tenant = %s AND name = %s FOR UPDATE", self._number, key
-        )
-        wrong = next((len(data) for data in rows.values() if len(data) != size), None)
-        if wrong is not None or not size:
-            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
-            raise StoreError(what, advice="give another model another name")
-        # A passage that is being forgotten is waited for.
-        segments = sorted({entry >> 32 for entry in rows})
-        statements.send(
-            "SELECT FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
-            " (SELECT FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id FOR SHARE) AS own",
-            segments,
-            self._number,
-        )
-        there = statements.rows(
-            "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
-        )
-        known = {entry for (entry,) in there}
-        kept = [entry for entry in rows if entry in known]
-        if kept:
-            statements.send(
-                # Most often there is none. Each is looked up by itself: without statistics all of the tenant's would be read.
-                "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])"
-                " AND EXISTS(SELECT FROM unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL (SELECT id"
-                " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.entry = wanted.entry OFFSET 0) AS own)",
-                *(self._number, number, kept, kept, self._number, number),
-            )
-            statements.send(
-                "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"
-                " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])",
-                *(self._number, number, list(range(count + 1, count + len(kept) + 1)), kept, [rows[entry] for entry in kept]),
-                [self._seal(name, entry, rows[entry]) for entry in kept],
-            )
-            statements.send(
-                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s", count + len(kept), self._number, number
-            )
-        for segment in sorted({entry >> 32 for entry in kept}):
-            self._advance(statements, number, segment)
-
-    def _seal(self, name: str, entry: int, data: bytes) -> bytes:
-        return seal_of("vector", self._number, name, entry, data)
-
-    def _advance(self, statements: Statements, embedder: int, segment: int) -> None:
-        """Note how many of a segment's first passages do not wait any more."""
-        among = _WAITING.format(among=" AND segment.id = %s")
-        waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
-        if waits is not None:
-            done = number_of(waits[0])
-        else:
-            select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
-            ((done,),) = statements.rows(select, self._number, segment)
-        statements.send(
-            "INSERT INTO kilburn.embedded(tenant, embedder, segment, passages_done) VALUES(%s, %s, %s, %s)"
-            " ON CONFLICT(tenant, embedder, segment) DO UPDATE SET passages_done = excluded.passages_done",
-            *(self._number, embedder, segment, done),
-        )
-
-    def vectors(self, embedder: str, after: int = 0) -> Iterator[Vector]:
-        """The vectors of this embedder in the order in which they were stored, those whose number is greater than `after`."""
-        select = (
-            "SELECT vector.id, entry, data, seal FROM kilburn.vector"
-            " JOIN kilburn.embedder ON embedder.tenant = vector.tenant AND embedder.id = vector.embedder"
-            " WHERE vector.tenant = %s AND name = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
-        )
-        while True:
-            found = self._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, CHUNK)
-            for number, entry, data, seal in found:
-                if seal == self._seal(embedder, entry, data):
-                    yield Vector(number=number, entry=entry, data=data)
-            if not found:
-                return
-            after = found[-1][0]
-
-    def near(
-        self, embedder: str, vector: Sequence[float], limit: int, segments: Collection[int] | None = None
-    ) -> list[tuple[int, bytes]] | None:
-        """See `kilburn.search.vectors.Nearby`."""
-        if not self._halves:
-            return None
-        name = embedder.encode("utf-8", "surrogatepass")
-        rows = self._db.read(
-            "searching",
-            lambda statements: halves.HalfVectors(statements, self._number, self._halves).near(name, vector, limit, segments),
-        )
-        return self._whole_vectors(embedder, rows) if rows is not None else None
-
-    def vectors_of(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
-        """See `kilburn.search.vectors.Nearby`."""
-        name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
-        rows = self._db.read(
-            "reading", lambda statements: halves.HalfVectors(statements, self._number, self._halves).of(name, wanted)
-        )
-        return self._whole_vectors(embedder, rows)
-
-    def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
-        return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
-
-    def tend(self, above: int = EXACT) -> list[str]:
-        """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
-        self._check_writes()
-        done = halves.tend(self._db, self._halves, above) if self._halves else []
-        if done:
-            # What was forgotten meanwhile could not be removed.
-            self._wipe()
-        return done
-
-    def embedders(self) -> list[str]:
-        """The names of the embedders that vectors are kept of, in the order in which they first came."""
-        select = "SELECT name FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
-        return [name.decode() for (name,) in self._ask(select, self._number)]
-
-    def drop_vectors(self, embedder: str) -> None:
-        """Remove all vectors of this embedder."""
-        self._check_writes()
-        delete = "DELETE FROM kilburn.embedder WHERE tenant = %s AND name = %s"
-        name = embedder.encode("utf-8", "surrogatepass")
-        self._db.write("writing", lambda statements: statements.send(delete, self._number, name))
-
-    def keep_history(self, segment: int, said: Digests, *, page: int) -> bool:
-        """See `Backend`."""
-        self._check_writes()
-        fits = (
-            "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND segment = %s)"
-            " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)"
-            " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last))"
-        )
-        own = self._number, segment
-
-        def do(statements: Statements) -> bool:
-            # Who writes to the session waits; its next write is not this one's concern.
-            select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-            there = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, said.after, *own, said.after)
-            if there.fetchone() is None or answer.fetchone() is None:
-                return False
-            writing.put_history(statements, *own, said, page)
-            return len(said.added) + said.after > 0
-
-        return self._db.write("writing", do)
-
-    def said_by(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
-        """See `Backend`."""
-        select = (
-            "SELECT name, message, (SELECT max(message) FROM kilburn.history AS own"
-            " WHERE own.tenant = history.tenant AND own.segment = history.segment)"
-            " FROM kilburn.history JOIN kilburn.segment ON segment.tenant = history.tenant AND segment.id = history.segment"
-            f" WHERE history.tenant = %s AND {'tail' if tail else 'digest'} = %s"
-            " ORDER BY is_last DESC, history.segment DESC LIMIT %s"
-        )
-        return [
-            HistoryOwner(name=name.decode(), at=message, count=count)
-            for name, message, count in self._ask(select, self._number, digest, limit)
-        ]
-
-    def unkept(self, root: str, user: str, limit: int) -> list[str]:
-        """See `Backend`."""
-        select = (
-            "SELECT name FROM kilburn.segment"
-            " WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s) OR (name > %s AND name < %s))"
-            " AND owner = %s AND kind = 'session' AND pages > 0"
-            " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = segment.tenant AND history.segment = segment.id"
-            " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
-            " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
-        )
-        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
-        found = [name.decode() for (name,) in self._ask(select, self._number, *names, limit)]
-        return [name for name in found if root_of(name) == root]
-
-    def settings(self) -> dict[str, str]:
-        """What is kept for the tenant as a whole, by its name. A damaged one is left out."""
-        select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
-        return {
-            name.decode(): value.decode()
-            for name, value, seal in self._ask(select, self._number)
-            if seal == seal_of("setting", self._number, name, value)
-        }
-
-    def keep_setting(self, name: str, value: str | None) -> None:
-        """See `Backend`."""
-        self._check_writes()
-        key, kept = name.encode(), None if value is None else value.encode()
-        insert = (
-            "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
-            " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
-        )
-
-        def do(statements: Statements) -> None:
-            if kept is None:
-                statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
-            else:
-                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
-
-        self._db.write("writing", do)
-
-    def replace_setting(self, name: str, known: str | None, value: str | None) -> bool:
-        """See `Backend`."""
-        self._check_writes()
-        key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
-
-        def do(statements: Statements) -> bool:
-            own = self._number, key
-            if known is None and value is None:
-                found = statements.row(
-                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
-                )
-            elif known is None:
-                insert = (
-                    "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
-                    " ON CONFLICT DO NOTHING RETURNING 1"
-                )
-                found = statements.row(insert, *own, (value or "").encode(), seal)
-            elif value is None:
-                delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                found = statements.row(delete, *own, known.encode())
-            else:
-                # Who waits here for another's transaction looks again at what that has written.
-                update = (
-                    "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                )
-                found = statements.row(update, value.encode(), seal, *own, known.encode())
-            return found is not None
-
-        return self._db.write("writing", do)
-
     def now(self) -> float:
         """See `Backend`: the clock of the server."""
         ((now,),) = self._ask("SELECT extract(epoch FROM clock_timestamp())::float8")
         return float(now)
-
-    def chill(self, digests: Iterable[str]) -> Moved:
-        """See `Backend`."""
-        self._check_writes()
-        return self._chilling.chill(digests)
-
-    def warm(self, digests: Iterable[str] | None = None) -> Moved:
-        """See `Backend`."""
-        self._check_writes()
-        return self._chilling.warm(digests)
-
-    def scrub(self, *, repair: bool = False) -> list[str]:
-        """See `Backend`."""
-        return self._chilling.scrub(repair=repair)
-
-    def findings(self) -> list[Finding]:
-        """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
-        repaired, and nobody waits meanwhile but who would wipe what is forgotten."""
-
-        def do(statements: Statements) -> list[Finding]:
-            cold = PostgresColdRows(statements, self._number, self._opened)
-            return Inspection(statements, self._number, cold).findings()
-
-        found = self._db.read("checking", do, long=True)
-        with connected(self._url, "checking") as connection:
-            found += orphans(connection)
-        try:
-            # The texts themselves have been read already.
-            wrong = self._chilling.wrong(repair=False, read=False)
-            found += [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
-        except KilburnError as error:
-            found.append(Finding(kind="cold", what=f"the cold place cannot be checked: {error}"))
-        return found
-
-    def unreached(self) -> tuple[str, ...]:
-        """Where the server and the cold place, by their own account, may still hold what is erased."""
-        places = self._db.read("reading", lambda statements: held(statements, self._number))
-        return places + self._chilling.unreached()
-
-    def cold(self) -> dict[str, int]:
-        """See `Backend`."""
-        return self._chilling.cold()
 
     def _read_cold(self, do: Callable[[ColdRows], T]) -> T:
         return self._db.read("reading", lambda statements: do(PostgresColdRows(statements, self._number, self._opened)))
 
     def _change_cold(self, do: Callable[[ColdRows], T], *, wait: bool = True) -> T:
         return self._db.write("writing", lambda statements: do(PostgresColdRows(statements, self._number, self._opened)))
-
-    def _leaves_objects(self) -> bool:
-        """Whether objects are not to be deleted now."""
-        return self.readonly or self._db.joined is not None or getattr(self._erasing, "inside", False)
-
-    def _text(self, known: Row) -> str:
-        """The text of a row (size, codec, data, digest), verified; one that is cold, too."""
-
-        def fetch(name: str, digest: bytes) -> bytes:
-            return required(self._read_cold(lambda rows: rows.place())).get(name, digest)
-
-        return text_at(known, fetch, lambda digest: next(iter(self._ask(ROW, self._number, digest)), None))
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
         """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger."""
@@ -910,7 +453,7 @@ class Postgres:
         inner, lasting = self._db.joined is not None, self._db.lasting
         if not inner:
             lasting.joined = []
-        with self.anchor.held(), self._db.together():
+        with self._hold_anchor(), self._db.together():
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
@@ -920,49 +463,26 @@ class Postgres:
             self._chilling.sweep()
             self._wipe()
 
-    @contextmanager
-    def erasing(self) -> Iterator[None]:
-        """See `Backend`."""
-        outer, self._erasing.inside = getattr(self._erasing, "inside", False), True
-        try:
-            yield
-        finally:
-            self._erasing.inside = outer
-            if not outer:
-                self._chilling.sweep()
-                self._wipe()
-
-    @contextmanager
-    def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """See `Backend`."""
+    def _mark_leaving(self, keys: Collection[tuple[int, int]], marks: set[citations.Citation]) -> None:
         self._check_writes()
-        some, marks = set(keys), set[citations.Citation]()
 
         def do(statements: Statements) -> None:
-            marks.update(writing.mark_leaving(statements, self._number, some))
+            marks.update(writing.mark_leaving(statements, self._number, keys))
 
-        try:
-            self._db.write("writing", do)
-            self._staying -= marks
-            yield
-        finally:
-            # Also where nobody knows whether they were written.
-            self._staying |= marks
-            self._stay()
+        self._db.write("writing", do)
 
-    def _stay(self) -> None:
-        """Let new pages cite again what is not being forgotten any more. Where that cannot be written now, or may be undone with
-        what is written around it, it waits for the next commit."""
-        some = set(self._staying)
-        if self._db.joined is not None or not some:
-            return
-        with suppress(StoreError):
-            self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, some))
-            self._staying -= some
+    def _remove_citations(self, marks: Collection[citations.Citation], *, wait: bool) -> None:
+        self._db.write("writing", lambda statements: writing.remove_citations(statements, self._number, marks))
+
+    def _is_joined(self) -> bool:
+        return self._db.joined is not None
+
+    def _wipe_erased(self) -> None:
+        self._wipe()
 
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any."""
-        if self._db.joined is None and not getattr(self._erasing, "inside", False):
+        if self._db.joined is None and not self._is_erasing():
             self._db.erased = not wipe(self._db, self._patience)
 
     def wipe(self) -> bool:
@@ -1000,19 +520,13 @@ class Postgres:
     def close(self) -> None:
         """Give the connections back; idempotent."""
         try:
-            if self._staying and not self._db.closed:
-                self._stay()
-                self._staying.clear()
+            if self._stale_marks and not self._db.closed:
+                self._remove_stale_marks()
+                self._stale_marks.clear()
             if self._db.erased and not self._db.closed:
                 self._wipe()
         finally:
             self._db.close()
-
-    def __enter__(self) -> Postgres:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
 
 def check_storable(name: str) -> str:
@@ -1028,13 +542,5 @@ def check_storable(name: str) -> str:
     return name
 
 
-def _made(segments: Iterable[SegmentRow]) -> Iterator[tuple[int, int, int]]:
-    return ((one.number, one.passages, one.characters) for one in segments)
-
-
 def _names(event: Event, pages: Set[int]) -> bool:
     return not pages.isdisjoint((*event.pages, event.data.get("fold", 0)))
-
-
-def _passage(entry: int, page: int, span: Span, score: float = 0.0) -> Passage:
-    return Passage(segment=entry >> 32, page=page, span=span, score=score, entry=entry)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 
 from kilburn.errors import SandboxError, SandboxRefused
-from kilburn.recursion.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain
 
 if sys.platform == "linux":
     import resource
@@ -32,11 +32,11 @@ BOOT = (
     "import sys; sys.path.insert(0, {folder!r}); import interpreter, lockdown; "
     "lockdown.watch(0); interpreter.main({link}, lockdown.lock)"
 )
-MESSAGE = 2 * ONE_CALL + 4096
+MAX_MESSAGE_BYTES = 2 * MAX_CALL_BYTES + 4096
 """Bytes of one message from inside, at most: it has JSON within JSON, where quotes take two bytes."""
-START = 60.0
+START_SECONDS = 60.0
 """Seconds until the process must be ready."""
-GRACE = 0.5
+GRACE_SECONDS = 0.5
 """Seconds between telling a cell to stop, which keeps its variables, and killing the process."""
 
 
@@ -106,28 +106,28 @@ class Cpython(Sandbox):
         except SandboxStopped as stopped:
             return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
         # Within the bounds, whatever the inside says.
-        most, outcome, notes = self.bounds.output, ended.outcome, list[str]()
+        max_chars, outcome, notes = self.bounds.output, ended.outcome, list[str]()
         if ended.again:
             notes.append(f"[Python's own again, because the cell failed: {', '.join(ended.again)[:200]}]")
         if ended.spoiled:
             self._end()
             outcome = CellOutcome.KILLED if outcome is CellOutcome.OK else outcome
             notes.append("[the cell left a Python in which no code runs; the variables are lost]")
-        error = (ended.error + "\n".join(notes))[-most:] if most else ""
+        error = (ended.error + "\n".join(notes))[-max_chars:] if max_chars else ""
         if outcome is CellOutcome.TIMEOUT:
-            kept = "lost" if ended.spoiled else "kept"
-            error = f"stopped after {min(self.bounds.seconds, total):g} s; the variables are {kept}\n{error}"
-        beyond = max(0, len(ended.output) - most)
-        return Cell(output=ended.output[:most], cut=ended.cut + beyond, error=error, outcome=outcome, lost=ended.spoiled)
+            fate = "lost" if ended.spoiled else "kept"
+            error = f"stopped after {min(self.bounds.seconds, total):g} s; the variables are {fate}\n{error}"
+        beyond = max(0, len(ended.output) - max_chars)
+        return Cell(output=ended.output[:max_chars], cut=ended.cut + beyond, error=error, outcome=outcome, lost=ended.spoiled)
 
     def _get(self, name: str) -> str:
         try:
-            found = self._converse({"get": plain(name)}, _Value, self.bounds.seconds)
+            reply = self._converse({"get": plain(name)}, _Value, self.bounds.seconds)
         except SandboxStopped as stopped:
             raise ValueError(f"{stopped.why}; the variables are lost") from stopped
-        if found.value is None:
-            raise ValueError(found.why[:1000])
-        return found.value
+        if reply.value is None:
+            raise ValueError(reply.why[:1000])
+        return reply.value
 
     def _begin(self) -> None:
         try:
@@ -146,7 +146,7 @@ class Cpython(Sandbox):
         self.lacks = tuple(ready.lacks)
 
     def _spawn(self) -> None:
-        """Start the process, and tell it what the sandbox was opened with."""
+        """Start the process, and send it what the sandbox was opened with."""
         if not sys.executable:
             raise SandboxRefused("there is no Python to start", advice="set sys.executable to one of this version")
         with ExitStack() as opened:
@@ -176,10 +176,10 @@ class Cpython(Sandbox):
             "files": files,
             "memory": self.bounds.memory,
             "output": self.bounds.output,
-            "most": ONE_CALL,
+            "most": MAX_CALL_BYTES,
             "without": self._without,
         }
-        self._limit = self._last = time.monotonic() + START
+        self._limit = self._last = time.monotonic() + START_SECONDS
         self._send(msgspec.json.encode(hello))
 
     def _end(self) -> None:
@@ -200,7 +200,7 @@ class Cpython(Sandbox):
         self._limit = time.monotonic() + self.bounds.seconds
         self._last = time.monotonic() + total
         self._number += 1
-        told, calls = False, 0
+        is_stopping, calls = False, 0
         self._allow_processor()
         try:
             self._quiet()
@@ -209,10 +209,10 @@ class Cpython(Sandbox):
                 try:
                     message = self._receive()
                 except TimeoutError:
-                    if told:
+                    if is_stopping:
                         raise
-                    told = True
-                    self._limit = self._last = time.monotonic() + GRACE
+                    is_stopping = True
+                    self._limit = self._last = time.monotonic() + GRACE_SECONDS
                     self._running().send_signal(signal.SIGINT)
                     continue
                 if isinstance(message, kind) and message.number == self._number:
@@ -220,13 +220,13 @@ class Cpython(Sandbox):
                 if not isinstance(message, _Call):
                     raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
                 calls += 1
-                if told or calls > self.bounds.calls or kind is not _Ended:
-                    answer = _refused(told, self.bounds.calls if kind is _Ended else 0)
+                if is_stopping or calls > self.bounds.calls or kind is not _Ended:
+                    answer = _refused(is_stopping, self.bounds.calls if kind is _Ended else 0)
                 else:
-                    begun, computed = time.monotonic(), self._computed()
+                    began, computed = time.monotonic(), self._computed()
                     answer = self._answer(message.name, message.arguments)
                     # What the code computes meanwhile, instead of waiting, is its own time.
-                    self._limit += max(0.0, time.monotonic() - begun - (self._computed() - computed))
+                    self._limit += max(0.0, time.monotonic() - began - (self._computed() - computed))
                 self._quiet()
                 self._send(answer)
         except TimeoutError:
@@ -237,7 +237,7 @@ class Cpython(Sandbox):
             raise
 
     def _quiet(self) -> None:
-        """Make sure that nothing has come that nobody asked for: code waits for one answer before its next call.
+        """Check that nothing arrived unasked: the code waits for one answer before its next call.
 
         Raises:
             Stopped: something has, or the process ended.
@@ -252,15 +252,15 @@ class Cpython(Sandbox):
             raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
 
     def _computed(self) -> float:
-        """Seconds of processor time that the process inside has taken."""
+        """Return the processor time of the process inside, in seconds."""
         try:
             return time.clock_gettime((~self._running().pid << 3) | 2)  # the processor time of another process
         except OSError:
             return 0.0
 
     def _allow_processor(self) -> None:
-        """The kernel ends the process by itself if it computes for longer, whatever happens to this program."""
-        soft = math.ceil(self._computed() + self.bounds.seconds + GRACE) + 1
+        """Limit the processor time of the process by the kernel, so that it ends even if this program does not act."""
+        soft = math.ceil(self._computed() + self.bounds.seconds + GRACE_SECONDS) + 1
         with suppress(OSError):
             resource.prlimit(self._running().pid, resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
@@ -270,11 +270,11 @@ class Cpython(Sandbox):
         return self._process
 
     def _left(self) -> float:
-        """Seconds until the time is over, whatever comes meanwhile."""
-        left = min(self._limit, self._last) - time.monotonic()
-        if left <= 0:
+        """Return the seconds until the time is over."""
+        seconds = min(self._limit, self._last) - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError
-        return left
+        return seconds
 
     def _send(self, data: bytes) -> None:
         try:
@@ -286,10 +286,10 @@ class Cpython(Sandbox):
             raise self._why() from None
 
     def _receive(self) -> _Message:
-        """The next message. One that time runs out for is read on from where it was."""
+        """Return the next message. One that time runs out for is read on from where it was."""
         self._read(4)
         length = int.from_bytes(self._arrived[:4], "big")
-        if length > MESSAGE:
+        if length > MAX_MESSAGE_BYTES:
             raise SandboxStopped(CellOutcome.KILLED, "the code broke the protocol")
         self._read(4 + length)
         try:
@@ -300,7 +300,7 @@ class Cpython(Sandbox):
         return message
 
     def _read(self, length: int) -> None:
-        """Have so many bytes of a message arrive."""
+        """Receive until so many bytes of a message have arrived."""
         while len(self._arrived) < length:
             try:
                 self._link.settimeout(self._left())
@@ -314,10 +314,10 @@ class Cpython(Sandbox):
             self._arrived += piece
 
     def _why(self) -> SandboxStopped:
-        """Why the connection ended."""
+        """Return why the connection ended."""
         process = self._running()
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(GRACE_SECONDS)
         code = process.poll()
         if code is None:
             return SandboxStopped(CellOutcome.KILLED, "the process inside closed the connection")
@@ -327,18 +327,18 @@ class Cpython(Sandbox):
         return SandboxStopped(CellOutcome.KILLED, f"the process inside ended ({how})")
 
 
-def _refused(told: bool, most: int) -> bytes:
-    """The answer to a call that is not made."""
+def _refused(is_stopping: bool, max_calls: int) -> bytes:
+    """Return the answer to a call that is not made."""
     why = (
         ["TimeoutError", "the time of this cell is over"]
-        if told
-        else ["RuntimeError", f"no more than {most:,} calls in one cell"]
+        if is_stopping
+        else ["RuntimeError", f"no more than {max_calls:,} calls in one cell"]
     )
     return msgspec.json.encode({"raised": why})
 
 
 def _open(source: Path | bytes) -> BinaryIO:
-    """A file to read; one for bytes has no name, and is in no folder."""
+    """Open a file to read; one for bytes has no name and is in no folder."""
     if isinstance(source, Path):
         return open_file(source)
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):

@@ -32,34 +32,36 @@ textwrap time timeit token tokenize traceback types typing unicodedata urllib.pa
 xml.etree.ElementTree zlib
 """
 """What code can import, as words: these modules are loaded before files are given up."""
-OWN = [(vars(module), dict(vars(module))) for module in (builtins, sys, ast, codecs, io, json, linecache, os, traceback)]
+TRUSTED_NAMESPACES = [
+    (vars(module), dict(vars(module))) for module in (builtins, sys, ast, codecs, io, json, linecache, os, traceback)
+]
 """What the work here stands on: the names of these modules, and what they are before code can put something else there."""
 PYTHONS = frozenset(vars(builtins))
 """The names that are Python's own."""
-RESERVE = 1 << 20
+RESERVE_BYTES = 1 << 20
 """Bytes that are set free when the memory is full, so that the cell's end can be told and the next cell can make room."""
 
 
 class Output(io.TextIOBase):
     """Keeps the first characters that are written and counts the rest."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_chars: int) -> None:
         self.kept: list[str] = []
-        self.room, self.cut = most, 0
+        self.room, self.cut = max_chars, 0
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
         """Keep what there is room for; the length of the text."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        kept = text[: self.room]
-        if kept:
-            self.kept.append(kept)
-        self.room -= len(kept)
-        self.cut += len(text) - len(kept)
+        head = text[: self.room]
+        if head:
+            self.kept.append(head)
+        self.room -= len(head)
+        self.cut += len(text) - len(head)
         return len(text)
 
 
@@ -78,11 +80,11 @@ class _Interpreter:
         self.calling = False
         """Whether a function of ours is called, and its answer awaited."""
         self.depth = sys.getrecursionlimit()
-        self.reserve = bytes(RESERVE)
+        self.reserve = bytes(RESERVE_BYTES)
         signal.signal(signal.SIGINT, self.stop)
 
     def stop(self, *_: object) -> None:
-        """The program outside says that the cell's time is over."""
+        """Stop the cell: the program outside says that its time is over."""
         self.stopped = True
         if self.running:
             raise KeyboardInterrupt
@@ -104,8 +106,8 @@ class _Interpreter:
                 length -= len(self._some(min(length, 1 << 12)))
             raise
 
-    def _some(self, most: int) -> bytes:
-        piece = os.read(self.link, most)
+    def _some(self, max_bytes: int) -> bytes:
+        piece = os.read(self.link, max_bytes)
         if not piece:
             raise SystemExit
         return piece
@@ -150,21 +152,21 @@ class _Interpreter:
         while True:
             request = self.receive()
             self.stopped = False
-            done = self.run(request["run"]) if "run" in request else self.get(request["get"])
-            self.send({**done, "number": request["number"]})
+            reply = self.run(request["run"]) if "run" in request else self.get(request["get"])
+            self.send({**reply, "number": request["number"]})
 
     def run(self, code: str) -> dict[str, typing.Any]:
         self.cells += 1
         self._restore()
         if not self.reserve:
             with contextlib.suppress(MemoryError):
-                self.reserve = bytes(RESERVE)
-        before = {name: self.variables[name] for name in PYTHONS & self.variables.keys()}
+                self.reserve = bytes(RESERVE_BYTES)
+        old_values = {name: self.variables[name] for name in PYTHONS & self.variables.keys()}
         output = Output(self.room)
         sys.stdout = sys.stderr = output
         sys.stdin = io.StringIO()
         error = self._attempt(lambda: self._execute(code, f"<cell {self.cells}>", self.variables))
-        again = self._python_again(before) if error else []
+        restored = self._python_again(old_values) if error else []
         works = (error is None and computes()) or self._works()
         return {
             "type": "ended",
@@ -172,14 +174,15 @@ class _Interpreter:
             "error": error[1] if error else "",
             "output": plain("".join(output.kept)),
             "cut": output.cut,
-            "again": again,
+            "again": restored,
             "spoiled": not works,
         }
 
     def _restore(self) -> None:
-        """Undo what code did to what the work here stands on. What is called here is looked up in no names of code's."""
-        for names, own in OWN:
-            names.update(own)
+        """Undo changes of code to what this module relies on. Names that are called here are not looked up where code can change
+        them."""
+        for names, values in TRUSTED_NAMESPACES:
+            names.update(values)
         sys.modules.update(self.modules)
         sys.settrace(None)
         sys.setprofile(None)
@@ -187,23 +190,23 @@ class _Interpreter:
         self.variables["__builtins__"] = builtins
         self.variables |= {name: self._function(name, batched) for name, batched in self.calls.items()}
 
-    def _python_again(self, before: dict[str, object]) -> list[str]:
-        """Undo what a cell that failed put in the place of Python's own names; which those are."""
-        changed = [name for name in PYTHONS & self.variables.keys() if self.variables[name] is not before.get(name, PYTHONS)]
+    def _python_again(self, old_values: dict[str, object]) -> list[str]:
+        """Restore Python's own names that a failed cell replaced; return them."""
+        changed = [name for name in PYTHONS & self.variables.keys() if self.variables[name] is not old_values.get(name, PYTHONS)]
         for name in changed:
             del self.variables[name]
-        self.variables |= before
+        self.variables |= old_values
         return sorted(changed)
 
     def _works(self) -> bool:
-        """Whether a cell can run, print and fail here, and be told of, once more. Not all that code can do can be undone."""
+        """Return whether a cell can still run, print, fail and be reported. Not everything that code does can be undone."""
         try:
             self._restore()
             output = sys.stdout = sys.stderr = Output(100)
             try:
                 self._execute("print(2)\n1 / 0", "<cell 0>", {"__builtins__": builtins})
             except ZeroDivisionError as error:
-                return json.loads(json.dumps(output.kept)) == ["2", "\n"] and "1 / 0" in said(error)
+                return json.loads(json.dumps(output.kept)) == ["2", "\n"] and "1 / 0" in format_error(error)
         except BaseException:  # noqa: BLE001 - whatever code put there
             pass
         return False
@@ -231,7 +234,7 @@ class _Interpreter:
                 self.reserve = b""
                 self._restore()
                 kind = "memory" if isinstance(error, MemoryError) else "error"
-                return kind, plain(said(error))[-self.room :] if self.room else ""
+                return kind, plain(format_error(error))[-self.room :] if self.room else ""
             finally:
                 self.running = False
         except MemoryError:
@@ -258,10 +261,10 @@ class _Interpreter:
         def call(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
             if batched is None:
                 return self._call(name, self._json([args, kwargs]))
-            found: list[typing.Any] = []
-            for given, named in pieces(args, kwargs, batched, self.most):
-                found += self._call(name, self._json([given, named]))
-            return found
+            results: list[typing.Any] = []
+            for part_args, part_kwargs in pieces(args, kwargs, batched, self.most):
+                results += self._call(name, self._json([part_args, part_kwargs]))
+            return results
 
         call.__name__ = call.__qualname__ = name
         return call
@@ -284,7 +287,7 @@ class _Interpreter:
 
 
 def computes() -> bool:
-    """Whether Python still runs code, at a glance."""
+    """Return whether Python still runs code, at a glance."""
     try:
         return bool(eval(compile("1 + 1 == 2", "<cell 0>", "eval"), {}))  # noqa: S307 - it is our own
     except BaseException:  # noqa: BLE001 - whatever code put there
@@ -292,9 +295,9 @@ def computes() -> bool:
 
 
 def pieces(
-    args: typing.Sequence[typing.Any], kwargs: dict[str, typing.Any], batched: str, most: int
+    args: typing.Sequence[typing.Any], kwargs: dict[str, typing.Any], batched: str, max_bytes: int
 ) -> list[tuple[list[typing.Any], dict[str, typing.Any]]]:
-    """The arguments of one call as those of several, each with a part of its list, of so many bytes of JSON at most.
+    """Return the arguments of one call as those of several, each with a part of its list, of so many bytes of JSON at most.
 
     Args:
         batched: the parameter of the list; it is the last one.
@@ -302,51 +305,51 @@ def pieces(
     Raises:
         ValueError: one item alone is too large.
     """
-    named = batched in kwargs
-    items = kwargs[batched] if named else args[-1] if args else None
+    is_keyword = batched in kwargs
+    items = kwargs[batched] if is_keyword else args[-1] if args else None
     if not isinstance(items, list | tuple):
         return [(list(args), kwargs)]
 
     def with_part(part: list[typing.Any]) -> tuple[list[typing.Any], dict[str, typing.Any]]:
-        return (list(args), {**kwargs, batched: part}) if named else ([*args[:-1], part], kwargs)
+        return (list(args), {**kwargs, batched: part}) if is_keyword else ([*args[:-1], part], kwargs)
 
-    most -= len(json.dumps(with_part([]), ensure_ascii=False).encode())
+    max_bytes -= len(json.dumps(with_part([]), ensure_ascii=False).encode())
     parts: list[list[typing.Any]] = [[]]
-    taken = 0
+    size_so_far = 0
     for at, item in enumerate(items):
         size = len(json.dumps(item, ensure_ascii=False).encode()) + 2
-        if size > most:
-            raise ValueError(f"item {at} of {batched} takes {size:,} bytes as JSON, more than {most:,}: cut it")
-        if taken + size > most:
+        if size > max_bytes:
+            raise ValueError(f"item {at} of {batched} takes {size:,} bytes as JSON, more than {max_bytes:,}: cut it")
+        if size_so_far + size > max_bytes:
             parts.append([])
-            taken = 0
+            size_so_far = 0
         parts[-1].append(item)
-        taken += size
+        size_so_far += size
     return [with_part(part) for part in parts]
 
 
-def raised(kind: str, said: str) -> Exception:
-    """An exception of ours as one of the code's: Python's own of that name, or a RuntimeError that names it."""
-    made = getattr(builtins, kind, None)
-    if isinstance(made, type) and issubclass(made, Exception):
+def raised(kind: str, message: str) -> Exception:
+    """Return an exception of ours as one of the code's: Python's own of that name, or a RuntimeError that names it."""
+    exception = getattr(builtins, kind, None)
+    if isinstance(exception, type) and issubclass(exception, Exception):
         try:
-            return made(said)
+            return exception(message)
         except TypeError:
             pass  # its arguments are others
-    return RuntimeError(f"{kind}: {said}")
+    return RuntimeError(f"{kind}: {message}")
 
 
-def said(error: BaseException) -> str:
-    """A traceback with the lines of cells only."""
-    told = each = traceback.TracebackException.from_exception(error)
-    while each:
-        each.stack = traceback.StackSummary.from_list([frame for frame in each.stack if frame.filename.startswith("<cell ")])
-        each = each.__cause__ or each.__context__  # type: ignore[assignment]
-    return "".join(told.format())
+def format_error(error: BaseException) -> str:
+    """Return a traceback with the lines of cells only."""
+    formatted = link = traceback.TracebackException.from_exception(error)
+    while link:
+        link.stack = traceback.StackSummary.from_list([frame for frame in link.stack if frame.filename.startswith("<cell ")])
+        link = link.__cause__ or link.__context__  # type: ignore[assignment]
+    return "".join(formatted.format())
 
 
 def plain(text: str) -> str:
-    """Text that UTF-8 can carry: lone surrogates are written out."""
+    """Replace lone surrogates, which UTF-8 cannot carry, by escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

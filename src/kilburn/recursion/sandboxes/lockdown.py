@@ -55,14 +55,14 @@ NOT_EXECUTABLE = {"mmap": 9, "mprotect": 10}
 
 
 def watch(descriptor: int) -> None:
-    """Have the kernel kill this process when the other end of a pipe closes, as it does when the program outside dies."""
+    """Make the kernel kill this process when the other end of a pipe closes, as it does when the program outside dies."""
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(descriptor, 10, signal.SIGKILL)  # F_SETSIG
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
-    """Give everything up; returns what the kernel did not offer, in words.
+    """Give everything up; return what the kernel did not offer, in words.
 
     Args:
         memory: bytes that may be taken beyond what is taken now.
@@ -74,7 +74,7 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
     libc = ctypes.CDLL(None, use_errno=True)
     lacks = []
     with _needed("there is no /proc that says how much memory is taken"), open("/proc/self/statm") as figures:
-        taken = int(figures.read().split()[0]) * resource.getpagesize()
+        used_bytes = int(figures.read().split()[0]) * resource.getpagesize()
     # First the namespace, which needs capabilities, and last the filter, which forbids the rest.
     if "namespace" in without or not _leave_network(libc):
         lacks.append("no network namespace of its own: the filter of system calls alone keeps the network out")
@@ -84,16 +84,16 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
         lacks.append("no Landlock: the filter of system calls alone keeps files out")
     with _needed("it cannot give up its rights"):
         _drop_capabilities(libc)
-    for kind, most in (
-        (resource.RLIMIT_AS, taken + memory),
+    for kind, limit in (
+        (resource.RLIMIT_AS, used_bytes + memory),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
     ):
         with _needed("it cannot limit itself"):
             hard = resource.getrlimit(kind)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(kind, (limit, limit))
     program = _filter()
     code = ctypes.create_string_buffer(program, len(program))
     filtering = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
@@ -103,16 +103,16 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
 
 
 @contextlib.contextmanager
-def _needed(what: str) -> Iterator[None]:
-    """Say what it means that the kernel refuses something."""
+def _needed(reason: str) -> Iterator[None]:
+    """Explain an error of the kernel."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, f"{what}: {error.strerror}") from error
+        raise OSError(error.errno, f"{reason}: {error.strerror}") from error
 
 
 def _call(function, *arguments) -> int:  # type: ignore[no-untyped-def]
-    result = function(*[ctypes.c_ulong(each) if isinstance(each, int) else each for each in arguments])
+    result = function(*[ctypes.c_ulong(argument) if isinstance(argument, int) else argument for argument in arguments])
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -120,7 +120,7 @@ def _call(function, *arguments) -> int:  # type: ignore[no-untyped-def]
 
 
 def _leave_network(libc: ctypes.CDLL) -> bool:
-    """Whether this process now has a network of its own with nothing in it."""
+    """Return whether this process now has a network of its own with nothing in it."""
     for namespaces in (CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC, CLONE_NEWNET | CLONE_NEWIPC):
         if libc.unshare(namespaces) == 0:
             return True
@@ -128,7 +128,7 @@ def _leave_network(libc: ctypes.CDLL) -> bool:
 
 
 def _leave_files(libc: ctypes.CDLL) -> bool:
-    """Whether Landlock now forbids every file, and what else its version (ABI) knows: TCP, signals, abstract sockets."""
+    """Return whether Landlock now forbids every file, and what else its version (ABI) knows: TCP, signals, abstract sockets."""
     version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -148,10 +148,10 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _filter() -> bytes:
-    """The program that the kernel runs for each system call: EPERM for all but a few."""
+    """Return the program that the kernel runs for each system call: EPERM for all but a few."""
 
-    def line(code: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("HBBI", code, then, otherwise, value)
+    def line(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+        return struct.pack("HBBI", code, if_true, if_false, value)
 
     lines = [line(LOAD, 4), line(EQUAL, AUDIT_ARCH_X86_64, 1, 0), line(RETURN, KILL), line(LOAD, 0)]
     for number in ALLOWED.values():

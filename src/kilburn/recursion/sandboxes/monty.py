@@ -16,12 +16,12 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from kilburn.errors import MissingExtra, SandboxError, SandboxRefused
-from kilburn.recursion.sandbox import ONE_CALL, Cell, CellOutcome, Sandbox, SandboxStopped, json_of, open_file, plain
+from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell, CellOutcome, Sandbox, SandboxStopped, open_file, plain, to_json
 from kilburn.recursion.sandboxes.interpreter import Output, pieces, raised
 
-GRACE = 1.0
+GRACE_SECONDS = 1.0
 """Seconds beyond the bound until the worker is killed, which otherwise stops by itself."""
-FOREVER = 1_000_000_000
+MAX_SUSPENSIONS = 1_000_000_000
 """What the library counts as suspensions; here calls are counted, and the time of each."""
 PYTHONS = """
 abs all any bin bool bytes chr complex dict divmod enumerate eval exec filter float format frozenset getattr hasattr hash hex id
@@ -53,8 +53,8 @@ class Monty(Sandbox):
         except ImportError as error:
             raise MissingExtra("pydantic-monty", "repl") from error
         if entered and os.getpid() not in entered:
-            what = "pydantic-monty ran in the program that this one was forked from, and would wait for ever here"
-            raise SandboxRefused(what, advice="spawn programs instead of forking them, or use cpython")
+            reason = "pydantic-monty ran in the program that this one was forked from, and would wait for ever here"
+            raise SandboxRefused(reason, advice="spawn programs instead of forking them, or use cpython")
         entered.add(os.getpid())
         self._library = pydantic_monty
         texts = {}
@@ -70,20 +70,22 @@ class Monty(Sandbox):
             pool = self._inside.enter_context(
                 # The second is for what is no code of the cell, such as the end of a worker that answers no more.
                 pydantic_monty.Monty(
-                    max_processes=1, feed_duration_limit_grace=GRACE, request_timeout=self.bounds.seconds + 2 * GRACE
+                    max_processes=1,
+                    feed_duration_limit_grace=GRACE_SECONDS,
+                    request_timeout=self.bounds.seconds + 2 * GRACE_SECONDS,
                 )
             )
             session = pool.checkout(
                 limits={
                     "max_feed_duration_secs": self.bounds.seconds,
                     "max_memory": self.bounds.memory + sum(len(text.encode()) for text in texts.values()),
-                    "max_suspensions": FOREVER,
+                    "max_suspensions": MAX_SUSPENSIONS,
                 },
                 os_policy={"sleep": "zero"},
             )
             self._session = self._inside.enter_context(session)
             self._session.feed_run("None", inputs={**self.variables, **texts})
-            own = [name for name in PYTHONS.split() if self._has(name)]
+            builtin_names = [name for name in PYTHONS.split() if self._has(name)]
         except BaseException as error:
             self._end()
             if not _is_of_library(error):
@@ -92,8 +94,8 @@ class Monty(Sandbox):
             raise SandboxRefused(f"its worker does not start: {error}", advice=advice) from error
         # One feed a cell: the names of our functions may hold something else by now, and those of Python's are noted.
         ours = "".join(f"{name} = {name}_{mark}\n" for name in self.calls.functions)
-        self._before = f"{ours}before_{mark} = [{', '.join(own)}]\nNone"
-        self._after = f"{', '.join(own)} = before_{mark}\nNone"
+        self._before = f"{ours}before_{mark} = [{', '.join(builtin_names)}]\nNone"
+        self._after = f"{', '.join(builtin_names)} = before_{mark}\nNone"
 
     def _has(self, name: str) -> bool:
         try:
@@ -111,14 +113,14 @@ class Monty(Sandbox):
         def write(stream: str, text: str) -> None:
             output.write(text)
 
-        outcome, said, lost = CellOutcome.OK, "", False
+        outcome, error_text, lost = CellOutcome.OK, "", False
         try:
             try:
                 self._feed(self._before, total)
                 # Without a last value nothing is converted for us.
                 self._feed(f"{code}\nNone", total, write)
             except self._library.MontyError as error:
-                outcome, said = self._judged(error)
+                outcome, error_text = self._judged(error)
                 # One that has no room for this has none for any code.
                 self._feed(self._after, total)
         except (SandboxStopped, self._library.MontyError) as error:
@@ -126,10 +128,16 @@ class Monty(Sandbox):
             lost = True
             self._end()
             if outcome is CellOutcome.OK:
-                outcome, said = (error.outcome, error.why) if isinstance(error, SandboxStopped) else self._judged(error)
-            said += "\nthe variables are lost"
-        most = self.bounds.output
-        return Cell(output="".join(output.kept), cut=output.cut, error=said[-most:] if most else "", outcome=outcome, lost=lost)
+                outcome, error_text = (error.outcome, error.why) if isinstance(error, SandboxStopped) else self._judged(error)
+            error_text += "\nthe variables are lost"
+        max_chars = self.bounds.output
+        return Cell(
+            output="".join(output.kept),
+            cut=output.cut,
+            error=error_text[-max_chars:] if max_chars else "",
+            outcome=outcome,
+            lost=lost,
+        )
 
     def _get(self, name: str) -> str:
         if not name.isidentifier():
@@ -156,13 +164,13 @@ class Monty(Sandbox):
             Stopped: the session is of no more use. MontyError: the code raised, and the session goes on.
         """
         library, calls = self._library, 0
-        begun = time.monotonic()
-        limit = begun + self.bounds.seconds + GRACE
+        began = time.monotonic()
+        limit = began + self.bounds.seconds + GRACE_SECONDS
         try:
             state = self._live().feed_start(plain(code), external_lookup=self._lookup, print_callback=write or _nowhere)
             while not isinstance(state, library.MontyComplete):
-                now = time.monotonic()
-                if now > limit or now > begun + total:
+                step_began = time.monotonic()
+                if step_began > limit or step_began > began + total:
                     # The library's clock stands still while it asks for something: a name, a path, a call.
                     raise SandboxStopped(CellOutcome.TIMEOUT, f"stopped after {min(self.bounds.seconds, total):g} s")
                 ours = isinstance(state, library.FunctionSnapshot) and self._hidden.get(state.function_name)
@@ -171,7 +179,7 @@ class Monty(Sandbox):
                     continue
                 calls += 1
                 answer = self._called(ours, state.args, state.kwargs, calls)
-                limit += time.monotonic() - now
+                limit += time.monotonic() - step_began
                 state = state.resume(answer)
         except library.MontyCrashedError as error:
             kind = CellOutcome.TIMEOUT if error.timed_out else CellOutcome.KILLED
@@ -197,7 +205,7 @@ class Monty(Sandbox):
         return self._session
 
     def _judged(self, error: Exception) -> tuple[CellOutcome, str]:
-        """The outcome that an error of the code stands for, and what to say of it."""
+        """Return the outcome that an error of the code stands for, with its text."""
         inner = error.exception() if isinstance(error, self._library.MontyRuntimeError) else None
         return CellOutcome.MEMORY if isinstance(inner, MemoryError) else CellOutcome.ERROR, _display(error)
 
@@ -206,17 +214,17 @@ class Monty(Sandbox):
         try:
             if calls > self.bounds.calls:
                 raise RuntimeError(f"no more than {self.bounds.calls:,} calls in one cell")
-            text = json_of([args, kwargs])
-            if len(text.encode()) <= ONE_CALL:
+            text = to_json([args, kwargs])
+            if len(text.encode()) <= MAX_CALL_BYTES:
                 return {"return_value": self._one(name, text)}
             if name not in self.calls.lists:
-                raise ValueError(f"{len(text.encode()):,} bytes as JSON, more than {ONE_CALL:,}: pass it in pieces")
-            found: list[Any] = []
-            for part in pieces(args, kwargs, self.calls.lists[name], ONE_CALL):
-                found += self._one(name, json_of(part))
+                raise ValueError(f"{len(text.encode()):,} bytes as JSON, more than {MAX_CALL_BYTES:,}: pass it in pieces")
+            results: list[Any] = []
+            for part in pieces(args, kwargs, self.calls.lists[name], MAX_CALL_BYTES):
+                results += self._one(name, to_json(part))
         except Exception as error:  # noqa: BLE001 - it is the code's to handle
             return {"exception": error}
-        return {"return_value": found}
+        return {"return_value": results}
 
     def _one(self, name: str, arguments: str) -> Any:
         answer = json.loads(self._answer(name, arguments))
@@ -234,7 +242,7 @@ def _display(error: Exception) -> str:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
+    """Return whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
 
     What panics in it is no `Exception`.
     """

@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from kilburn.errors import MissingExtra, ModelError, SpecError, Unavailable
-from kilburn.models.download import Download, digest, disk_errors, folder, recorded_digest
+from kilburn.file import write_file
+from kilburn.models.download import digest, folder, locked, record_digest, recorded_digest
 from kilburn.models.weights import catalogue, find
 from kilburn.native import ending, inside, keep, load
 
@@ -130,10 +131,10 @@ class Minilm:
                 return kept
         made = self._build()
         # Without room or right to keep it, it is made again next time.
-        with suppress(Unavailable), Download(path) as download:
-            with disk_errors(path):
-                download.partial.write_bytes(made)
-            download.commit(len(made), magic=b"")
+        with suppress(Unavailable), locked(path):
+            with write_file(path, force=True, mode=0o644) as file:
+                file.write(made)
+            record_digest(path, hashlib.sha256(made).hexdigest(), len(made))
         return made
 
     def _build(self) -> bytes:

@@ -16,7 +16,6 @@ from enum import StrEnum
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip
 from kilburn.agents.loop import Limits, Said, set_up
 from kilburn.effect import Ask
 from kilburn.kernel.drive import answerer
@@ -30,6 +29,7 @@ from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import whole_sentences
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, Parser, ThoughtBlock, Where, parse
 from kilburn.wire.quotation import quote
+from kilburn_lab.cap import Cap, clip
 
 __all__ = ["INSTRUCTIONS", "MementoLoop", "Mode"]
 
@@ -305,7 +305,7 @@ class MementoLoop:
             outcome.blocks.append(closed)
             yield closed
         if found.blocks:
-            outcome.shown.append((draft.held, self.session.use))
+            outcome.shown.append((draft.held, self.session.prompts.use))
 
 
 def _outside(text: str, blocks: tuple[ThoughtBlock, ...]) -> str:

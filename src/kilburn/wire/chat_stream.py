@@ -1,7 +1,7 @@
-"""Puts the chunks of a chat completion together into one reply.
+"""Assembles the chunks of a streamed chat completion into one reply.
 
-Both the in-process model and HTTP endpoints stream this form. Tool calls come in pages, and not every server numbers
-them. Reasoning comes under two names.
+The in-process model, HTTP endpoints and the gateway's upstream stream this form. Tool calls arrive in pieces, and not every
+server numbers them. Reasoning arrives under two names.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 from kilburn.errors import Unavailable, WireError
 from kilburn.event import encodable
 from kilburn.message import Kind
-from kilburn.model import Delta, Finish, Reply, Request, Tokens
+from kilburn.model import Delta, Finish, Reply, Tokens
 from kilburn.wire import chat
-from kilburn.wire.oddities import chat_message, counted, text_of
+from kilburn.wire.oddities import chat_message, text_of
 from kilburn.wire.parts import slots_of
 from kilburn.wire.plain import plain
 
-_FINISH = {
-    "stop": Finish.STOP,
-    "length": Finish.LENGTH,
-    "tool_calls": Finish.CALLS,
-    "function_call": Finish.CALLS,
-    "content_filter": Finish.REFUSED,
+FINISH_REASONS = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CALLS: "tool_calls",
+    Finish.REFUSED: "content_filter",
 }
-_THOUGHTS = ("reasoning_content", "reasoning")
-KNOWN = ("role", "content", "refusal", *_THOUGHTS, "tool_calls")
+_FINISHES = {reason: finish for finish, reason in FINISH_REASONS.items()} | {"function_call": Finish.CALLS}
+_MESSAGE_KEYS = ("role", "content", "refusal", *chat.THOUGHTS, "tool_calls")
 """Keys of a message that are read."""
 
 
@@ -48,8 +47,8 @@ class Halves:
 
     def rest(self) -> Iterator[tuple[Any, str]]:
         """Each place with a first half that stayed alone, and its replacement."""
-        held, self._held = self._held, {}
-        return ((place, encodable(half)) for place, half in held.items())
+        halves, self._held = self._held, {}
+        return ((place, encodable(half)) for place, half in halves.items())
 
 
 _PIECES = ("text", "summary", "data")
@@ -59,14 +58,14 @@ _PIECES = ("text", "summary", "data")
 def _merge(into: dict[str, Any], more: dict[str, Any]) -> None:
     """Add pieces of fields: texts and lists are continued, and of anything else the newer one counts."""
     for key, value in more.items():
-        known: Any = into.get(key)
+        old: Any = into.get(key)
         if isinstance(value, dict):
-            into[key] = dict(known) if isinstance(known, dict) else {}
+            into[key] = dict(old) if isinstance(old, dict) else {}
             _merge(into[key], value)
-        elif isinstance(value, str) and isinstance(known, str):
+        elif isinstance(value, str) and isinstance(old, str):
             into[key] += value
-        elif isinstance(value, list) and isinstance(known, list):
-            into[key] = _continued(known, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            into[key] = _continued(old, value)
         elif value is not None or key not in into:
             into[key] = value
 
@@ -93,7 +92,7 @@ def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
     """The objects of a list; none where it is no list."""
-    return (each for each in value if isinstance(each, dict)) if isinstance(value, list) else iter(())
+    return (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else iter(())
 
 
 def _joined(content: Any) -> str:
@@ -113,8 +112,8 @@ class Assembly:
             provider demands them back with the calls: signatures of thoughts, reasoning in a form of its own.
     """
 
-    def __init__(self, who: str, *, whole: bool = False) -> None:
-        self._who, self._whole = who, whole
+    def __init__(self, name: str, *, whole: bool = False) -> None:
+        self._who, self._whole = name, whole
         self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._thinking: dict[str, Any] | None = None
@@ -132,7 +131,7 @@ class Assembly:
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
         """The pieces of text in a chunk."""
         if chunk.get("usage") is not None:
-            self._usage = tokens_of(chunk["usage"])
+            self._usage = chat.read_usage(chunk["usage"])
         for choice in _objects(chunk.get("choices")):
             if choice.get("index"):
                 continue
@@ -148,17 +147,17 @@ class Assembly:
                     text = self._halves.join(key, text)
                     if text:
                         texts.append(text)
-                        yield Delta(text, key in _THOUGHTS)
+                        yield Delta(text, key in chat.THOUGHTS)
             for block in _objects(delta.get("content")):
                 if block.get("type") == "thinking":
                     yield from self._feed_thinking(block)
             for piece in _objects(delta.get("tool_calls")):
                 self._feed_call(piece)
-            _merge(self._beside, {key: value for key, value in delta.items() if key not in KNOWN})
+            _merge(self._beside, {key: value for key, value in delta.items() if key not in _MESSAGE_KEYS})
             if self._finish is not None:
                 for key, text in self._halves.rest():
                     self._texts[key].append(text)
-                    yield Delta(text, key in _THOUGHTS)
+                    yield Delta(text, key in chat.THOUGHTS)
 
     def feed_text(self, text: str) -> list[Delta]:
         """The same for a chunk with a piece of the answer's text, and nothing else."""
@@ -183,35 +182,35 @@ class Assembly:
         yield from (Delta(text, reasoning=True) for text in [_joined(chunks)] if text)
 
     def _feed_call(self, piece: dict[str, Any]) -> None:
-        index, given = piece.get("index"), piece.get("id")
+        index, call_id = piece.get("index"), piece.get("id")
         if isinstance(index, str) and index.isdigit():
             index = int(index)
-        given = given if isinstance(given, str) else "" if given is None else str(given)
+        call_id = call_id if isinstance(call_id, str) else "" if call_id is None else str(call_id)
         body = "custom" if "custom" in piece else "function"
-        said = piece.get(body)
-        said = said if isinstance(said, dict) else {}
-        at = self._slots.get(index) if isinstance(index, int) else self._last_if(given, said.get("name"))
-        if at is None or (given and self._calls[at]["id"] not in ("", given)):
+        fields = piece.get(body)
+        fields = fields if isinstance(fields, dict) else {}
+        at = self._slots.get(index) if isinstance(index, int) else self._last_if(call_id, fields.get("name"))
+        if at is None or (call_id and self._calls[at]["id"] not in ("", call_id)):
             self._calls.append({"id": "", "type": body})
             at = len(self._calls) - 1
             if isinstance(index, int):
                 self._slots[index] = at
         call = self._calls[at]
-        call["id"] = given or call["id"]
+        call["id"] = call_id or call["id"]
         body, slot = slots_of(call)
         called = call.setdefault(body, {"name": "", slot: ""})
-        for key, value in said.items():
+        for key, value in fields.items():
             if key in called:
                 called[key] += text_of(value)
         _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
-    def _last_if(self, given: str, name: Any) -> int | None:
+    def _last_if(self, call_id: str, name: Any) -> int | None:
         """The last call, if a piece without a number goes on with it; not if it begins another one."""
         if not self._calls:
             return None
         last = self._calls[-1]
-        if given and last["id"]:
-            return len(self._calls) - 1 if given == last["id"] else None
+        if call_id and last["id"]:
+            return len(self._calls) - 1 if call_id == last["id"] else None
         called = last.get(last["type"]) or {}
         return None if name and called.get("name") else len(self._calls) - 1
 
@@ -247,35 +246,9 @@ class Assembly:
             message = chat.read(chat_message(plain(source, "reply")), "reply")
         except WireError as error:
             raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
-        finish = _FINISH.get(self._finish or "", Finish.STOP)
+        finish = _FINISHES.get(self._finish or "", Finish.STOP)
         if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
             finish = Finish.CALLS
         if finish == Finish.STOP and self._texts["refusal"]:
             finish = Finish.REFUSED
         return Reply(message=message, finish=finish, usage=self._usage)
-
-
-def tokens_of(usage: Any) -> Tokens | None:
-    """The figures of a chat completion's `usage`; None if it leaves out the prompt or the reply, or is impossible."""
-    said = counted(usage)
-    details = said.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else details
-    prompt: Any = said.get("prompt_tokens")
-    reply: Any = said.get("completion_tokens")
-    tokens = Tokens(prompt=prompt, reply=reply, cached=0 if cached is None else cached)
-    return tokens if tokens.sound else None
-
-
-def arguments(request: Request) -> dict[str, Any]:
-    """The fields of a request besides its messages and cap, in the chat form."""
-    given: dict[str, Any] = {}
-    if request.tools:
-        given["tools"] = chat.tools(request.tools)
-    if request.temperature is not None:
-        given["temperature"] = request.temperature
-    if request.seed is not None:
-        given["seed"] = request.seed
-    if request.schema is not None:
-        held = {"name": "reply", "schema": request.schema, "strict": True}
-        given["response_format"] = {"type": "json_schema", "json_schema": held}
-    return given

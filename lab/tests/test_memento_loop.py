@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from kilburn.agents.loop import Limits
-from kilburn.agents.memento import Closed, Finished, MementoLoop, Mode, Wording
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse
+from kilburn_lab.memento_loop import Closed, Finished, MementoLoop, Mode, Wording
 
 THOUGHT = "the left side grows faster than the right one so the root lies between them "
 
@@ -25,11 +26,11 @@ def block(number: int, size: int = 20) -> str:
 
 
 def session_of(window: int = 4000, policy: str = "memento") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4").session("s")
 
 
 def spoken(session: Session) -> list[str]:
-    return [str(message["content"]) for message in session.messages() if message["role"] == "assistant"]
+    return [str(message["content"]) for message in session.contents.messages() if message["role"] == "assistant"]
 
 
 @pytest.mark.parametrize("piece", [1, 3, 50, None])
@@ -47,7 +48,7 @@ def test_reasoning_far_beyond_the_window(piece: int | None) -> None:
     assert session.recall(outcome.blocks[3].address) == block(3, 25)
     # What is said after a restart moves it on, and is no part of the past.
     assert [request.messages[-1]["content"] for request in model.requests[1:]] == ["Continue."] * 20
-    assert "Continue." not in str(session.messages())
+    assert "Continue." not in str(session.contents.messages())
     check_laws(session)
 
 

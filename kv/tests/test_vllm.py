@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -21,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.errors import Overlong, RateLimited, Refused, SpecError, Unavailable
-from kilburn.kernel.resolve import names, resolve
+from kilburn.kernel.resolve import resolve
 from kilburn.model import Request, ToolSpec, complete
-from kilburn.models.metrics import VllmMetrics, read_metrics, samples
 from kilburn.models.retry import Retry
-from kilburn.models.vllm import SECRET, Prefix, Vllm, salt_of
+from kilburn.models.weights import pull
 from kilburn.testing.models import check_model
+from kilburn_kv.vllm import SECRET, Prefix, Vllm, salt_of
+from kilburn_kv.vllm_metrics import VllmMetrics, read_metrics, samples
 from models.loopback import CUT, Answer, loopback
 
 ONCE = Retry(attempts=1)
@@ -194,11 +194,9 @@ def test_contract(paged: Paged) -> None:
 
 def test_a_spec_names_it(paged: Paged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET, KEY)
-    with resolve("models", f"vllm('m', base_url='{paged.url}/v1/', tenant='a')") as model:
+    with resolve("models", f"kilburn_kv.vllm:Vllm('m', base_url='{paged.url}/v1/', tenant='a')") as model:
         assert complete(model, say("hello")).text == "Red"
     assert paged.asked[0]["cache_salt"] == salt_of("a", KEY)
-    assert "vllm" in names("models")
-    assert "metrics" not in names("models")
 
 
 def test_a_salt_hides_its_tenant_and_fits_what_vllm_takes() -> None:
@@ -577,12 +575,12 @@ def test_reports_agree_with_what_the_server_kept(unused: Vllm, talks: list[list[
 
 
 @pytest.mark.model
-def test_llama_cpp_answers_it_too(weights: Path) -> None:
+def test_llama_cpp_answers_it_too() -> None:
     """Any endpoint of that form answers; what only vLLM has is refused in words."""
     import xllamacpp
 
     given = xllamacpp.CommonParams()
-    given.model.path = str(weights)
+    given.model.path = str(pull("smollm2"))
     given.n_ctx, given.n_parallel, given.verbosity = 1024, 1, -1
     given.fit_params = given.warmup = given.ui = False
     given.cpuparams.n_threads = given.cpuparams_batch.n_threads = 1

@@ -15,7 +15,6 @@ from contextlib import closing
 
 import msgspec
 
-from kilburn.agents.cap import Cap, clip
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
@@ -29,6 +28,7 @@ from kilburn.selection.extract import Piece
 from kilburn.selection.judgement import garbage
 from kilburn.selection.lines import whole_sentences
 from kilburn.wire.quotation import nonce_of
+from kilburn_lab.cap import Cap, clip
 
 __all__ = ["ReasoningCache", "Schedule"]
 
@@ -227,7 +227,7 @@ class ReasoningCache:
         """Yields each round when it is done. If a later round fails, the caller has the earlier ones."""
         session = self.session
         task = session.window.task
-        if not task or session.window.at(task) == Place.DROPPED or session.text(task) != problem:
+        if not task or session.window.at(task) == Place.DROPPED or session.contents.text(task) != problem:
             task = parse_address(session.append({"role": "user", "content": problem}))[0]
         self._task = task
         traces: list[int] = []
@@ -235,7 +235,7 @@ class ReasoningCache:
             made = self._round(number, problem, summary, traces)
             summary = made.summary
             yield made
-            if self.done is not None and made.trace_address and self.done(session.text(traces[-1])):
+            if self.done is not None and made.trace_address and self.done(session.contents.text(traces[-1])):
                 return
 
     def _round(self, number: int, problem: str, summary: str, traces: list[int]) -> Round:
@@ -320,7 +320,7 @@ class ReasoningCache:
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Take the trace out of the session's window. The summary stands for all traces, or a handle does."""
         why = f"round {number}"
-        with self.session.batch() as kernel:
+        with self.session.edits.batch() as kernel:
             before, moves = kernel.use, 0
             move: Move = Fold(pages=tuple(traces), text=summary, why=why) if summary else Evict(pages=(traces[-1],), why=why)
             point = kernel.savepoint()

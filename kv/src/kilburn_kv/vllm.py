@@ -23,10 +23,10 @@ import msgspec
 
 from kilburn.errors import ModelError, Refused, SpecError
 from kilburn.model import Delta, Reply, Request
-from kilburn.models.assembly import arguments
 from kilburn.models.chat import Chat
-from kilburn.models.metrics import VllmMetrics, read_metrics
 from kilburn.models.retry import Retry
+from kilburn.wire import chat
+from kilburn_kv.vllm_metrics import VllmMetrics, read_metrics
 
 __all__ = ["Vllm", "salt_of"]
 
@@ -294,7 +294,7 @@ def _sort_keywords(schema: Any, *, named: bool = False) -> Any:
 
 def _sections(request: Request) -> _Sections:
     options = {key: request.options[key] for key in _SHAPING if key in request.options}
-    given = [("options", options), ("tools", arguments(request).get("tools", []))]
+    given = [("options", options), ("tools", chat.tools(request.tools))]
     given += [(f"messages[{index}]", message) for index, message in enumerate(request.messages)]
     try:
         # Tools are as they will be sent; the order of a message's keys never reaches the prompt.

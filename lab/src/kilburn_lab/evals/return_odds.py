@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import pairwise
 
 from kilburn.errors import SpecError
+from kilburn_kv.blocks import SESSION_SHARE
 from kilburn_kv.eviction import EvictionOrder, LruOrder, PromptUse
 
 _RUNNING = "..."
@@ -54,9 +55,6 @@ _SIZES = 6
 """Sizes of prompts that are told apart in each doubling."""
 
 _ANY_SIZE = -1
-
-MOST = 0.75
-"""A return that keeps less of the prompt is a cut: the session has begun anew, or has compacted its past."""
 
 _FRESH = 512
 """Evicted units after which the rates are computed again."""
@@ -266,7 +264,7 @@ class ReturnOdds(EvictionOrder):
 
     def _note_cut(self, prompt: _Wait, long: bool) -> None:
         """Count a return by what it leaves behind of what was cached."""
-        cut = prompt.held > (1.0 - MOST) * len(prompt.units)
+        cut = prompt.held > (1.0 - SESSION_SHARE) * len(prompt.units)
         for size in (_size(prompt), _ANY_SIZE):
             counted = self._cuts.setdefault((size, long), [0, 0])
             counted[0] += cut

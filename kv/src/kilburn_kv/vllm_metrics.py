@@ -1,6 +1,6 @@
 """Reads vLLM's page of metrics: Prometheus' text format, with the metric names of any version.
 
-`prometheus_client` (extra `openai`) parses it.
+`prometheus_client` (extra `vllm`) parses it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ModuleNotFoundError as error:
-        raise MissingExtra("prometheus_client", "openai") from error
+        raise MissingExtra("prometheus_client", "vllm") from error
     for line in text.split("\n"):
         # Line by line: one that cannot be read is not to hide those behind it.
         try:

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.agents.cap import Cap, clip
-from kilburn.agents.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
+from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
-from kilburn.testing import MemoryBackend, Scripted, check_laws
+from kilburn.testing import Scripted, check_laws
+from kilburn_lab.cap import Cap, clip
+from kilburn_lab.reasoning_cache import ReasoningCache, RoundPrompts, Schedule, boxed
 
 WORDS = [
     f"{first}{second}" for first in ("root", "sum", "left", "bound", "even", "prime") for second in ("", "s", "ing", "ed", "like")
@@ -37,7 +38,7 @@ def summary(number: int) -> str:
 
 
 def session_of(window: int = 4000, policy: str = "fifo") -> Session:
-    return Store(MemoryBackend(), Budget(window), policy, tokenizer="chars/4").session("s")
+    return Store(Sqlite(":memory:"), Budget(window), policy, tokenizer="chars/4").session("s")
 
 
 def rounds_of(count: int) -> list[str]:
@@ -83,7 +84,7 @@ def test_the_ledger_has_a_receipt_for_every_round() -> None:
     session = session_of()
     model = Scripted([trace(1), summary(1), trace(2), "", trace(3), summary(3)])
     ReasoningCache(model, session, Schedule(rounds=3, reason=400, summary=100)).run(PROBLEM)
-    found = [receipt for receipt in session.receipts() if receipt.policy == "reasoning_cache"]
+    found = [receipt for receipt in session.ledger.receipts() if receipt.policy == "reasoning_cache"]
     assert [receipt.outcome for receipt in found] == ["done", "empty", "done"]
     assert found[0].left == ("p2",)
     assert "p3" in str(found[1].left)
@@ -170,12 +171,12 @@ def test_a_model_that_raises_while_it_reasons_leaves_the_state_before() -> None:
     done = []
     with pytest.raises(Unavailable):
         done.extend(cache.rounds(PROBLEM))
-    before = session.messages()
+    before = session.contents.messages()
     assert [message["role"] for message in before] == ["user", "assistant"]
     assert summary(1) in str(session.render())
     made = ReasoningCache(cache.model, session, Schedule(rounds=1, reason=400, summary=100)).run(PROBLEM, summary(1))
     assert made.summary == summary(2)
-    assert [message["role"] for message in session.messages()] == ["user", "assistant", "assistant"]
+    assert [message["role"] for message in session.contents.messages()] == ["user", "assistant", "assistant"]
 
 
 @pytest.mark.parametrize(
@@ -274,5 +275,5 @@ def test_what_was_made_from_the_problem_or_a_trace_is_forgotten_with_it(address:
     gone = session.forget(address)
     assert {one.trace_address for one in made.rounds} <= {*gone}
     assert "f" in {each[0] for each in gone}
-    assert "attempt" not in str(session.render()) + str(session.messages())
+    assert "attempt" not in str(session.render()) + str(session.contents.messages())
     check_laws(session)

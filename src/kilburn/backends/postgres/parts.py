@@ -1,0 +1,449 @@
+"""The parts of the PostgreSQL store beside its segments. Each method is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kilburn.backend import Digests, HistoryOwner, Moved, Vector, check_name, root_of
+from kilburn.backends.chilling import Chilling, required
+from kilburn.backends.codec import key_of, sound_passages
+from kilburn.backends.durable import READ_ROWS, IndexView
+from kilburn.backends.findings import Finding, cold_findings
+from kilburn.backends.postgres import halves, writing
+from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
+from kilburn.backends.postgres.connection import connected
+from kilburn.backends.postgres.erasing import held
+from kilburn.backends.postgres.inspection import Inspection, orphans
+from kilburn.backends.postgres.postings import Postings
+from kilburn.backends.postgres.statements import Row, Statements
+from kilburn.backends.ranked import PLACES, Extents, number_of
+from kilburn.backends.records import seal_of
+from kilburn.backends.sealed import ADVICE, SegmentRow
+from kilburn.errors import StoreCorrupt, StoreError
+from kilburn.page import Span
+from kilburn.retrieval import EXACT
+
+if TYPE_CHECKING:
+    from kilburn.backends.postgres.store import Postgres
+
+T = TypeVar("T")
+
+# Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
+PAGES_BY_KEY = (
+    "unnest(%s::bigint[], %s::bigint[]) AS wanted(segment, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
+    " AND page.segment = wanted.segment AND page.id = wanted.id OFFSET 0) AS page"
+)
+
+# Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
+_WAITING = (
+    "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.segment"
+    " LEFT JOIN kilburn.embedded ON embedded.tenant = segment.tenant AND embedded.segment = segment.id AND embedder = %s"
+    " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = segment.tenant"
+    " AND passage.id BETWEEN (segment.id << 32) AND ((segment.id << 32) | ((%s - coalesce(passages_done, 0)) << 4) | 15)"
+    " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
+    " OFFSET 0)"
+    " ORDER BY passage.id DESC LIMIT %s) AS waits"
+    " WHERE segment.tenant = %s AND passages > coalesce(passages_done, 0){among} ORDER BY segment.id DESC, waits.id DESC LIMIT %s"
+)
+
+
+class _Part:
+    """A part of a store, with the store's database."""
+
+    def __init__(self, store: Postgres) -> None:
+        self._store, self._db, self._number = store, store._db, store._number
+
+
+class PostgresContents(Chilling):
+    """See `kilburn.backend.ContentStore`."""
+
+    def __init__(self, store: Postgres) -> None:
+        super().__init__(store.path, store._read_cold, store._change_cold, store.sync, store._keeps_objects)
+        self._store, self._number = store, store._number
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """See `ContentStore`."""
+        wanted = {digest: key_of(digest) for digest in digests}
+        if not wanted:
+            return {}
+        select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
+        rows = self._store._ask(select, self._number, list(wanted.values()))
+        found = {row[-1]: self.text_at(row) for row in rows}
+        for digest, key in wanted.items():
+            if key not in found:
+                raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
+        return {digest: found[key] for digest, key in wanted.items()}
+
+    def chill(self, digests: Iterable[str]) -> Moved:
+        """See `ContentStore`."""
+        self._store._check_writes()
+        return super().chill(digests)
+
+    def warm(self, digests: Iterable[str] | None = None) -> Moved:
+        """See `ContentStore`."""
+        self._store._check_writes()
+        return super().warm(digests)
+
+    def unreached(self) -> tuple[str, ...]:
+        """See `ContentStore`."""
+        places = self._store._db.read("reading", lambda statements: held(statements, self._number))
+        return places + super().unreached()
+
+    def text_at(self, known: Row) -> str:
+        """Return the text of a row (size, codec, data, digest), verified, cold texts too."""
+
+        def fetch(name: str, digest: bytes) -> bytes:
+            return required(self._store._read_cold(lambda rows: rows.place())).get(name, digest)
+
+        return text_at(known, fetch, lambda digest: next(iter(self._store._ask(ROW, self._number, digest)), None))
+
+
+class PostgresView:
+    """See `kilburn.backends.durable.IndexView`."""
+
+    def __init__(self, store: Postgres, statements: Statements) -> None:
+        self._store, self._statements = store, statements
+        self.index = Postings(statements, store._number)
+        self._known: dict[int, SegmentRow] = {}
+
+    def extents(self, segments: Collection[int] | None) -> Extents:
+        """See `IndexView`."""
+        if segments is None:
+            self._known = {row.number: row for row in self._store._segments(self._statements)}
+            rows = list(self._known.values())
+        else:
+            self._known = self._store._numbered(self._statements, segments)
+            rows = [row for row in self._known.values() if not row.damaged]
+        return Extents((row.number, row.passages, row.characters) for row in rows)
+
+    def whole(self, segments: Iterable[int]) -> set[int]:
+        """See `IndexView`."""
+        requested = set(segments)
+        if unread := requested - self._known.keys():
+            self._known |= self._store._numbered(self._statements, unread)
+        return {number for number in requested & self._known.keys() if not self._known[number].damaged}
+
+    def page_entries(self, keys: Sequence[tuple[int, int]]) -> Iterable[tuple[tuple[int, int], int, Span]]:
+        """See `IndexView`."""
+        select = (
+            f"SELECT page.segment, page.id, passage.id, start, stop FROM {PAGES_BY_KEY}"
+            " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first_passage AND last_passage"
+            " WHERE passage.page = page.id ORDER BY passage.id DESC"
+        )
+        some = [key for key in keys if all(-(1 << 63) <= part < 1 << 63 for part in key)]
+        rows = self._statements.rows(select, [segment for segment, _ in some], [page for _, page in some], self._store._number)
+        return (((segment, page), entry, (start, stop)) for segment, page, entry, start, stop in rows)
+
+
+def read_index(store: Postgres, do: Callable[[IndexView], T]) -> T:
+    """Call a function with the passages of a store in one snapshot."""
+    return store._db.read("searching", lambda statements: do(PostgresView(store, statements)))
+
+
+class PostgresVectors(_Part):
+    """See `kilburn.backend.VectorIndex`, and `kilburn.search.vectors.Nearby`."""
+
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """See `VectorIndex`."""
+        name = check_name(embedder, "embedder").encode()
+        texts = (
+            "SELECT page.segment, page.id, text.size, text.codec, text.data, text.digest,"
+            f" own.size, own.codec, own.data, own.digest FROM {PAGES_BY_KEY} CROSS JOIN LATERAL (SELECT * FROM kilburn.content"
+            " WHERE content.tenant = page.tenant AND content.digest = page.content OFFSET 0) AS text"
+            " LEFT JOIN LATERAL (SELECT * FROM kilburn.content"
+            " WHERE content.tenant = page.tenant AND content.digest = page.extra OFFSET 0) AS own ON true"
+        )
+
+        known: dict[tuple[int, int], Row] = {}
+
+        def waiting(most: int) -> list[Row]:
+            def do(statements: Statements) -> tuple[list[Row], list[Row]]:
+                number = self._embedder(statements, name)
+                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, most, self._number, most)
+                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - known.keys())
+                found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
+                return waits, found
+
+            waits, rows = self._db.read("reading", do)
+            known.update({(one, page): tuple(row) for one, page, *row in rows})
+            return waits
+
+        def text_of(segment: int, page: int) -> str:
+            row = known.get((segment, page))
+            text = None if row is None else searchable_in(row[:4], row[4:], self._store._chilling.text_at)
+            if text is None:
+                raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
+            return text
+
+        return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
+
+    def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """See `VectorIndex`."""
+        name = check_name(embedder, "embedder")
+        self._store._check_writes()
+        if rows:
+            self._db.write("writing", lambda statements: self._add(statements, name, dict(rows)))
+
+    def read(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """See `VectorIndex`."""
+        select = (
+            "SELECT vector.id, entry, data, seal FROM kilburn.vector"
+            " JOIN kilburn.embedder ON embedder.tenant = vector.tenant AND embedder.id = vector.embedder"
+            " WHERE vector.tenant = %s AND name = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
+        )
+        while True:
+            found = self._store._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, READ_ROWS)
+            for number, entry, data, seal in found:
+                if seal == self._seal(embedder, entry, data):
+                    yield Vector(number=number, entry=entry, data=data)
+            if not found:
+                return
+            after = found[-1][0]
+
+    def embedders(self) -> list[str]:
+        """See `VectorIndex`."""
+        select = "SELECT name FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
+        return [name.decode() for (name,) in self._store._ask(select, self._number)]
+
+    def drop(self, embedder: str) -> None:
+        """See `VectorIndex`."""
+        self._store._check_writes()
+        delete = "DELETE FROM kilburn.embedder WHERE tenant = %s AND name = %s"
+        name = embedder.encode("utf-8", "surrogatepass")
+        self._db.write("writing", lambda statements: statements.send(delete, self._number, name))
+
+    def near(
+        self, embedder: str, vector: Sequence[float], limit: int, segments: Collection[int] | None = None
+    ) -> list[tuple[int, bytes]] | None:
+        """See `kilburn.search.vectors.Nearby`."""
+        if not self._store._halves:
+            return None
+        name = embedder.encode("utf-8", "surrogatepass")
+        rows = self._db.read(
+            "searching",
+            lambda statements: self._half_vectors(statements).near(name, vector, limit, segments),
+        )
+        return self._whole_vectors(embedder, rows) if rows is not None else None
+
+    def lookup(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
+        """See `kilburn.search.vectors.Nearby`."""
+        name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
+        rows = self._db.read("reading", lambda statements: self._half_vectors(statements).of(name, wanted))
+        return self._whole_vectors(embedder, rows)
+
+    def tend(self, above: int = EXACT) -> list[str]:
+        """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
+        self._store._check_writes()
+        done = halves.tend(self._db, self._store._halves, above) if self._store._halves else []
+        if done:
+            # What was forgotten meanwhile could not be removed.
+            self._store._wipe()
+        return done
+
+    def _add(self, statements: Statements, name: str, rows: Mapping[int, bytes]) -> None:
+        key, first = name.encode(), len(next(iter(rows.values())))
+        # Who stores vectors of an embedder holds its row: so their numbers come in the order of their commits.
+        statements.send(
+            "INSERT INTO kilburn.embedder(tenant, name, size, vectors) VALUES(%s, %s, %s, 0) ON CONFLICT DO NOTHING",
+            *(self._number, key, first),
+        )
+        ((number, size, count),) = statements.rows(
+            "SELECT id, size, vectors FROM kilburn.embedder WHERE tenant = %s AND name = %s FOR UPDATE", self._number, key
+        )
+        wrong = next((len(data) for data in rows.values() if len(data) != size), None)
+        if wrong is not None or not size:
+            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(what, advice="give another model another name")
+        # A passage that is being forgotten is waited for.
+        segments = sorted({entry >> 32 for entry in rows})
+        statements.send(
+            "SELECT FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
+            " (SELECT FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id FOR SHARE) AS own",
+            segments,
+            self._number,
+        )
+        there = statements.rows(
+            "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
+        )
+        known = {entry for (entry,) in there}
+        kept = [entry for entry in rows if entry in known]
+        if kept:
+            statements.send(
+                # Most often there is none. Each is looked up by itself: without statistics all of the tenant's would be read.
+                "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])"
+                " AND EXISTS(SELECT FROM unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL (SELECT id"
+                " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.entry = wanted.entry OFFSET 0) AS own)",
+                *(self._number, number, kept, kept, self._number, number),
+            )
+            statements.send(
+                "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"
+                " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])",
+                *(self._number, number, list(range(count + 1, count + len(kept) + 1)), kept, [rows[entry] for entry in kept]),
+                [self._seal(name, entry, rows[entry]) for entry in kept],
+            )
+            statements.send(
+                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s", count + len(kept), self._number, number
+            )
+        for segment in sorted({entry >> 32 for entry in kept}):
+            self._advance(statements, number, segment)
+
+    def _embedder(self, statements: Statements, name: bytes) -> int:
+        """The number of an embedder; 0 if it has no vectors here."""
+        found = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
+        return found[0] if found is not None else 0
+
+    def _seal(self, name: str, entry: int, data: bytes) -> bytes:
+        return seal_of("vector", self._number, name, entry, data)
+
+    def _advance(self, statements: Statements, embedder: int, segment: int) -> None:
+        """Note how many of a segment's first passages do not wait any more."""
+        among = _WAITING.format(among=" AND segment.id = %s")
+        waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
+        if waits is not None:
+            done = number_of(waits[0])
+        else:
+            select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
+            ((done,),) = statements.rows(select, self._number, segment)
+        statements.send(
+            "INSERT INTO kilburn.embedded(tenant, embedder, segment, passages_done) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, embedder, segment) DO UPDATE SET passages_done = excluded.passages_done",
+            *(self._number, embedder, segment, done),
+        )
+
+    def _half_vectors(self, statements: Statements) -> halves.HalfVectors:
+        return halves.HalfVectors(statements, self._number, self._store._halves)
+
+    def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
+        return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
+
+
+class PostgresSettings(_Part):
+    """See `kilburn.backend.SettingStore`."""
+
+    def all(self) -> dict[str, str]:
+        """See `SettingStore`."""
+        select = "SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"
+        return {
+            name.decode(): value.decode()
+            for name, value, seal in self._store._ask(select, self._number)
+            if seal == seal_of("setting", self._number, name, value)
+        }
+
+    def put(self, name: str, value: str | None) -> None:
+        """See `SettingStore`."""
+        self._store._check_writes()
+        key, kept = name.encode(), None if value is None else value.encode()
+        insert = (
+            "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
+            " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
+        )
+
+        def do(statements: Statements) -> None:
+            if kept is None:
+                statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
+            else:
+                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
+
+        self._db.write("writing", do)
+
+    def replace(self, name: str, known: str | None, value: str | None) -> bool:
+        """See `SettingStore`."""
+        self._store._check_writes()
+        key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
+
+        def do(statements: Statements) -> bool:
+            own = self._number, key
+            if known is None and value is None:
+                found = statements.row(
+                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
+                )
+            elif known is None:
+                insert = (
+                    "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
+                    " ON CONFLICT DO NOTHING RETURNING 1"
+                )
+                found = statements.row(insert, *own, (value or "").encode(), seal)
+            elif value is None:
+                delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
+                found = statements.row(delete, *own, known.encode())
+            else:
+                # Who waits here for another's transaction looks again at what that has written.
+                update = (
+                    "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
+                )
+                found = statements.row(update, value.encode(), seal, *own, known.encode())
+            return found is not None
+
+        return self._db.write("writing", do)
+
+
+class PostgresHistories(_Part):
+    """See `kilburn.backend.HistoryIndex`."""
+
+    def put(self, segment: int, digests: Digests, *, page: int) -> bool:
+        """See `HistoryIndex`."""
+        self._store._check_writes()
+        fits = (
+            "SELECT 1 WHERE %s = (SELECT max(id) FROM kilburn.page WHERE tenant = %s AND segment = %s)"
+            " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)"
+            " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last))"
+        )
+        own = self._number, segment
+
+        def do(statements: Statements) -> bool:
+            # Who writes to the session waits; its next write is not this one's concern.
+            select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
+            there = statements.send(select, *own)
+            answer = statements.send(fits, page, *own, *own, digests.after, *own, digests.after)
+            if there.fetchone() is None or answer.fetchone() is None:
+                return False
+            writing.put_history(statements, *own, digests, page)
+            return len(digests.added) + digests.after > 0
+
+        return self._db.write("writing", do)
+
+    def owners(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
+        """See `HistoryIndex`."""
+        select = (
+            "SELECT name, message, (SELECT max(message) FROM kilburn.history AS own"
+            " WHERE own.tenant = history.tenant AND own.segment = history.segment)"
+            " FROM kilburn.history JOIN kilburn.segment ON segment.tenant = history.tenant AND segment.id = history.segment"
+            f" WHERE history.tenant = %s AND {'tail' if tail else 'digest'} = %s"
+            " ORDER BY is_last DESC, history.segment DESC LIMIT %s"
+        )
+        return [
+            HistoryOwner(name=name.decode(), at=message, count=count)
+            for name, message, count in self._store._ask(select, self._number, digest, limit)
+        ]
+
+    def missing(self, root: str, user: str, limit: int) -> list[str]:
+        """See `HistoryIndex`."""
+        select = (
+            "SELECT name FROM kilburn.segment"
+            " WHERE tenant = %s AND (name = %s OR (name > %s AND name < %s) OR (name > %s AND name < %s))"
+            " AND owner = %s AND kind = 'session' AND pages > 0"
+            " AND NOT EXISTS(SELECT FROM kilburn.history WHERE history.tenant = segment.tenant AND history.segment = segment.id"
+            " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
+            " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
+        )
+        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
+        found = [name.decode() for (name,) in self._store._ask(select, self._number, *names, limit)]
+        return [name for name in found if root_of(name) == root]
+
+
+def findings_in(store: Postgres) -> list[Finding]:
+    """Everything that is wrong with this tenant's rows, and with what holds tenants apart; empty if nothing is. Nothing is
+    repaired, and nobody waits meanwhile but who would wipe what is forgotten."""
+
+    def do(statements: Statements) -> list[Finding]:
+        cold = PostgresColdRows(statements, store._number, store._opened)
+        return Inspection(statements, store._number, cold).findings()
+
+    found = store._db.read("checking", do, long=True)
+    with connected(store._url, "checking") as connection:
+        found += orphans(connection)
+    found += cold_findings(store._chilling)
+    return found
