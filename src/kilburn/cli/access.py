@@ -190,7 +190,7 @@ def _counted_as(store: Store, number: int) -> Store:
 
 def collection_owners(store: Store, kind: SegmentKind) -> list[str]:
     """Return the owners of the collections of a kind; "" is the owner of what belongs to all users."""
-    return [info.info.user for info in store.collections() if info.info.kind is kind]
+    return [collection.info.user for collection in store.collections() if collection.info.kind is kind]
 
 
 def no_collection(store: Store, kind: SegmentKind, owner: str, missing: str, command: str) -> SpecError:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from kilburn.cli.access import StorePlace, embed, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import Look, OnlyUser, secrets_of
+from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_of
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
@@ -35,7 +35,7 @@ def add(
         Option(metavar="NAME", help="Give the file or folder this name; by default its absolute path."),
     ] = None,
     user: Annotated[str, Option(metavar="NAME", help="Add the documents for this user; by default for all users.")] = "",
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:

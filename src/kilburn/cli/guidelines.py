@@ -12,7 +12,7 @@ from typer import Argument, Option
 from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import secrets_of
+from kilburn.cli.memories import RedactSecrets, secrets_of
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
@@ -23,14 +23,6 @@ from kilburn.terminal import emit, line, say, tell
 
 guidelines = command_group("guidelines")
 
-Screened = Annotated[
-    str | None,
-    Option(
-        "--secrets",
-        metavar="WORD",
-        help="Handle secrets in the text: refuse, redact or off; by default redact if the extra `secrets` is installed.",
-    ),
-]
 Writer = Annotated[
     str | None, Option("--model", metavar="SPEC", help="Let this model write the guidelines; by default a rule does.")
 ]
@@ -45,7 +37,7 @@ def learn(
     anew: Annotated[
         bool, Option("--anew", help="Process all feedback of the session again, for example after pages were forgotten.")
     ] = False,
-    secrets: Screened = None,
+    secrets: RedactSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
@@ -84,7 +76,7 @@ def unalign(
     address: Annotated[str, Argument(metavar="ADDRESS", help="The address of the feedback: p17.", show_default=False)],
     model: Writer = None,
     user: Owner = None,
-    secrets: Screened = None,
+    secrets: RedactSecrets = None,
     yes: Yes = False,
     why: Why = "",
     *,

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import embed, existing, with_agent_counter, writing
-from kilburn.cli.memories import Evict, secrets_of
+from kilburn.cli.memories import Evict, RedactSecrets, secrets_of
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
@@ -39,13 +39,7 @@ def learn(
         int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has this many facts.")
     ] = None,
     evict: Evict = False,
-    secrets: Annotated[
-        str | None,
-        Option(
-            metavar="WORD",
-            help="Handle secrets in the text: refuse, redact or off; by default redact if the extra `secrets` is installed.",
-        ),
-    ] = None,
+    secrets: RedactSecrets = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,

@@ -11,7 +11,7 @@ from typer import Option
 
 from kilburn.backend import check_name
 from kilburn.cli.access import writing
-from kilburn.cli.memories import Look, User, secrets_of
+from kilburn.cli.memories import RefuseSecrets, User, secrets_of
 from kilburn.cli.serve import ended_by_signals
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.memory.retention import Quota
@@ -27,7 +27,7 @@ def mcp(
         bool, Option("--in-force", help="Put facts of the model in force at once; by default they wait for `memories accept`.")
     ] = False,
     quota_facts: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Store at most this many facts.")] = 10_000,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:

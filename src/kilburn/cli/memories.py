@@ -38,12 +38,20 @@ Fact = Annotated[
     str,
     Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False),
 ]
-Look = Annotated[
+RefuseSecrets = Annotated[
     str | None,
     Option(
         "--secrets",
         metavar="WORD",
         help="Handle secrets in the text: refuse, redact or off; by default refuse if the extra `secrets` is installed.",
+    ),
+]
+RedactSecrets = Annotated[
+    str | None,
+    Option(
+        "--secrets",
+        metavar="WORD",
+        help="Handle secrets in the text: refuse, redact or off; by default redact if the extra `secrets` is installed.",
     ),
 ]
 
@@ -78,7 +86,7 @@ def remember(
         int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse the fact if the memory has this many.")
     ] = None,
     evict: Evict = False,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
@@ -312,7 +320,7 @@ def update(
     since: Annotated[
         str | None, Option(metavar="WHEN", help="The new fact is true from this time on; by default from now.")
     ] = None,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:

@@ -14,7 +14,7 @@ from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import Look, secrets_of
+from kilburn.cli.memories import RefuseSecrets, secrets_of
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.shell import Why, Yes
@@ -143,7 +143,7 @@ def write(
     expected: Expected = None,
     new: Annotated[bool, Option("--new", help="Write the note only if there is none of this name.")] = False,
     anew: Annotated[bool, Option("--anew", help="Do not treat the former text as a source of the new one.")] = False,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     why: Why = "",
     *,
     where: StorePlace,
@@ -313,7 +313,7 @@ def bring(
         Option("--resolved", metavar="NAME", help="Accept the file of this note, as it merges both versions; may be repeated."),
     ] = None,
     delete: Annotated[bool, Option("--delete", help="Delete the notes whose files were deleted.")] = False,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:

@@ -43,7 +43,7 @@ COLUMNS = {
 def replay(
     source: Annotated[
         Path,
-        Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
+        Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False),
     ],
     window: Annotated[int, Option(help="Replay in a window of this many tokens.")] = 4000,
     policy: Annotated[

@@ -134,7 +134,7 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
 
 @app.command("import")
 def bring(
-    source: Annotated[Path, Argument(metavar="FILE", help=FORMS.capitalize() + ".", show_default=False)],
+    source: Annotated[Path, Argument(metavar="FILE", help=FORMS[0].upper() + FORMS[1:] + ".", show_default=False)],
     name: Annotated[
         str | None, Option("--session", metavar="NAME", help="Give the session this name; by default its own, or the file's.")
     ] = None,
