@@ -11,7 +11,7 @@ from typer import Argument, Option
 from kilburn.cli.access import StorePlace, embed, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_of
+from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_mode
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
@@ -52,7 +52,7 @@ def add(
     """
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")
-    screening = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     results: list[Ingested] = []
     with where.writing(new=True) as store:
         for path in paths:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import RedactSecrets, secrets_of
+from kilburn.cli.memories import RedactSecrets, secrets_mode
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
@@ -47,7 +47,7 @@ def learn(
 
         kilburn guidelines learn session-1
     """
-    screening = secrets_of(secrets, "redact")
+    screening = secrets_mode(secrets, "redact")
     with closing_model(model_of(model)) as writer, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
@@ -88,7 +88,7 @@ def unalign(
 
         kilburn guidelines unalign monday p1 --yes
     """
-    screening = secrets_of(secrets, "redact")
+    screening = secrets_mode(secrets, "redact")
     with closing_model(model_of(model)) as writer, where.writing() as opened:
         store = with_agent_counter(opened, name)
         session = store.session(name)

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import embed, existing, with_agent_counter, writing
-from kilburn.cli.memories import Evict, RedactSecrets, secrets_of
+from kilburn.cli.memories import Evict, RedactSecrets, secrets_mode
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
@@ -54,7 +54,7 @@ def learn(
 
         kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
     """
-    screening = secrets_of(secrets, "redact")
+    screening = secrets_mode(secrets, "redact")
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
     with closing_model(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
         store = with_agent_counter(opened, name)

@@ -11,7 +11,7 @@ from typer import Option
 
 from kilburn.backend import check_name
 from kilburn.cli.access import writing
-from kilburn.cli.memories import RefuseSecrets, User, secrets_of
+from kilburn.cli.memories import RefuseSecrets, User, secrets_mode
 from kilburn.cli.serve import ended_by_signals
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.memory.retention import Quota
@@ -39,7 +39,7 @@ def mcp(
 
         kilburn mcp --user ana --db agent.db
     """
-    screening = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     if user:
         check_name(user, "user")
     from kilburn import mcp as protocol  # needs an extra

@@ -159,7 +159,7 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     return lost
 
 
-def total_of(runs: Iterable[Measured]) -> Total:
+def add_up(runs: Iterable[Measured]) -> Total:
     """Add up runs."""
     total = Total(name="total")
     for run in runs:

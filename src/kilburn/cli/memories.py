@@ -56,7 +56,7 @@ RedactSecrets = Annotated[
 ]
 
 
-def secrets_of(word: str | None, default: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
+def secrets_mode(word: str | None, default: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
     """Return the mode that `--secrets` names; without it, `default` if the scanner is installed.
 
     Raises:
@@ -98,7 +98,7 @@ def remember(
     """
     time_now = time.time()
     times = {"since": moment(since, "--since", time_now), "until": moment(until, "--until", time_now, 1)}
-    screening = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
     with where.writing(new=True) as store:
         memory = store.memory(user)
@@ -330,7 +330,7 @@ def update(
 
         kilburn memories update p1 "Ana's flight is on 14 May" --user ana
     """
-    start, screening = moment(since, "--since", time.time()), secrets_of(secrets)
+    start, screening = moment(since, "--since", time.time()), secrets_mode(secrets)
     with where.writing() as store:
         memory = store.memory(_memory(store, user, address).info.user)
         new_address = memory.update(address, text, since=start, secrets=screening)

@@ -14,7 +14,7 @@ from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import RefuseSecrets, secrets_of
+from kilburn.cli.memories import RefuseSecrets, secrets_mode
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.shell import Why, Yes
@@ -160,7 +160,7 @@ def write(
         raise SpecError("--new with --seen", advice="give one of the two")
     content, digest = text if text is not None else _input(), "" if new else expected
     with where.writing(new=True) as store:
-        note = store.notes(user).write(name, content, seen=digest, anew=anew, secrets=secrets_of(secrets), why=why)
+        note = store.notes(user).write(name, content, seen=digest, anew=anew, secrets=secrets_mode(secrets), why=why)
         _show(note, "written", where.json)
         embed(store)
 
@@ -328,7 +328,7 @@ def bring(
 
         kilburn notes import notebook --user ana --resolved core/human
     """
-    screening = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     with where.writing(new=True) as store:
         result = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=screening)
         embed(store)

@@ -12,7 +12,7 @@ from typer import Argument, Option
 import kilburn
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE
-from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
+from kilburn.cli.measurement import Measured, Total, add_up, lost_bytes, stream
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app
@@ -85,7 +85,7 @@ def replay(
     ):
         measured = _measure(store, runs, form)
         counter = store.counter.name
-    total = total_of(measured)
+    total = add_up(measured)
     if json:
         setting: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
         emit(

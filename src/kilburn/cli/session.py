@@ -43,14 +43,14 @@ def newest_forks(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Count
     return [info for info in infos if info.number in numbers or info.damaged], omitted
 
 
-def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
+def session_row(store: Store, info: SegmentInfo) -> dict[str, Any]:
     """Return the figures of a session for `ps` and `top`. If it cannot be read, `damaged` has the reason."""
     figures, places, damaged, jobs = Stats(), Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
         session = open_session(store, info.number, info.name)
-        figures, jobs = session.stats(), jobs_of(session)
+        figures, jobs = session.stats(), session_jobs(session)
         places = Counter(
             state.at
             for page, state in session.contents.pages()
@@ -76,13 +76,13 @@ def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
     }
 
 
-def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
-    """Return the cells of a table for a row of `row_of`: the session's name, the figures `keys`, and the last use."""
+def session_cells(row: dict[str, Any], *keys: str) -> list[Any]:
+    """Return the cells of a table for a row of `session_row`: the session's name, the figures `keys`, and the last use."""
     name = row["session"] + (" (damaged)" if row["damaged"] else "")
     return [name, *(row[key] for key in keys), f"{age(row['used'])} ago"]
 
 
-def jobs_of(session: Session) -> dict[str, Any] | None:
+def session_jobs(session: Session) -> dict[str, Any] | None:
     """Return the jobs of a session that a scheduler served: the state of the last one, and the seconds that all finished ones
     waited and ran."""
     last, since = None, 0.0
@@ -154,14 +154,14 @@ def ps(
         with progress("reading the ledgers", len(infos)) as report:
             rows = []
             for number, info in enumerate(infos, start=1):
-                rows.append(row_of(store, info))
+                rows.append(session_row(store, info))
                 report(number)
     if json:
         emit(rows)
         return
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
     keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
-    table(heads, [cells_of(row, *keys) for row in rows], less=LESS)
+    table(heads, [session_cells(row, *keys) for row in rows], less=LESS)
     if served := [row for row in rows if row["jobs"]]:
         tell("")
         table(QUEUES, map(queue_cells, served), less=LESS_QUEUES)

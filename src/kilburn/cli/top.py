@@ -15,7 +15,7 @@ from typer import Option
 
 from kilburn.cli.access import WIDE, reading
 from kilburn.cli.screen import bar, count, grid, many, progress, terminal_width
-from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
+from kilburn.cli.session import LESS_QUEUES, QUEUES, queue_cells, session_cells, session_row
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
@@ -49,7 +49,7 @@ class Watch:
             cached = self._known.get(info.number)
             if cached is None or cached[0] != info.head:
                 fresh = Store(self._store.backend, self._store.budget, "fifo", tokenizer=self._store.counter)
-                self._known[info.number] = (info.head, row_of(fresh, info))
+                self._known[info.number] = (info.head, session_row(fresh, info))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
 
 
@@ -195,7 +195,7 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
 def _row(row: dict[str, Any], width: int) -> list[Any]:
     window, tokens_in_window = row["window"], row["tokens_in_window"]
     share = row["fill"] or 0.0
-    name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
+    name, *figures = session_cells(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
     places = [row["places"].get(place, 0) for place in PLACES[:4]]
     filled = row["fill"] if window and window < WIDE else None
     if width >= WIDE_SCREEN:

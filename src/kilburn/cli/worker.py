@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.cli.access import Options, existing, reading, with_options, writing
-from kilburn.cli.memories import secrets_of
+from kilburn.cli.memories import secrets_mode
 from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
@@ -120,7 +120,7 @@ def worker(ctx: typer.Context, options: WorkerOptions) -> None:
             kinds=_kinds(options.kinds),
             learn=tuple(options.learn or ()),
             model=model,
-            secrets=secrets_of(None, "redact"),
+            secrets=secrets_mode(None, "redact"),
             turns=options.turns,
             idle=seconds(options.idle, "--idle"),
             embedder=None if options.embedder == "none" else options.embedder,

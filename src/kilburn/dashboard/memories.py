@@ -27,7 +27,7 @@ class FactBar(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[str, ...] = ()
 
 
-def facts_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+def memory_screen(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
     """Return what the screen of the memory shows, up to `limit` facts.
 
     Raises:
@@ -96,7 +96,7 @@ def _moment(day: str) -> float | None:
         raise SpecError(f"{day[:40]!r} is no day", advice="give one such as 2026-05-17") from None
 
 
-def collection_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+def collection_screen(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
     """Return what the screen of a document or of notes shows: its pages with their texts, expired pages included.
 
     Raises:
