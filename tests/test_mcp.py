@@ -29,7 +29,7 @@ from cli.terminal import kilburn as shell
 from effort import rounds
 from kilburn.kernel.store import Store
 from kilburn.mcp import PROMPTS, TOOLS, app, server
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.message import Trust
 from tokens.test_media import document, pdf_of
 

@@ -54,6 +54,8 @@ class Way:
         self.connects = 0
         self.asked: Callable[[Link, int], None] = lambda link, number: None
         """Is called before each message of a client, with its number since `counted`; it may stop or cut the link."""
+        self.sent: Callable[[bytes], None] = lambda message: None
+        """Is called with each message of a client that is passed on."""
         self.answered: Callable[[Link, bytes], bytes] = lambda link, message: message
         """Is called with each message of the server; returns what the client gets instead."""
         self._numbers = itertools.count(1)
@@ -119,6 +121,7 @@ class Way:
                 self.asked(link, next(self._numbers))
                 if link.stopped.is_set():
                     return
+                self.sent(message)
                 link.server.sendall(message)
         if not link.stopped.is_set():
             link.cut()

@@ -156,7 +156,7 @@ def printed(task: Task, arm: str) -> list[str]:
 def demonstrated(task: Task, arm: str) -> list[Row]:
     """The replies of the scripted root, each with what it is shown; a test compares that with the product's own."""
     known = variable(task.text, WORDS.count)
-    told = f"{known.told()}\nIt begins:\n{quote('context', known.head)}"
+    told = f"{known.describe()}\nIt begins:\n{quote('context', known.head)}"
     prompt = [USER, *WORDS.encode(instructions(1, ())), USER, *WORDS.encode(task.question), USER, *WORDS.encode(told)]
     rows: list[Row] = []
     for cell, output in zip(cells(task, arm), [*printed(task, arm), ""], strict=True):

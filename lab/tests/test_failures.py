@@ -18,7 +18,7 @@ from kilburn_lab.failures import STALE, Failing, contaminated, counted, decayed,
 
 @pytest.fixture
 def clock() -> FakeClock:
-    return FakeClock(now=1_700_000_000.0, tick=0.001)
+    return FakeClock(time=1_700_000_000.0, tick=0.001)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_facts_with_an_origin_are_attributed(store: Store) -> None:
 
 
 def test_a_fact_that_lost_its_origin(store: Store) -> None:
-    session, memory = store.session("s"), store.memory()
+    session, memory = store.session("s"), store.memory().collection
     session.append(user("Ana lives in Porto."))
     lives(store, "Porto", cites=((session.number, 1),))
     lost = LosesPages(memory, session.number)

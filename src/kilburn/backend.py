@@ -1,14 +1,14 @@
-"""What a store is: the durable level below the window.
+"""The interface of a store: the durable level below the window.
 
-A store keeps pages by content, the ledger, the state of the window and an index for text search, and changes all four
-in one transaction. It has few verbs, and each is all or nothing.
+A store holds pages by content, ledgers, the states of pages and an index for text search. One transaction changes all of
+them. Every method succeeds as a whole or changes nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,26 +20,29 @@ from kilburn.page import Page, Place, Span
 
 __all__ = ["Backend", "Batch", "Passage", "Pieces", "SegmentInfo", "SegmentKind", "State", "Vector"]
 
-LONGEST_NAME = 500
-"""Characters of a session's or a tenant's name."""
+MAX_NAME_CHARS = 500
+"""Maximum length of the name of a session, tenant, user or embedder."""
 
 
-def check_name(name: Any, what: str) -> str:
-    """The name of a session or a tenant, as it was given. Any character may stand in it but NUL.
+def check_name(name: Any, noun: str) -> str:
+    """Return a name of a session, tenant, user or embedder if it is valid. Every character but NUL is allowed.
+
+    Args:
+        noun: what has this name, for the error.
 
     Raises:
-        SpecError: not a string, nothing but blanks, longer than `LONGEST_NAME` characters, or with a character that
-            cannot be stored: NUL, a lone surrogate.
+        SpecError: not a string, blank, longer than `MAX_NAME_CHARS`, or with a character that cannot be stored (NUL, a lone
+            surrogate).
     """
     if not isinstance(name, str):
-        raise SpecError(f"{what} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
+        raise SpecError(f"{noun} {str(name)[:40]!r} is {type(name).__name__}, not a name", advice="give a string")
     if not name.strip():
-        raise SpecError(f"{name[:40]!r} is no {what} name", advice="give a string that is not empty")
-    if len(name) > LONGEST_NAME:
-        raise SpecError(f"a {what} name of {len(name):,} characters", advice=f"give one of {LONGEST_NAME} at most")
+        raise SpecError(f"{name[:40]!r} is no {noun} name", advice="give a string that is not empty")
+    if len(name) > MAX_NAME_CHARS:
+        raise SpecError(f"a {noun} name of {len(name):,} characters", advice=f"give one of {MAX_NAME_CHARS} at most")
     wrong = next((letter for letter in name if letter == "\0" or "\ud800" <= letter <= "\udfff"), None)
     if wrong is not None:
-        raise SpecError(f"the {what} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
+        raise SpecError(f"the {noun} name {name[:40]!r} has the character U+{ord(wrong):04X}", advice="give another name")
     return name
 
 
@@ -47,30 +50,30 @@ _FORK = re.compile(r"(.+?)(~[0-9]+)?(/b[0-9]+)*", re.DOTALL)
 
 
 def root_of(name: str) -> str:
-    """Return what a session, its forks and its branches are called: `work` for `work~2` and for `work/b1`."""
+    """Return the name that a session shares with its forks and branches: `work` for `work~2` and for `work/b1`."""
     match = _FORK.fullmatch(name)
     return match[1] if match else name
 
 
 class SegmentKind(StrEnum):
-    """What a segment is."""
+    """The kind of a segment."""
 
     SESSION = "session"
-    """An agent's: it has a window."""
+    """A session of an agent, with a window."""
     MEMORY = "memory"
-    """A user's facts. It is a collection: nobody speaks in it, and it has no window."""
+    """The facts of a user: a collection, without messages and without a window."""
     DOCUMENT = "document"
-    """A text that was handed over, in passages; a collection too."""
+    """A document in passages; a collection too."""
     NOTES = "notes"
-    """Texts with names that a user or an agent keeps; a collection too."""
+    """Named texts of a user or an agent; a collection too."""
     FORGOTTEN = "forgotten"
-    """It was forgotten as a whole; only its number is left, and nobody gets it again."""
+    """A segment that was forgotten as a whole. Its number remains and is never reused."""
 
 
-# A session has one for each of its thousands of pages: none can be part of a cycle, and the garbage collector passes over them.
+# A session has thousands of these. They cannot be part of a cycle, so the garbage collector need not track them.
 class State(msgspec.Struct, frozen=True, gc=False):
-    """What may change of a page: where it is, whether it is pinned, its importance, and when it stopped being true
-    (seconds since the epoch; None as long as nobody closed its validity)."""
+    """The mutable part of a page: its place, whether it is pinned, its importance, and the end of its validity (seconds since
+    the epoch; None while it is valid)."""
 
     at: Place = Place.OUT
     pinned: bool = False
@@ -79,13 +82,14 @@ class State(msgspec.Struct, frozen=True, gc=False):
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment of a tenant: its number in the store, name, time of creation, ledger length.
+    """One segment of a tenant.
 
-    `pages` and `tokens` count the rows of the store, derived pages included; the figures that people see of a session are in
-    `kilburn.kernel.ledger.Stats`.
-
-    `damaged` says in words why it cannot be opened; it is "" if nothing is known to be wrong. The other figures of a
-    damaged segment mean nothing. `user` is the user of the tenant that it belongs to, or "" for all users.
+    Args:
+        number: its number in the store. created, used: seconds since the epoch. head: the number of its last event.
+        pages, tokens: counts of the store's rows, derived pages included; a user sees the figures of
+            `kilburn.kernel.ledger.Stats`.
+        damaged: why it cannot be opened, or "". The other figures of a damaged segment are meaningless.
+        user: the user that it belongs to, or "" for all users of the tenant.
     """
 
     number: int
@@ -101,12 +105,12 @@ class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments to look in.
+    """Segments to search.
 
     Args:
-        infos: those that are whole, by number, oldest first. What is written meanwhile may come into it, and nothing goes.
-        damaged: those that are not, and what stands for sessions that are missing.
-        everything: whether no other segment of the tenant is there.
+        infos: the undamaged segments, by number, oldest first. A concurrent write may add segments, and removes none.
+        damaged: the damaged segments, and a placeholder for missing sessions.
+        everything: whether the tenant has no other segments.
     """
 
     infos: Mapping[int, SegmentInfo]
@@ -115,9 +119,9 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Passage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A found passage: which segment and page, which span of its text, how well it matched.
+    """A passage of a page, with the span of its text and its score for a query.
 
-    `entry` is its number in the store's index, by which its vector is known.
+    `entry` is its number in the store's index; its vector has the same number.
     """
 
     segment: int
@@ -128,8 +132,8 @@ class Passage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class HistoryOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that has said what a digest is over: `at` is the number of that digest among its own, and it has `count`. Of a
-    reply's key, `at` is the number of the note with it, below 0."""
+    """A session whose messages have a digest: it is number `at` of the session's `count` digests. For the key of a reply, `at` is
+    the negated number of the note with this key."""
 
     name: str
     at: int
@@ -137,14 +141,14 @@ class HistoryOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that went to the cold place, or came back: how many, and how many bytes their rows had."""
+    """The number of texts that were moved to or from the cold place, and the bytes of their rows."""
 
     texts: int = 0
     bytes: int = 0
 
 
 class Vector(msgspec.Struct, frozen=True, kw_only=True):
-    """A passage's vector as it is stored: `entry` is the passage's (its upper bits are the segment), `data` its bytes."""
+    """A stored vector: `entry` is the number of its passage (the upper bits are the segment), `data` its bytes."""
 
     number: int
     entry: int
@@ -152,18 +156,20 @@ class Vector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Pieces = Sequence[str | tuple[str, int, int]]
-"""A text as pieces: words, and spans of other texts as (digest, start, stop), in characters."""
+"""A text in pieces: literal words, and spans of other texts as (digest, start, stop), in characters."""
 
 
 class Digests(msgspec.Struct, frozen=True):
-    """What a session has said, from the digest behind its first `after` ones to the last: each is over a message and all before
-    it. Whoever recognises histories makes them; to a kernel and a store they are bytes.
+    """Digests of a session's messages, each over a message and all messages before it. They are opaque bytes to kernel and store.
 
-    `tails` has, for each of `added`, a digest over the last messages alone, or None: a history is found by it that begins
-    otherwise. It may be empty. `inherits`: the first ones are of the session that this one forks from, which has none itself yet.
+    Args:
+        offset: number of the session's first digests that stay as they are. added: the digests behind these.
+        tails: for each of `added`, a digest over the last messages alone, or None; empty for none. It finds a history with
+            another beginning.
+        inherits: whether the first ones belong to the session that this one forks from, and this one has none of its own yet.
     """
 
-    after: int
+    offset: int
     added: tuple[bytes, ...]
     tails: tuple[bytes | None, ...] = ()
     inherits: bool = False
@@ -173,31 +179,31 @@ class Batch(msgspec.Struct, kw_only=True):
     """One transaction of one segment.
 
     Args:
-        head: number of the last event that the writer knows. A store refuses a batch with another head than its own,
-            because another writer was faster.
-        used: when the segment was used last, as far as the writer knows; None if it does not. A store refuses another time too:
-            it has lost events that the writer knows, and has got as many others since. Where these are of the same time, as they
-            may be after a clock was set back, nobody sees it.
-        above: the segment that this one forks from, and its last event: a store refuses the batch if it has another by now.
-        events: to append, numbered head + 1 onwards.
+        head: number of the last event that the writer knows. The store refuses the batch if its own head differs: another
+            writer was faster.
+        used: time of the segment's last use, as far as the writer knows; None if unknown. The store refuses the batch if its own
+            time differs: it has lost events that the writer knows, and has as many other events. Events of the same time, after
+            a clock was set back, go unnoticed.
+        above: the segment that this one forks from, and its last event. The store refuses the batch if that segment has another
+            last event.
+        events: events to append, numbered from head + 1.
         pages: new pages.
-        texts: digest -> text, for every digest of `pages` (extras too); known ones are not rewritten.
-        pieces: digest -> the pieces that make this text, of excerpts. A store may keep these in place of the text. They are
-            spans of originals' texts, which are in the store or in this batch.
+        texts: digest -> text, for every digest of `pages`, extras included. Texts that are stored already are not rewritten.
+        pieces: digest -> pieces of an excerpt's text, which a store may keep in place of the text. They are spans of originals'
+            texts, which are in the store or in this batch.
         states: page id -> state after the batch.
-        index: ids of new pages whose text becomes searchable.
-        unindex: ids that search must no longer find.
-        erase: ids to forget: row scrubbed, index entry gone, content gone unless another page of
-            the tenant has the same.
-        checkpoint: the window of the segment after this batch, as its kernel writes it: with it, the ledger need not be replayed
-            from the beginning. It has no words of pages.
-        inherited: pages of other segments that are forgotten here: no event of this one may quote them any more.
-        said: what the session has said with the new pages, kept as by `keep_history`; but only if the digests before are kept up
-            to the last page before them.
-        copied: whether it comes from another store (`kernel.copying`): pages without a digest are forgotten ones, what pages
-            cite may come later, and what is erased may still be cited. again: with it, events that take the place of those with
-            their numbers.
-        wait: whether to wait for another writer; without, `StoreBusy` comes at once.
+        index: ids of pages whose texts become searchable. unindex: ids of pages that a search must no longer find.
+        erase: ids of pages to forget: the row is scrubbed, the index entry removed, and the content too unless another page of
+            the tenant has it.
+        checkpoint: the window of the segment after this batch, as the kernel encodes it, without texts of pages. It saves
+            replaying the ledger from its beginning.
+        inherited: pages of other segments that are forgotten: no event of this segment may quote them any more.
+        digests: digests of the session's messages with the new pages. They are stored if the digests before them are complete up
+            to the last page before the new ones.
+        copied: whether the batch comes from another store (`kernel.copying`): pages without a digest are forgotten, cited pages
+            may follow later, and erased pages may still be cited.
+        replaced: in a copy, events that replace those with their numbers.
+        wait: whether to wait for another writer; otherwise `StoreBusy` is raised at once.
     """
 
     head: int
@@ -213,37 +219,59 @@ class Batch(msgspec.Struct, kw_only=True):
     erase: Sequence[int] = ()
     inherited: Sequence[Page] = ()
     checkpoint: bytes | None = None
-    said: Digests | None = None
+    digests: Digests | None = None
     copied: bool = False
-    again: Sequence[Event] = ()
+    replaced: Sequence[Event] = ()
     wait: bool = True
 
-    def check_continues(self, segment: int, head: int, used: float) -> None:
-        """Check that this batch follows event `head` of a segment that was used last at a time.
+    def check_continues(self, segment: int, head: int, last_used: float) -> None:
+        """Check that this batch continues a segment with this head and time of last use.
 
         Raises:
-            StoreStale: its writer knew another last event. StoreError: its events are not numbered without holes.
+            StoreStale: the writer knew another last event. StoreError: the numbers of the events have gaps.
         """
         if head != self.head:
-            what = f"segment {segment} is at event {head}, not {self.head}"
-            raise StoreStale(what, advice="reopen the process, then do it again")
-        if self.used not in (None, used):
-            what = f"segment {segment} has another event {head}: the store has lost what was written last"
-            raise StoreStale(what, advice="reopen the process, then do it again")
+            message = f"segment {segment} is at event {head}, not {self.head}"
+            raise StoreStale(message, advice="reopen the session, then do it again")
+        if self.used not in (None, last_used):
+            message = f"segment {segment} has another event {head}: the store has lost its latest events"
+            raise StoreStale(message, advice="reopen the session, then do it again")
         for at, event in enumerate(self.events, head + 1):
             if event.number != at:
-                what = f"event {event.number} stands where {at} must"
-                raise StoreError(what, advice="number events from head + 1, without holes")
+                message = f"the batch has event {event.number} in place of {at}"
+                raise StoreError(message, advice="number events from head + 1, without gaps")
 
     def check_above(self, head: int) -> None:
-        """Check that the segment that this one forks from is at the event that the writer knows.
+        """Check that the parent of a fork is at the event that the writer knows.
 
         Raises:
             StoreStale: it is not.
         """
         if self.above is not None and self.above[1] != head:
-            what = f"segment {self.above[0]} is at event {head}, not {self.above[1]}"
-            raise StoreStale(what, advice="fork again from what is there now")
+            message = f"segment {self.above[0]} is at event {head}, not {self.above[1]}"
+            raise StoreStale(message, advice="fork again from its present state")
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem of a store.
+
+    Args:
+        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
+            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
+            "index" (of search, citations, mentions, calls or replies: it differs from the pages or the ledger),
+            "checkpoint" (altered, or different from the ledger), "citation" (of a missing page), "vector" (damaged, or without
+            a passage), "cold" (an object of the cold place), "anchor" (the store is older than its anchor), or "orphan" (stored
+            but unused).
+        what: a description with the digest or address.
+        derived: whether a repair can mend it.
+        segment: the segment's number, or 0. page: the page's id, or 0.
+    """
+
+    kind: str
+    what: str
+    derived: bool = False
+    segment: int = 0
+    page: int = 0
 
 
 @runtime_checkable
@@ -389,9 +417,9 @@ class SettingStore(Protocol):
         """
         ...
 
-    def replace(self, name: str, known: str | None, value: str | None) -> bool:
-        """Store a setting if its present value is `known` (None: it is not set); None removes it. Exactly one of several writers
-        that know the same value succeeds.
+    def replace(self, name: str, expected: str | None, value: str | None) -> bool:
+        """Store a setting if its present value is `expected` (None: it is not set); None removes it. Of several
+        writers that expect the same value, exactly one succeeds.
 
         Returns:
             Whether the setting was stored.
@@ -410,14 +438,14 @@ class HistoryIndex(Protocol):
     """
 
     def put(self, segment: int, digests: Digests, *, page: int) -> bool:
-        """Store a session's digests behind the first `digests.after` ones, which are stored already; all of them if that is 0.
+        """Store a session's digests behind the first `digests.offset` ones, which are stored already; all of them if that is 0.
 
         Args:
             page: the session's last original page, as far as the caller knows.
 
         Returns:
             Whether they are stored. Nothing is written if a page of the session was forgotten, if `page` is not its last page,
-            or if it does not have exactly `digests.after` digests.
+            or if it does not have exactly `digests.offset` digests.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
@@ -458,133 +486,130 @@ class Backend(Protocol):
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name. If it does not exist and `create` is set, it is created at `time`, of this kind and
-        for this user; of one that exists, both stay as they are.
+        """Return the segment of that name. A missing segment is created if `create` is set, with this time, kind and user; an
+        existing one keeps its kind and user.
 
-        Its head is that of the last commit of any writer, so a reader can see whether it is current.
+        Its head is that of the last commit of any writer, so that a reader sees whether it is current.
 
         Raises:
-            StoreCorrupt: it is damaged. SpecError: no name of a user.
+            StoreCorrupt: it is damaged. SpecError: not a valid user name.
         """
         ...
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
-        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
+        """Create a session at `time` for this user and commit its first batch, in one transaction.
 
         Raises:
-            StoreStale: the name is taken by now. What `process` raises when it creates, and what `commit` raises.
+            StoreStale: the name is taken. The errors of `segment` and of `commit`.
         """
         ...
 
     def segments(self, under: str = "") -> Sequence[SegmentInfo]:
-        """All segments of the tenant, oldest first; one that is damaged is listed as such and blocks no other.
+        """Return all segments of the tenant, oldest first. A damaged segment is listed with its damage.
 
         Args:
-            under: only those whose names begin with this name and a slash; "" for all.
+            under: return only segments whose names begin with this name and a slash.
         """
         ...
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
-        """The segments of these kinds that belong to a user or to all users; None for everybody's. What it costs does not grow
-        with their number, once they were read."""
+        """Return the segments of these kinds that belong to a user or to all users; for None, those of every user. After the
+        first call the cost does not grow with their number."""
         ...
 
     def commit(self, segment: int, batch: Batch) -> None:
-        """Do the whole batch durably (but see `sync`), or raise and do nothing. What is written can be read again.
+        """Commit the whole batch durably (but see `sync`), or raise and change nothing.
 
         Raises:
-            StoreStale: the segment's ledger has moved on, or that of the one that it forks from; or a new page cites one that is
-                forgotten by now; or a page that is to be erased is cited by another segment. So forgetting goes leaf first,
-                and no citation ever dangles.
-            Forgotten: a new page cites one that is being forgotten, see `leaving`.
+            StoreStale: another writer has moved on the segment, or the one that it forks from; a new page cites a forgotten
+                page; or another segment cites a page to erase. Thus pages are forgotten leaf first, and no citation dangles.
+            Forgotten: a new page cites a page that is being forgotten, see `leaving`.
             StoreBusy, StoreFull, StoreReadOnly.
-            StoreCorrupt: what is there already is damaged.
-            StoreError: a batch that contradicts itself, or a page or event that could not be read again.
+            StoreCorrupt: the stored segment is damaged.
+            StoreError: the batch contradicts itself, or a page or event of it could not be decoded again.
         """
         ...
 
     def pages(self, segment: int) -> Iterable[tuple[Page, State]]:
-        """All pages of a segment with their states, originals first, in order of id.
+        """Yield all pages of a segment with their states, originals first, in the order of their ids.
 
         Raises:
-            StoreCorrupt: a page is missing, or not what was written.
+            StoreCorrupt: a page is missing or altered.
         """
         ...
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
-        """Single pages with their states, by (number of the segment, page id), without reading any other; what does not
-        exist is left out.
+        """Return single pages with their states, by (number of the segment, page id). Missing pages are left out.
 
         Raises:
-            StoreCorrupt: one is not what was written.
+            StoreCorrupt: one is altered.
         """
         ...
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
-        """As `read`, but nothing of it is verified: to choose among many pages those that are then read.
+        """Return single pages like `read`, but unverified: for choosing among many pages those to `read`.
 
         Raises:
-            StoreCorrupt: one cannot even be decoded, or its segment is damaged.
+            StoreCorrupt: one cannot be decoded, or its segment is damaged.
         """
         ...
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
-        """The pages that directly cite any of these pages of a segment, as (number of the segment, page id), in order:
-        those of any segment of the tenant that have it among their `cites`, and those of the segment itself that have it
-        among their `sources`; of a session, without these pages themselves. Forgotten pages cite nothing."""
+        """Return the pages that directly cite any of these pages of a segment, as (number of the segment, page id), in order:
+        pages of any segment with one of them in `cites`, and pages of the segment itself with one in `sources`. For a session
+        these pages themselves are left out. Forgotten pages cite nothing."""
         ...
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
-        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids. Forgotten ones are
-        left out."""
+        """Return the page ids of a segment's calls by call id: all, or those with these call ids. Forgotten calls are left
+        out."""
         ...
 
     def forgotten(self, segment: int) -> list[int]:
-        """The ids of the pages of a segment that are forgotten, in order."""
+        """Return the ids of a segment's forgotten pages, in order."""
         ...
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event. None where there
-        is none that is as it was written."""
+        """Return the number of the last event and the data of a segment's newest checkpoint, at event `until` or before it; None
+        if there is no undamaged one."""
         ...
 
     def events(self, segment: int, after: int = 0, act: Act | None = None) -> Iterator[Event]:
-        """The ledger from event `after` + 1 on; only the events of one act, if it is given.
+        """Yield the ledger from event `after` + 1, or only its events of one act.
 
         Raises:
-            StoreCorrupt: an event is missing, or not what was written.
+            StoreCorrupt: an event is missing or altered.
         """
         ...
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
-        """The events of a session's ledger that say that something happened to any of these pages, or was made of them; oldest
-        first.
+        """Return the events of a session's ledger that concern any of these pages, or pages derived from them, oldest first.
 
         Raises:
-            StoreCorrupt: one is not what was written.
+            StoreCorrupt: one is altered.
         """
         ...
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
-        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger. Its number is
-        not given again, and nothing can be written to it any more.
+        """Erase the name, user and ledger of a segment whose pages are all forgotten. Its number is never reused, and no further
+        batch is accepted.
 
         Args:
-            wipe: whether its bytes go now, which may read or write everything that is stored. Without, those of its name may
-                stay until something else is erased. It is for a segment that never had a page.
+            wipe: wipe its bytes now, which may read or write the whole store. Otherwise bytes of its name may remain until the
+                next erasure; this is for a segment that never had a page.
 
         Raises:
-            StoreError: no such segment, or it has pages that are not forgotten. StoreBusy, StoreFull, StoreReadOnly.
+            StoreError: there is no such segment, or it has pages that are not forgotten. StoreBusy, StoreFull, StoreReadOnly.
         """
         ...
 
     def now(self) -> float:
-        """Seconds since the epoch by the clock of the store: the server's, where there is one."""
+        """Return the time of the store's clock in seconds since the epoch; a server has its own clock."""
         ...
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Within this, this thread reads the store as it was at the first read, whatever others write meanwhile. Its writes are
-        refused (`StoreReadOnly`). What others erase meanwhile stays in the files until this ends.
+        """Let this thread read the store as of its first read in the block. Its writes raise `StoreReadOnly`. Bytes that others
+        erase meanwhile stay in the files until the block ends.
 
         Raises:
             StoreBusy.
@@ -592,11 +617,11 @@ class Backend(Protocol):
         ...
 
     def together(self, segments: Collection[int] = ()) -> AbstractContextManager[None]:
-        """Within this, all that this thread writes is one transaction: it is there when this ends, or, if the block raises or the
-        program is killed, nothing of it. Until then only this object sees it, and other writers wait.
+        """Make all writes of this thread in the block one transaction. Nothing of it remains if the block raises or the program
+        is killed. Until the block ends only this object sees the writes, and other writers wait.
 
         Args:
-            segments: to these nobody else writes from the beginning, and not only once this thread has.
+            segments: segments to lock at once instead of at their first write.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
@@ -604,15 +629,15 @@ class Backend(Protocol):
         ...
 
     def erasing(self) -> AbstractContextManager[None]:
-        """Within this, several commits of this thread may erase: their bytes are gone when it ends, and not after each. If the
-        program is killed before, they go when the store is next opened for writing."""
+        """Wipe the bytes that commits of this thread erase once, at the end of the block, in place of after each commit. If the
+        program is killed, the next opening for writing wipes them."""
         ...
 
     def leaving(self, keys: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:
-        """Within this, no new page may cite these, nor what cites them when it begins, by anybody: they are to be forgotten, and
-        whoever cites goes first. If the program is killed before it ends, they still cannot be cited until they are forgotten;
-        `fsck` says so. What can then not be written at its end is written with a later commit. A page 0 stands for all pages of a
-        segment, also those to come.
+        """Keep every writer from citing these pages, and pages that cite them at the start of the block: they are being
+        forgotten, citing pages first. If the program is killed in the block, they stay uncitable until they are forgotten, and
+        `fsck` reports them. A later commit repeats a failed write at the end of the block. Page 0 stands for all pages of a
+        segment, future ones included.
 
         Raises:
             StoreBusy, StoreFull, StoreReadOnly.
@@ -620,23 +645,33 @@ class Backend(Protocol):
         ...
 
     def lasting(self) -> AbstractContextManager[None]:
-        """Within this, what this thread commits, and what was committed before it, is durable when a commit returns, where that
-        saves a wait: `sync` knows, and finds nothing to do. Elsewhere it changes nothing."""
+        """Make commits of this thread in the block durable when they return, where that saves a wait of `sync`. Elsewhere the
+        block has no effect."""
         ...
 
     def sync(self, segment: int | None = None) -> None:
-        """Where commits are not durable at once, because the store was opened so: all that were done before this are when it
-        returns.
+        """Make all earlier commits durable, if the store was opened with commits that are not durable at once.
 
         Args:
-            segment: to find out whether the last commit to it is still there: a server that was killed in between has lost it,
-                and its next start does not say so.
+            segment: check too that the last commit to this segment exists: a server that was killed meanwhile may have lost it.
 
         Raises:
-            StoreError: the disk failed; what is not durable may be lost in a power cut. StoreUnavailable: the commit is lost.
+            StoreError: the disk failed; a power cut may lose the latest commits. StoreUnavailable: the commit is lost.
         """
         ...
 
     def close(self) -> None:
-        """Release what it holds open; idempotent."""
+        """Release files and connections; idempotent."""
         ...
+
+
+def at_once(backend: Backend, *, ahead: bool = False) -> AbstractContextManager[None]:
+    """Let this thread's reads be one snapshot, in which nothing is read twice, where that saves round trips to a server. Nothing
+    is to be written within it, and nobody else is to be waited for.
+
+    Args:
+        ahead: whether the pages and texts of what is found are read with it.
+    """
+    context: AbstractContextManager[None]
+    context = backend.at_once(ahead=ahead) if hasattr(backend, "at_once") else nullcontext()
+    return context

@@ -75,6 +75,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
         tokens: that the hits may take at most; 0 for 200 for each of `limit`.
         abstain: whether nothing is found where no answer is likely.
         shown: ids of the pages that the prompt shows; None for all that are whole in the window. They are no hits.
+        by_words: whether it searches by words alone: nothing is embedded, so it costs about half.
     """
 
     query: str
@@ -82,6 +83,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     abstain: bool = False
     shown: frozenset[int] | None = None
+    by_words: bool = False
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):

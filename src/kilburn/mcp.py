@@ -30,13 +30,13 @@ from kilburn.budget import Budget
 from kilburn.collections.collecting import LARGEST, as_changes
 from kilburn.collections.collection import MOST, Collection
 from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
-from kilburn.forgetting.erasure import copies_of, described, pages_of
+from kilburn.forgetting.erasure import described, find_copies, receipt_pages
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
 from kilburn.kernel.store import MEMORY, Store
 from kilburn.memory.account import describe, provenance, versions
-from kilburn.memory.retention import Quota, make_room
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
@@ -340,8 +340,8 @@ class _Door:
         if receipt.pages.keys() - own.keys():
             raise SpecError("others' memory was made from it", advice="a person forgets it: kilburn forget")
         ticket = hashlib.sha256(msgspec.json.encode([said, receipt.pages], order="deterministic")).hexdigest()[:16]
-        going = pages_of(self.store.backend, receipt)
-        copies = [copy for copy in copies_of(self.store.backend, going) if copy["session"] in seen]
+        going = receipt_pages(self.store.backend, receipt)
+        copies = [copy for copy in find_copies(self.store.backend, going) if copy["session"] in seen]
         if asked.ticket is not None:
             if not hmac.compare_digest(asked.ticket.encode("utf-8", "replace"), ticket.encode()):
                 raise SpecError(

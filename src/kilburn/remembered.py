@@ -1,7 +1,7 @@
-"""What functions of texts have found, so that it is not worked out again: of all of them together up to so many bytes.
+"""Caches the results of functions of texts; all functions share one bound in bytes.
 
-A bound in entries says nothing about memory where an entry may be a line or a file. So all functions share one bound, which
-counts bytes. What was not used for longest goes first, about half of all at once: so a hit costs no more than a look.
+A bound in entries says nothing about memory if an entry may be a line or a file. The least recently used entries are evicted,
+about half of all at once, so a hit costs only a lookup.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 MAX_BYTES = 64 << 20
-"""Bytes of what all functions remember together."""
+"""Bytes of the results of all functions together."""
 
 ENTRY = 300
-"""Bytes of an entry beside its texts and what was found in them."""
+"""Bytes of an entry besides its texts and its result."""
 
 
 MAX_STEP_SECONDS = 10.0
-"""How long forgetting waits for a step of another thread in the cache; a step takes microseconds."""
+"""How long `clear` waits for a step of another thread in the cache; a step takes microseconds."""
 
 
 class Recent(Generic[Key, Value]):
-    """Values by key: those that were used last, up to so many bytes. Safe to use from several threads.
+    """The most recently used values by key, up to a number of bytes. Safe to use from several threads.
 
     Args:
-        most: bytes that all may take together, by what `keep` is told.
+        max_bytes: bytes of all values, by the sizes given to `keep`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -42,9 +42,9 @@ class Recent(Generic[Key, Value]):
         self._lock = threading.RLock()
         self._young: dict[Key, tuple[Value, int]] = {}
         self._old: dict[Key, tuple[Value, int]] = {}
-        """What was not used since the young ones were begun; it is dropped when they would be more than half of all."""
+        """Entries that were not used since the young generation began; dropped when the young would exceed half of the bound."""
         self._taken = self._left = 0
-        """Bytes of the young and of the old ones."""
+        """Bytes of the young and of the old generation."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -103,14 +103,14 @@ class Recent(Generic[Key, Value]):
 
 
 texts: Recent[tuple[Any, ...], Any] = Recent(MAX_BYTES)
-"""What all functions remember."""
+"""The results of all functions."""
 
 
 def remembered(size: Callable[[Any], int]) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
     """Cache the results of a function of texts. The function must return the same for the same arguments, and never None.
 
     Args:
-        size: how many bytes a result takes, about, beside the texts that the function was given.
+        size: approximate bytes of a result, besides the texts that the function was given.
     """
 
     def made(function: Callable[Params, Result]) -> Callable[Params, Result]:

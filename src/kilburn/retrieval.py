@@ -1,4 +1,4 @@
-"""What a search asks for, what it may find, and what puts it in order.
+"""Queries, candidates, and the protocols of rankings and embedders.
 
 The kernel gathers candidates from the store, a ranking gives each a score, and the kernel returns the best within a
 token budget. A ranking is a policy: pure, without I/O and without a clock.
@@ -24,20 +24,20 @@ which while who why will with would you your let need see should may
 """
 
 EXACT = 20_000
-"""Vectors that are all compared with a query's; of more, those that a quicker look has found."""
+"""Up to this many vectors are compared with a query exactly; of more, only those that a faster scan selects."""
 
 STOP = frozenset(_STOP_WORDS.split())
-"""Common English words, which are left out of a query unless it has no others."""
+"""Common English words, which a query ignores unless it has no others."""
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A question to the past.
 
     Args:
-        text: as it was asked.
-        now: the time that it asks about, in seconds since the epoch; "yesterday" is relative to it.
-        speakers: names in the text that are those of people who spoke. They say who said it, so that neither words nor
-            meaning were searched for them.
+        text: the text of the question.
+        now: the time of the question, in seconds since the epoch; "yesterday" is relative to it.
+        speakers: names in the text that are names of speakers. They name the author of the answer, so they are not searched for
+            in its words or meaning.
     """
 
     text: str
@@ -50,9 +50,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A page that may be an answer.
 
     Args:
-        kind: of its segment. Only in sessions and documents are pages with neighbouring numbers about the same.
-        span: its best passage.
-        also: passages of it whose words match as well; they are found with it.
+        kind: kind of its segment. Only in sessions and documents do neighbouring pages belong together.
+        span: the best passage.
+        also: further passages whose words match; they are returned with it.
         words: how well its words match (BM25, not normalised); 0 if none does.
         meaning: cosine of its vector to the query's; None without one.
     """
@@ -94,7 +94,7 @@ class Meanings(Protocol):
     """Finds passages by their vectors: `kilburn.search.vectors.Vectors`.
 
     Args:
-        trouble: why what is new gets no vectors at present, in words; "" if nothing is wrong.
+        trouble: why new texts get no vectors at present, in words; "" if nothing is wrong.
     """
 
     trouble: str
@@ -117,7 +117,7 @@ class Embedder(Protocol):
     """Makes vectors of texts.
 
     Args:
-        name: with the version of its weights; vectors of different names are never compared.
+        name: name and version of the weights; vectors of different names are never compared.
         dimensions: numbers in a vector.
     """
 

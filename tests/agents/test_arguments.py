@@ -21,7 +21,7 @@ from kilburn.errors import KilburnError, SpecError, UnknownAddress
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.model import Tokens
 from kilburn.models.queue import Share
 from kilburn.models.scheduler import Scheduler

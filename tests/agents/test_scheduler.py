@@ -313,7 +313,7 @@ def test_a_model_that_cannot_be_interrupted_is_not() -> None:
 
 
 def test_the_times_of_each_job_are_known() -> None:
-    clock = FakeClock(now=0.0, tick=0.0)
+    clock = FakeClock(time=0.0, tick=0.0)
     gate = threading.Semaphore(0)
     model = Slow(1, gate)
     scheduler = Scheduler(model, clock=clock)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from effort import rounds
 from kilburn.backend import Batch, SegmentInfo, State
-from kilburn.backends.passages import passages, searchable
+from kilburn.backends.passages import add_name_parts, passages
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreError, StoreStale
@@ -79,7 +79,7 @@ class Model:
             (self.info.number, number, span)
             for number in self.indexed
             for span in passages(self.texts[number])
-            if word in re.findall(r"\w+", searchable(self.texts[number][slice(*span)]).lower())
+            if word in re.findall(r"\w+", add_name_parts(self.texts[number][slice(*span)]).lower())
         }
 
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import rounds
-from kilburn.backends.passages import SIZE, TOKENIZER, passages, searchable
-from kilburn.backends.ranked import CLASS_LENGTH, ENOUGH, K1, ROWS, TERMS, B, length_class
+from kilburn.backends.passages import SIZE, TOKENIZER, add_name_parts, passages
+from kilburn.backends.ranked import CLASS_LENGTH, K1, MAX_TERMS, RARE_PER_HIT, ROWS, B, length_class
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.testing.stores import batch_of
@@ -148,9 +148,9 @@ def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among
     chance = random.Random(seed)
     names = [f"w{one}{other}x" for one in "bdfgkmpt" for other in "bdfgkmpt"]
     chance.shuffle(names)
-    everywhere, rare, others = names[:common], names[common:TERMS], names[TERMS:]
+    everywhere, rare, others = names[:common], names[common:MAX_TERMS], names[MAX_TERMS:]
     texts = [[*everywhere, *chance.choices(others, k=chance.choice([0, 20, 130]))] for _ in range(600)]
-    assert len(texts) > ROWS // TERMS, "so the words that all texts have are not looked through"
+    assert len(texts) > ROWS // MAX_TERMS, "so the words that all texts have are not looked through"
     for word in rare:
         for text in chance.sample(texts, chance.choice([0, 1, 5, 20, 60, 200])):
             text.append(word)
@@ -160,7 +160,7 @@ def test_the_best_are_those_by_the_book_though_common_words_are_looked_for_among
     # Fewer are wanted than would make the index look at texts that have common words only.
     there = sum(text.count(word) for word in rare for text in texts)
     distinct = sum(not set(rare).isdisjoint(text) for text in texts)
-    wanted = min(limit, distinct, there // ENOUGH)
+    wanted = min(limit, distinct, there // RARE_PER_HIT)
     with store_of(*said) as backend:
         found = backend.words.search(" ".join(query), limit=wanted)
     expected = by_the_book(said, query, wanted)
@@ -223,7 +223,7 @@ def test_any_text_goes_in_is_found_and_comes_out(text: str, query: str) -> None:
 
 @given(ANY)
 def test_searchable_keeps_the_text_and_adds_words(text: str) -> None:
-    assert searchable(text).startswith(text.replace("\0", " "))
+    assert add_name_parts(text).startswith(text.replace("\0", " "))
 
 
 def test_the_splitter_is_the_index_s_own() -> None:
@@ -236,4 +236,4 @@ def test_the_splitter_is_the_index_s_own() -> None:
 
 def test_long_data_is_no_name() -> None:
     data = "iVBORw0KGgo/" * 2000
-    assert len(searchable(data)) < 2 * len(data)
+    assert len(add_name_parts(data)) < 2 * len(data)

@@ -182,7 +182,7 @@ def test_a_session_that_is_forgotten_before_its_question_is_sent_begins_anew(gat
     between = Between()
     setup = gateway(upstream=Upstream(otherwise="OK."), memory=300, window=1200, embedder=between)
     with setup.store() as store:
-        store.memory("").add("My locker is number 12 in Porto")
+        store.memory("").remember("My locker is number 12 in Porto")
     talk: list[dict[str, Any]] = []
     for turn in range(turns):
         talk.append(user(f"Question {turn}: " + "words that fill a window " * 40))

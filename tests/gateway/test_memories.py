@@ -355,7 +355,7 @@ def in_force(setup: Any) -> list[str]:
     with setup.store() as store:
         memory = store.memory("").collection
         rows = [page for page, state in memory.pages() if state.at is Place.OUT and state.until is None]
-        return sorted(memory.text(page.id) for page in rows if page.kind is Kind.FACT)
+        return sorted(memory.contents.text(page.id) for page in rows if page.kind is Kind.FACT)
 
 
 def learned(setup: Any, session: str) -> bool:

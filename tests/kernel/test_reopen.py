@@ -401,7 +401,7 @@ def test_an_event_that_no_kernel_wrote_is_damage_and_no_other_error(tmp_path: Pa
     with Sqlite(path) as backend:
         (last,) = [event for event in backend.events(number, act=Act.ADMIT) if event.pages == (3,)]
         head = next(info.head for info in backend.segments() if info.number == number)
-        backend.commit(number, Batch(head=head, again=[msgspec.structs.replace(last, **forged)], copied=True))
+        backend.commit(number, Batch(head=head, replaced=[msgspec.structs.replace(last, **forged)], copied=True))
     with kilburn.open(str(path), window=4000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         with pytest.raises(StoreCorrupt, match="makes no sense"):
             store.session("s")

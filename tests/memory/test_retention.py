@@ -14,7 +14,8 @@ from clocked import Clocked
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
 from kilburn.kernel.store import Store
-from kilburn.memory.retention import Quota, make_room, sweep, worth
+from kilburn.memory.quota import Quota, make_room, worth
+from kilburn.memory.retention import sweep
 from kilburn.move import Add, Retire
 from kilburn.page import Place
 from kilburn.search.dates import DAY
@@ -204,7 +205,7 @@ def test_an_injection_is_only_a_text_and_only_a_name(store: Store, text: str) ->
     store.memory(text).remember(text)
     assert facts(store, text) == [text]
     assert facts(store, "bob") == ["Bob's secret"]
-    assert store.memory(text).info.user == text
+    assert store.memory(text).user == text
     assert sweep(store, text, retention=0, history=0).receipt.pages == {}
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.errors import MissingExtra, QuotaExceeded, SecretFound, SpecError
 from kilburn.memory import secrets
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.memory.view import MemoryView
 from kilburn.message import Role
 from kilburn.move import Add, Retire

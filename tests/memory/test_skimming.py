@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kilburn.backend import Contents, SegmentKind, State
+from kilburn.backend import ContentStore, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collecting import is_true
@@ -33,7 +33,7 @@ WORDS = [f"{one}{two}{three}k" for one in "bdfgk" for two in "aeiou" for three i
 class CountedContents:
     """Counts how often texts are read."""
 
-    def __init__(self, contents: Contents) -> None:
+    def __init__(self, contents: ContentStore) -> None:
         self.whole, self.reads = contents, 0
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.kernel.session import Session
 from kilburn.prices import PRICES, Prices
+from kilburn.search.embedders.hashing import Hashing
 from kilburn.selection.bringing import pays, questions_of
 from kilburn.testing import check_laws
 
@@ -197,6 +199,81 @@ def test_an_agent_that_goes_on_after_its_own_words_has_what_they_name(goes_on: b
     assert after[: len(before)] == before
     assert ("zeta7x listens on port 7007" in after[-2]) == goes_on
     check_laws(session)
+
+
+VIEW = "[File: src/relay.py]\n" + "\n".join(
+    [f"{line}:    counter_{line} = {line}" for line in range(40, 60)] + ["60:def open_relay_port(address, backlog=128):"]
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("said", "command", "output"),
+    [
+        ("The call of open_relay_port must get a backlog.", "ls", "src"),
+        ("Next.", "grep -n open_relay_port src/relay.py", "grep: not found"),
+        ("Next.", "python main.py", 'File "src/relay.py", line 9, in open_relay_port\nTypeError: a backlog is missing'),
+    ],
+)
+def test_a_plan_a_call_or_an_error_brings_the_line_that_defines_what_it_names(
+    policy: str, said: str, command: str, output: str
+) -> None:
+    session = kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4").session("a")
+    session.append({"role": "user", "content": "Please go on with the work. " * 40})
+    answers = [VIEW, *[listing for _, listing in talk(120)]]
+    for turn, listing in enumerate([*answers, output]):
+        is_last = turn == len(answers)
+        arguments = json.dumps({"command": command if is_last else "look"})
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "shell", "arguments": arguments}}
+        assert not is_last or "60:def open_relay_port" not in str(texts(session))
+        session.append({"role": "assistant", "content": said if is_last else "Next.", "tool_calls": [call]})
+        session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
+    assert "60:def open_relay_port(address, backlog=128):" in str(texts(session)[:-1])
+    check_laws(session)
+
+
+def test_an_output_that_was_answered_with_a_call_stays_whole_beside_the_next_one() -> None:
+    """An edit that the call causes takes older pages, not the output that the agent works with."""
+    session = kilburn.open(":memory:", window=4000, policy="hybrid", tokenizer="chars/4").session("a")
+    session.append({"role": "user", "content": "Please go on with the work. " * 40})
+    listing, edits = "", 0
+    for turn in range(60):
+        arguments = json.dumps({"at": "x" * 300 * (turn % 7)})
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        folds = session.stats().folds
+        session.append({"role": "assistant", "content": "Next.", "tool_calls": [call]})
+        edits += session.stats().folds > folds
+        assert listing in "\n".join(texts(session))
+        listing = "\n".join([f"{turn}.{line} {word}" for line, word in enumerate(WORDS * 18)])
+        session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
+    assert edits > 3
+    check_laws(session)
+
+
+class _Recorded(Hashing):
+    """Keeps the texts that it embeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.texts += texts
+        return super().embed(texts)
+
+
+def test_only_a_question_costs_the_embedder_a_query() -> None:
+    embedder = _Recorded()
+    with kilburn.open(":memory:", window=2000, policy="hybrid", tokenizer="chars/4", embedder=embedder) as store:
+        session = store.session("a")
+        for question, answer in talk(60):
+            session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "open_port"}'}}
+        session.append({"role": "user", "content": "Please wait. On which port does zeta3x listen?"})
+        session.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        session.append({"role": "tool", "tool_call_id": "c", "content": "Nothing."})
+    assert embedder.texts.count("On which port does zeta3x listen?") == 1
+    assert "open_port" not in embedder.texts
 
 
 def test_the_line_that_defines_what_is_asked_is_brought_with_its_number() -> None:

@@ -25,9 +25,11 @@ import psycopg
 from psycopg import sql
 
 from gateway.test_crash import Setup
+from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import MissingExtra
+from test_docs import ROOT, blocks_of
 
 PROGRAMS = os.environ.get("KILBURN_TEST_PROGRAMS", "")
 """Where the programs of another PostgreSQL are, such as /usr/lib/postgresql/15/bin; else the wheel's are run."""
@@ -107,6 +109,37 @@ def database(_databases: Databases) -> Iterator[Callable[[], str]]:
 def url(database: Callable[[], str]) -> str:
     """A database of one's own."""
     return database()
+
+
+@pytest.fixture(scope="session")
+def give_tables() -> str:
+    """The statement of the documentation that gives all tables to the user `gateway`."""
+    page = ROOT / "docs" / "howto" / "run-on-postgres.md"
+    (statement,) = [block.text for block in blocks_of(page) if "OWNER TO gateway" in block.text]
+    return statement
+
+
+@pytest.fixture
+def operator(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A superuser's connection to the database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def gateway(url: str, operator: psycopg.Connection[tuple[object, ...]]) -> Iterator[str]:
+    """The URL of a user who has the role `kilburn_rows` and nothing else, in a database that was restored from PostgreSQL 15."""
+    with Postgres(url):
+        pass
+    operator.execute("CREATE ROLE gateway LOGIN IN ROLE kilburn_rows")
+    if operator.info.server_version >= MAINTAINS:
+        operator.execute("REVOKE MAINTAIN ON ALL TABLES IN SCHEMA kilburn FROM kilburn_rows")
+    try:
+        yield url.replace("//postgres@", "//gateway@")
+    finally:
+        operator.execute("REASSIGN OWNED BY gateway TO postgres")
+        operator.execute("DROP OWNED BY gateway")
+        operator.execute("DROP ROLE gateway")
 
 
 @pytest.fixture(scope="session")

@@ -26,5 +26,5 @@ def test_a_database_that_is_older_than_its_anchor_is_refused(url: str, tmp_path:
     # As if one more had been committed, and a backup been restored.
     event = Event(number=1000, act=Act.NOTE, time=1.0)
     Anchor(str(file), name_of(url), "default").note(number, Batch(head=999, events=[event]))
-    with pytest.raises(StoreCorrupt, match=r"'s' has \d+ events, and the anchor has seen 1000"):
+    with pytest.raises(StoreCorrupt, match=r"'s' has \d+ events, and the anchor has 1000"):
         kilburn.open(url, tokenizer="chars/4", embedder=None, anchor=file)

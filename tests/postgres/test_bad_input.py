@@ -355,7 +355,7 @@ def test_a_transaction_of_several_steps_says_that_another_was_in_the_way(url: st
     waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     refused: list[KilburnError] = []
     with (
-        Postgres(url) as backend,
+        Postgres(url, busy_timeout=60.0) as backend,
         psycopg.connect(url) as other,
         psycopg.connect(url, autocommit=True) as watcher,
     ):

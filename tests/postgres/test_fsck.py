@@ -137,7 +137,7 @@ FLIP = "set_byte({0}, length({0}) - 1, get_byte({0}, length({0}) - 1) # 1)"
 DAMAGE = {
     "a byte of a text": (
         f"UPDATE kilburn.content SET data = {FLIP.format('data')} WHERE tenant = 1 AND digest = {PUMP}",
-        ("content", "its SHA-256 is another"),
+        ("content", "its SHA-256 differs"),
     ),
     "the length of a text": (
         f"UPDATE kilburn.content SET size = size + 1 WHERE tenant = 1 AND digest = {PUMP}",
@@ -218,11 +218,11 @@ DAMAGE = {
     ),
     "a passage is gone": (
         "DELETE FROM kilburn.passage WHERE tenant = 1 AND page = 1 AND id < 2::bigint << 32",
-        ("index", "p1 has not its passages"),
+        ("index", "p1 does not have its passages"),
     ),
     "where a passage begins": (
         "UPDATE kilburn.passage SET start = start + 1 WHERE tenant = 1 AND page = 1 AND id < 2::bigint << 32",
-        ("index", "p1 has not its passages"),
+        ("index", "p1 does not have its passages"),
     ),
     "a page that no search finds": (
         f"UPDATE kilburn.page SET first_passage = NULL, last_passage = NULL WHERE tenant = 1 AND {OF_S} AND id = 1",
@@ -247,7 +247,7 @@ DAMAGE = {
     ),
     "the index of calls": (
         f"UPDATE kilburn.page SET call = 'other' WHERE tenant = 1 AND {OF_S} AND call IS NOT NULL",
-        ("index", "the index of calls does not have it as it is"),
+        ("index", "the index of calls differs from it"),
     ),
     "a citation that nobody wrote": (
         "INSERT INTO kilburn.citation VALUES(1, 1, 1, 3, 1)",

@@ -102,7 +102,7 @@ from kilburn.backends.postgres.store import Postgres
 from kilburn.testing.stores import batch_of, start
 
 def texts(store, segment):
-    return [store.texts([page.digest])[page.digest] for page, _ in store.pages(segment)]
+    return [store.contents.texts([page.digest])[page.digest] for page, _ in store.pages(segment)]
 
 url = sys.argv[1]
 ana, ben = Postgres(url, tenant="ana"), Postgres(url, tenant="ben")

@@ -299,7 +299,7 @@ def test_a_server_that_ends_the_connection_at_any_step_of_an_append(way: Way, ur
     with Postgres(way.url) as backend, psycopg.connect(url, autocommit=True) as connection:
         segment = start(backend)
         head = 0
-        for step in range(1, STEPS, 2):
+        for step in range(1, STEPS):
             ended: list[int] = []
 
             def end(link: Link, number: int, step: int = step, ended: list[int] = ended) -> None:

@@ -188,7 +188,7 @@ def test_an_append_waits_for_the_server_twice(server: OwnServer, url: str) -> No
             if head == 4:
                 way.asked, way.answered = (lambda link, number: told.append(">")), answered
             batch = batch_of(head, {head + 1: f"text {head}"})
-            backend.commit(segment, msgspec.structs.replace(batch, said=Digests(head, (bytes([head]),))))
+            backend.commit(segment, msgspec.structs.replace(batch, digests=Digests(head, (bytes([head]),))))
         assert re.fullmatch("(>+<+){2}", "".join(told))
     with Postgres(url) as backend:
         assert [(owner.at, owner.count) for owner in backend.histories.owners(bytes([4]), 2)] == [(5, 5)]

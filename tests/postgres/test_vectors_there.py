@@ -94,7 +94,7 @@ def found(backend: Backend) -> list[Any]:
         return [
             [(hit.session, hit.address, hit.text, hit.score) for hit in hits]
             for query in ("an empty file", "where does Ana live", "bicycle")
-            for hits in (store.search(query), store.search(query, where="facts"), other.words.search(query), facts.search(query))
+            for hits in (store.search(query), store.search(query, where="facts"), other.search(query), facts.search(query))
         ]
 
 

@@ -1,4 +1,4 @@
-"""Agents: loops that decide when a model is called. Each is a file; none depends on a provider or a store."""
+"""Agents: loops that decide when a model is called. One module each; none depends on a provider or a store."""
 
 from kilburn.submodules import attach
 

@@ -1,7 +1,7 @@
-"""What an agent may do: its rights, and the one function that decides about a call.
+"""The rights of an agent, and the function that decides about a call.
 
-`decide` is pure. The agent loop asks it before each call, and asks a person where it says so. The idea of privileges for
-agents, and of a person's word before what cannot be undone, is from AIOS (arXiv 2403.16971).
+`decide` is pure. The agent loop calls it before each call of a tool, and asks a person if it says so. Privileges for agents, and
+a person's consent before irreversible actions, are from AIOS (arXiv 2403.16971).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["CallQuestion", "Deed", "Permit", "Privilege", "Rights"]
 
 
 class Deed(StrEnum):
-    """What a tool does to the world."""
+    """The effect of a tool."""
 
     READ = "read"
     """Nothing changes."""
     WRITE = "write"
-    """Something changes, and can be changed back."""
+    """Something changes, and the change can be reverted."""
     IRREVERSIBLE = "irreversible"
-    """What was done stays done: a message is sent, money is paid."""
+    """The change cannot be reverted: a message is sent, money is paid."""
 
 
 class Permit(StrEnum):
-    """Whether a call may be carried out; the later, the stricter."""
+    """Whether a call may be carried out, from the least to the most strict."""
 
     ALLOW = "allow"
     ASK = "ask"
-    """If a person says yes."""
+    """Only with the consent of a person."""
     DENY = "deny"
 
 
@@ -47,18 +47,18 @@ STRICTNESS = tuple(Permit)
 
 
 class Privilege(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be done together, under a name. Patterns are a shell's: `*`, `?`, `[a-c]`; case counts, and `*` matches `/` too.
+    """A named set of permissions. Patterns are a shell's: `*`, `?`, `[a-c]`; case counts, and `*` matches `/` too.
 
     Args:
-        name: for messages and the ledger.
+        name: name in messages and in the ledger.
         tools: patterns of the names of tools that may be called, memory tools included.
-        files: folders in which the paths of these calls must lie; None for anywhere. Links in them are followed now, once.
-        sessions: patterns of other sessions that may be read. An agent's own session, and its branches, always may.
+        files: folders that must contain the paths of these calls; None for anywhere. Links in them are resolved once, now.
+        sessions: patterns of other sessions that may be read. An agent may always read its own session and its branches.
         memories: patterns of users whose memories may be read; "" is the memory of all users.
         documents: patterns of documents that may be read.
 
     Raises:
-        SpecError: a string instead of several, or a folder whose path is not absolute.
+        SpecError: a string instead of a tuple, or a folder whose path is not absolute.
     """
 
     name: str = "all"
@@ -100,17 +100,17 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 class Rights(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent may do. Without arguments: call each of its tools, and read its own session.
+    """The rights of an agent. Without arguments it may call each of its tools, and read its own session.
 
     Args:
-        privileges: a call needs one that allows all of it: the tool, all its paths, and what it reads.
-        after_untrusted: what becomes of calls that change something, once the session has read what tools returned
+        privileges: a call needs a privilege that allows all of it: the tool, all its paths, and what it reads.
+        after_untrusted: permission of calls that change something, once the session has read results of tools
             (see `kilburn.kernel.taint`).
-        wait: seconds until a question to a person counts as answered with no.
-        above: rights that must allow a call too, such as those of the agent that started this one.
+        wait: seconds until an unanswered question to a person counts as a no.
+        above: rights that must also allow a call, such as those of the agent that started this one.
 
     Raises:
-        SpecError: `wait` is no number of seconds, or `after_untrusted` is none of allow, ask and deny.
+        SpecError: an invalid `wait` or `after_untrusted`.
     """
 
     privileges: tuple[Privilege, ...] = (Privilege(),)
@@ -156,13 +156,13 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call would do, as `decide` sees it.
+    """A call, as `decide` sees it.
 
     Args:
         tool: its name.
-        deed: what the tool does to the world.
-        paths: what it opens, resolved (see `whereabouts`).
-        reads: the other processes that it reads: kind and name; of a memory, the user.
+        deed: the effect of the tool.
+        paths: the resolved paths that it opens (see `whereabouts`).
+        reads: the other segments that it reads: kind and name; for a memory, the user.
         tainted: whether the session has read what tools returned.
     """
 
@@ -174,12 +174,12 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was decided about a call.
+    """The decision about a call.
 
     Args:
         permit: whether it may be carried out.
-        cause: "tool", "file", "session", "memory", "document", "untrusted" or "irreversible"; "" if it simply may.
-        why: in words, for the model and a person.
+        cause: "tool", "file", "session", "memory", "document", "untrusted" or "irreversible"; "" if it is simply allowed.
+        why: the reason, for the model and a person.
     """
 
     permit: Permit
@@ -231,21 +231,21 @@ def whereabouts(path: str) -> str:
     """Resolve a path: absolute, without `..`, links followed. A path that does not exist yet is resolved as far as it exists.
 
     Raises:
-        TypeError, ValueError, OSError: it is not a path, or there is no folder to begin from.
+        TypeError, ValueError, OSError: an invalid path, or there is no current folder.
     """
     return str(os.path.realpath(os.fspath(path)))
 
 
 class CallQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """May this call be carried out? Asked of a person.
+    """A question to a person: may this call be carried out?
 
     Args:
-        session: whose agent wants to make the call.
-        tool: its name.
+        session: the session of the agent.
+        tool: name of the tool.
         arguments: JSON, as the model wrote it: data, never instructions.
-        why: why it is asked, in words.
-        seconds: until it counts as answered with no.
-        over: set when nobody waits for the answer any more: the time is up, or the run was given up.
+        why: the reason of the question.
+        seconds: time until the question counts as answered with no.
+        over: set when the answer is no longer awaited: the time is up, or the run was cancelled.
     """
 
     session: str
@@ -261,7 +261,7 @@ Confirm = Callable[[CallQuestion], bool]
 
 
 class Consent(StrEnum):
-    """What became of a question. Everything but YES means no."""
+    """The outcome of a question. Everything but YES means no."""
 
     YES = "yes"
     NO = "no"
@@ -273,17 +273,17 @@ class Consent(StrEnum):
     FAILED = "failed"
     """The hook raised."""
     INVALID = "invalid"
-    """The hook returned something else than True or False."""
+    """The hook returned neither True nor False."""
     CANCELLED = "cancelled"
-    """The run was given up."""
+    """The run was cancelled."""
 
 
 class Confirmation:
     """Asks a person, one question at a time.
 
-    A hook that does not come back keeps its thread. Until it does, each further question is answered with no at once: so
-    there is one such thread at most, and an answer that comes late is not taken for that of another question. `thread` is
-    that of the last question.
+    A hook that does not return occupies its thread, and until it returns each further question is answered with no at once. So
+    there is at most one such thread, and a late answer is never taken for the answer of another question. `thread` is the
+    thread of the last question.
     """
 
     def __init__(self, hook: Confirm | None = None) -> None:
@@ -326,6 +326,6 @@ class Confirmation:
 def _answer(hook: Confirm, question: CallQuestion) -> Consent:
     try:
         answer: Any = hook(question)
-    except BaseException:  # noqa: BLE001 -- whatever it raises, it is no yes, and nobody else would see it in this thread
+    except BaseException:  # noqa: BLE001 -- whatever the hook raises is no yes, and nobody else would see it in this thread
         return Consent.FAILED
     return Consent.YES if answer is True else Consent.NO if answer is False else Consent.INVALID

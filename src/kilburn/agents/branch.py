@@ -1,14 +1,14 @@
-"""An agent that branches: it hands a part of its work to a branch of its own session, and gets one result back.
+"""An agent that delegates parts of its work to branches of its own session, and gets one result from each.
 
-`branch(description, prompt)` and `return(message)` are tools. The branch begins with the agent's own window (or less), works
-with the same loop, and its steps never stand in the main window: they are folded into what it returns, and can be opened
-again by address. That is ContextFold (arXiv 2510.11967), where the folded steps are lost. Several calls of one reply are
-branches side by side; a branch may have branches. Another agent behind a function's name is the same thing, with other tools,
-another model or another policy: see `SubAgent`.
+`branch(description, prompt)` and `return(message)` are tools. A branch begins with the agent's own window (or less) and runs the
+same loop. Its steps never enter the main window: they are folded into its result, and can be recalled by address. That is
+ContextFold (arXiv 2510.11967), where the folded steps are lost. Several calls of one reply run as parallel branches; a branch may
+have branches. A sub-agent that looks like a function is a branch with other tools, another model or another policy: see
+`SubAgent`.
 
-What a branch spends is charged to every run above it; its steps are its own. At its own limit the last steps are taken back,
-and the model is asked once to return. A crash leaves the call open and the branch whole: the next run goes on with it, or
-closes it.
+The costs of a branch are charged to every run above it; its steps count for itself. At its own limit the last steps are taken
+back, and the model is asked once to return. A crash leaves the call open and the branch intact: the next run resumes the branch,
+or closes it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ __all__ = ["Branching", "SubAgent"]
 
 LIMITS = frozenset({"steps", "calls", "tokens", "seconds", "money"})
 STEPS_TAKEN_BACK = 2
-"""Steps that are taken back from a branch at its limit, as in ContextFold: what was begun last is not done."""
+"""Steps that are taken back from a branch at its limit, as in ContextFold: they are unfinished."""
 
 
 class BranchOutcome(StrEnum):
-    """How a branch ended; it stands in the branch's ledger."""
+    """How a branch ended, as its ledger records it."""
 
     RETURNED = "returned"
     SAID = "said"
-    """It answered in prose, which was taken as its result."""
+    """It answered in prose, which is its result."""
     FORCED = "forced"
-    """It was at its limit, and returned when it was told to."""
+    """It reached its limit, and returned when it was asked to."""
     NOTHING = "nothing"
     """It has no result: a limit was reached, or the model said nothing."""
     ABANDONED = "abandoned"
@@ -74,21 +74,20 @@ class SubAgent(msgspec.Struct, frozen=True, kw_only=True):
     """An agent that looks like a function of a description and a prompt.
 
     Args:
-        name: how the model calls it.
-        purpose: what the model is told of it.
-        inherit: what it begins with.
-        tools: its own tools; None for those of the agent that calls it. With a `folder`, a function that makes them for the
-            folder that it is given.
+        name: name of the tool.
+        purpose: description of the tool.
+        inherit: the context that it begins with.
+        tools: its own tools; None for those of the calling agent. With a `folder`, a function that makes them for a folder.
         model: its own model; None for the caller's.
-        policy: what decides at its window, such as "fifo"; "" for the store's own.
-        system: a system prompt of its own, where it does not inherit the history.
-        limits: what one of its runs may spend.
-        rights: what it may do, as far as the caller may.
-        folder: what it works on: each branch gets a working folder of its own, which is merged when it returns. The paths
-            that its tools declare cannot leave that. A branch of a branch works on the branch's folder.
+        policy: policy of its window, such as "fifo"; "" for that of the store.
+        system: its own system prompt, if it does not inherit the history.
+        limits: limits of one of its runs.
+        rights: its rights, within those of the caller.
+        folder: the folder that it works on: each branch gets a working folder, which is merged when it returns. The paths that
+            its tools declare cannot leave that folder. A branch of a branch works on the folder of the branch.
 
     Raises:
-        SpecError: a field of a wrong type; a folder, and tools that are not made for it.
+        SpecError: a field of a wrong type, or a folder without a function that makes the tools.
     """
 
     name: str = "branch"
@@ -129,9 +128,9 @@ class Branching(Agent):
     """An agent whose model may branch.
 
     Args:
-        agents: what it may hand work to; by default a branch of itself.
-        most: branches of one run at most, those of branches included.
-        depth: how deep branches may have branches; 1 for branches without branches.
+        agents: the sub-agents that it may call; by default a branch of itself.
+        most: branches of one run at most, nested ones included.
+        depth: nesting depth of branches; 1 for branches without branches.
 
     The other arguments are those of `Agent`.
 
@@ -173,7 +172,7 @@ class Branching(Agent):
             yield from self._work(calls, loop)
             return
         for part in calls:
-            branch = self._of(part)
+            branch = self._open_branch(part)
             text = "[it was not done: the user went on]"
             if branch is None:
                 self.session.append(result_message(part, text))
@@ -188,7 +187,7 @@ class Branching(Agent):
                 self._permit(self.bounds, part, Action(tool=part.name, deed=Deed.READ))
                 return self._branch(self.agents[part.name], part), False
         except (AccessDenied, ToolError, KernelError, msgspec.ValidationError, msgspec.DecodeError) as error:
-            # A model or a store that fails is none of these: it leaves the branch open, and the next run goes on with it.
+            # A failure of a model or a store is none of these: it leaves the branch open, and the next run resumes it.
             text = f"error: {error}"
             return result_message(part, text), True
         return super()._invoke(part, loop)
@@ -202,7 +201,7 @@ class Branching(Agent):
     def _branch(self, agent: SubAgent, part: Part) -> Message:
         """Begin the branch of a call, or resume it, and run it until it returns."""
         texts = decode_texts(agent.spec, part.text)
-        branch = self._of(part)
+        branch = self._open_branch(part)
         if branch is None and (earlier := self._done(part)) is not None:
             return earlier
         if branch is None:
@@ -235,12 +234,12 @@ class Branching(Agent):
             if result is None or window.at(result) in (Place.IN, Place.RETIRED, Place.DROPPED):
                 return None
             if any(page.answers and result in page.sources for page in window.resident()):
-                return None  # it was shown again, and is there
+                return None  # it was recalled, and the recalled text is in the window
             notice = f"[it was done before, {address_of(result)}; ask in other words to have it done again]"
             return result_message(part, f"{notice}\n{self.session.contents.text(result)}", sources=(result,))
         return None
 
-    def _of(self, part: Part) -> Session | None:
+    def _open_branch(self, part: Part) -> Session | None:
         """Return the branch that was begun for a call, if there is one."""
         page = self.session.window.calls.get(part.call or "")
         name = next((info.name for info, fork in self.session.branches.children() if fork.call == page), None)
@@ -307,7 +306,7 @@ class Branching(Agent):
         if result.finish not in LIMITS:
             return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
-        if result.steps and not (above is not None and above.ended(below=True)):
+        if result.steps and not (above is not None and above.reached_limit(below=True)):
             return self._forced(result.finish)
         return BranchOutcome.NOTHING, f"[no result: the limit of {result.finish} was reached]"
 
@@ -315,10 +314,10 @@ class Branching(Agent):
         """Show what happens here to the agent that began this branch.
 
         Raises:
-            Cancelled: that was given up, and the model is still speaking: nothing of what it says is admitted.
+            Cancelled: that run was cancelled while the model is still speaking; its reply is not admitted.
         """
         if isinstance(event, Said):
-            self.account.go_on()
+            self.account.check_cancelled()
         if self.caller is not None:
             self.caller.show(in_branch(self.session.name, event))
 

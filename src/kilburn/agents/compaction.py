@@ -1,8 +1,8 @@
-"""Compaction on demand, for a client that wants room before the policy would make it.
+"""Compaction on demand, for a client that wants room before the policy makes it.
 
-With `compact`, a model writes the summary here, and the kernel puts it in place. With `compact_at_provider`, the
-provider replies with one signed block, which is sent first from then on. Both are atomic: nothing changes until the
-summary is there. Both raise while a tool call waits for its result, as the provider does.
+With `compact`, a model writes the summary, and the kernel puts it in place. With `compact_at_provider`, the provider returns one
+signed block, which is sent first from then on. Both are atomic: nothing changes until the summary has arrived. Both raise while
+a tool call waits for its result, as the provider does.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NAME = "compact on demand"
 
 
 class Compaction(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went.
+    """The result of a compaction.
 
     Args:
-        outcome: DONE; or why nothing changed.
-        address: of the page that stands for the rest, or "".
-        freed: tokens of the window that it freed.
-        why: in words, or "".
+        outcome: DONE, or why nothing changed.
+        address: address of the summary, or "".
+        freed: freed tokens of the window.
+        why: the reason in words, or "".
     """
 
     outcome: Outcome
@@ -59,10 +59,10 @@ def compact(
 
     Args:
         model: writes the summary; None takes the most informative lines verbatim.
-        instructions: replace the question.
-        keep: newest messages that stay as they are, at least the last.
+        instructions: a prompt in place of the default one.
+        keep: newest messages that stay unchanged; the last one always does.
         to: tokens of the summary (see `Compact`).
-        pages: the address of a range: only that is summarised.
+        pages: address of a range; only its pages are summarised.
 
     Raises:
         LawBroken: a tool call has no result yet; nothing changed. UnknownAddress, Forgotten: of `pages`.
@@ -116,14 +116,14 @@ def compact_at_provider(
 ) -> Compaction:
     """Let the provider summarise the window of a session now (`compaction: {"type": "summarize"}`).
 
-    Its block is appended, with all that the provider was shown as its sources, and the pages that it stands for leave. Send
-    the next prompt with `kilburn.models.editing.Editing`, which puts the block first. Pages that came while the provider was
-    working stay. The newest messages are in the summary, and stay too.
+    The block is appended, with all pages of the prompt as its sources, and the pages that it replaces are evicted. Send the next
+    prompt with `kilburn.models.editing.Editing`, which puts the block first. Pages that were appended in the meantime stay. The
+    newest messages are part of the summary, and stay too.
 
     Args:
-        model: of the "messages" form.
-        keep: newest messages that stay as they are.
-        tools: those of the conversation; the provider wants them where it holds calls.
+        model: a model of the "messages" form.
+        keep: newest messages that stay unchanged.
+        tools: tools of the conversation; the provider requires them if it has calls.
 
     Raises:
         LawBroken: a tool call has no result yet; nothing changed. EmptyPrompt: there is nothing to summarise.
@@ -149,7 +149,7 @@ def compact_at_provider(
     try:
         address = session.append(msgspec.structs.replace(reply.message, sources=prompt.pages))
     except Forgotten:
-        # It may hold what was forgotten while the provider was working.
+        # The block may contain text that was forgotten in the meantime.
         return _record(session, Compaction(outcome=Outcome.FAILED, why="a page that it was made from was forgotten"))
     old_use = session.prompts.use
     with session.lock:

@@ -1,7 +1,7 @@
 """The agent loop: a model, tools, and a session that never overflows.
 
 The loop is one generator. `run` runs it to its end, `stream` yields its events, and the async forms drive it from a
-thread. Tool calls of one reply run in parallel. The session itself answers the memory tools, and manages the context.
+thread. Tool calls of one reply run in parallel. The session answers the memory tools, and manages the context.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ log = logging.getLogger("kilburn")
 
 MAX_WORKERS = 8
 MAX_LEARNING_TOKENS = 8_000
-"""Tokens that learning with a model may take after a run, at most."""
+"""Tokens that learning with a model may take after a run."""
 LEARNING_POLICIES = ("plain", "facts(summary=False)")
-"""What learns where a model answers on another machine anyway: the rules, then the model."""
+"""The learning policies of a chat whose model runs on another machine anyway: rules, then the model."""
 RETURNED = "returned"
-"""How a run finished that a tool ended."""
+"""The `finish` of a run that a tool ended."""
 MIN_WINDOW_TOKENS = 256
-"""Tokens that the window keeps when a provider says that a prompt is too long. If a shorter prompt is too long, there is
+"""Tokens below which the window does not shrink when a provider rejects a prompt as too long: a shorter prompt is rejected for
 another reason."""
 
 
@@ -90,34 +90,34 @@ ADVICE = {
     "untrusted": "go on without it, or say what should be done",
     "irreversible": "do not try it again; go on without it, or say what should be done",
 }
-"""What the model can do about a refusal, by its cause."""
+"""Advice for the model about a refusal, by its cause."""
 
 
 MAX_CALLS, MAX_TOKENS, MAX_SECONDS = 10_000, 20_000_000, 6 * 3600.0
-"""Limits that hold where none is given. They end a run that would never end: the largest run that is measured in the docs and
-has a model to pay for took 1,309 calls."""
+"""Default limits. They end a run that would never end: the largest run with a paid model that the docs measure took 1,309
+calls."""
 INTEGER_LIMITS = ("steps", "calls", "tokens", "reply")
-"""Of a run's limits, those that are whole numbers."""
+"""The limits of a run that are whole numbers."""
 
 T = TypeVar("T")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `run` may spend; None for no limit. `UNLIMITED` has none.
+    """The limits of one `run`; None for no limit. `UNLIMITED` has none.
 
     Args:
-        steps: the agent's own calls of the model. Those of its branches are not among them.
-        calls: of all models together: the agent's, those of its branches and sub-calls; and of functions that code calls.
-        tokens: of all prompts and replies together, as the provider reports them. If it reports nothing, or something
-            impossible, they are counted here.
+        steps: the agent's own calls of the model, without those of its branches.
+        calls: calls of all models: the agent's, those of its branches and sub-calls; and of functions that code calls.
+        tokens: tokens of all prompts and replies, as the provider reports them. If it reports nothing, or an implausible
+            number, they are counted here.
         seconds: wall time, tools included; checked before each call.
-        money: in the currency of `prices`. By default, what 20,000,000 fresh prompt tokens cost by these; without prices there
+        money: costs in the currency of `prices`. By default, the price of 20,000,000 fresh prompt tokens; without prices there
             is no limit of money.
-        reply: tokens of one reply, at most.
-        prices: what tokens cost.
+        reply: tokens of one reply.
+        prices: prices of tokens.
 
     Raises:
-        SpecError: a limit that is no number, is less than 0 or has no end, or a limit of money without prices.
+        SpecError: a limit that is no number, is negative or infinite, or a limit of money without prices.
     """
 
     steps: int | None = 50
@@ -154,7 +154,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of the limit that has been reached, or "".
 
         Args:
-            share: of each limit, what counts as all of it.
+            share: fraction of each limit that counts as reached.
         """
         spent = {"steps": steps, "calls": calls, "tokens": tokens, "seconds": seconds, "money": money}
         return next(
@@ -163,7 +163,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNLIMITED = Limits(steps=None, calls=None, tokens=None, seconds=None, money=None)
-"""No limits but that of a reply."""
+"""No limits, except that of a reply."""
 
 
 def plausible_usage(reported: Tokens | None, counted: Tokens, cap: int) -> Tokens:
@@ -171,7 +171,7 @@ def plausible_usage(reported: Tokens | None, counted: Tokens, cap: int) -> Token
     provider reports nothing, 0 for a long text, or more than any prompt has.
 
     Args:
-        cap: tokens that the reply was allowed. What the model thought unseen is among those that are reported.
+        cap: token limit of the reply; the reported tokens include hidden thinking.
     """
     if not isinstance(reported, Tokens) or not reported.sound or not reported.prompt or (counted.reply and not reported.reply):
         return counted
@@ -190,7 +190,7 @@ def set_up(session: Session, system: str, beside: int) -> None:
 
     Args:
         system: the prompt, or "" for none.
-        beside: tokens of that, such as tool schemas; a counter's own overhead is added.
+        beside: tokens of what is sent beside the pages, such as tool schemas; the overhead of the counter is added.
     """
     if system and not session.window.last:
         session.append({"role": "system", "content": system})
@@ -203,11 +203,11 @@ def shrink(session: Session, tokens: int, error: Overlong) -> None:
     """Make a window a quarter smaller than the prompt that was too long for the provider.
 
     Args:
-        tokens: of the prompt's pages.
-        error: what the provider said.
+        tokens: tokens of the pages of the prompt.
+        error: the error of the provider.
 
     Raises:
-        Overlong: `error` itself, if the pins leave nothing to take away.
+        Overlong: `error` itself, if the pins leave nothing to remove.
     """
     budget = session.prompts.budget
     room = max(min(tokens, budget.capacity) * 3 // 4, min(budget.capacity, MIN_WINDOW_TOKENS))
@@ -221,7 +221,7 @@ def with_sources(message: Message, pages: tuple[int, ...], cites: tuple[tuple[in
     """Return a reply with its sources. A compaction in it cites all that the prompt showed; the model's own words have no source.
 
     Args:
-        pages: of the session. others: pages of other segments, by number of the segment and page.
+        pages: pages of the session. cites: pages of other segments, by number of the segment and page.
     """
     if not any(map(is_compaction, message.parts)):
         return message
@@ -233,13 +233,13 @@ RUNNING: ContextVar[Account | None] = ContextVar("kilburn.agents.within", defaul
 
 
 class Account:
-    """What a run has spent. A run within another one, such as a branch, is charged to both.
+    """The costs of a run. A run within another one, such as a branch, is charged to both.
 
     Args:
-        limits: what it may spend.
-        above: the account of the run that began it; None for that of the run whose tool begins this one, if there is one.
+        limits: limits of the run.
+        above: account of the run that started this one; None for that of the run whose tool starts this one, if there is one.
 
-    `given_up` is set of a run that was cancelled: branches of it end, and stay open.
+    `given_up` is set when a run was cancelled: its branches end, and stay open.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], above: Account | None = None) -> None:
@@ -268,7 +268,7 @@ class Account:
                 account.outcome.add(1, usage.total, account.limits.prices.cost(usage))
                 account = account.above
 
-    def take_up(self, spent: RunResult) -> None:
+    def add_spent(self, spent: RunResult) -> None:
         """Count what an earlier part of the run spent; the runs above count it themselves."""
         with self._lock:
             self.outcome.steps += spent.steps
@@ -280,7 +280,7 @@ class Account:
 
         Args:
             below: whether a branch asks, which takes no step of this run.
-            share: of each limit, what counts as all of it.
+            share: fraction of each limit that counts as reached.
         """
         spent = self.outcome
         spent.seconds = self.clock() - self._began
@@ -293,20 +293,20 @@ class Account:
             share=share,
         )
 
-    def ended(self, *, below: bool = False) -> str:
+    def reached_limit(self, *, below: bool = False) -> str:
         """Return the name of the limit of this run, or of one above it, that has been reached, or "".
 
         Args:
             below: whether a branch asks.
 
         Raises:
-            Cancelled: one above it was given up.
+            Cancelled: a run above it was cancelled.
         """
-        self.go_on()
-        return self.reached(below=below) or (self.above.ended(below=True) if self.above is not None else "")
+        self.check_cancelled()
+        return self.reached(below=below) or (self.above.reached_limit(below=True) if self.above is not None else "")
 
-    def go_on(self) -> None:
-        """Raise if a run above this one was given up; do nothing else.
+    def check_cancelled(self) -> None:
+        """Raise if a run above this one was cancelled.
 
         Raises:
             Cancelled: one was.
@@ -317,10 +317,10 @@ class Account:
                 raise Cancelled("the run that began this branch was given up", advice="run the agent again to go on with it")
             above = above.above
 
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Return the seconds that are left for one call of the model; None for no limit."""
         own_seconds = None if self.limits.seconds is None else max(1.0, self.limits.seconds - (self.clock() - self._began))
-        above = self.above.left() if self.above is not None else None
+        above = self.above.remaining_seconds() if self.above is not None else None
         return min((seconds for seconds in (own_seconds, above) if seconds is not None), default=None)
 
 
@@ -340,7 +340,7 @@ class Called(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A tool answered; `failed` if it raised, its arguments did not fit, or the agent may not call it so."""
+    """The result of a tool; `failed` if it raised, its arguments did not fit, or the call was not allowed."""
 
     call: str
     text: str
@@ -348,11 +348,11 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, kw_only=True):
-    """How a run ended.
+    """The result of a run.
 
     `finish`: "stop", "length", "refused", "returned" of a branch, or the limit that was reached: "steps", "calls", "tokens",
-    "seconds" or "money". `text` is the last reply's. `steps` are the agent's own calls of its model, `calls` all calls, those
-    of its branches included. The other sums are over all calls.
+    "seconds" or "money". `text` is the text of the last reply. `steps` are the agent's own calls of its model, `calls` all calls,
+    those of its branches included. The other sums are over all calls.
     """
 
     finish: str = Finish.STOP
@@ -382,7 +382,7 @@ class InBranch(msgspec.Struct, frozen=True):
     Args:
         branch: the name of its session, such as "work/b1".
         depth: 1 in a branch of the agent itself, 2 in a branch of that, and so on.
-        event: what; a branch ends with a `Stopped` of its own.
+        event: the event; a branch ends with a `Stopped` of its own.
     """
 
     branch: str
@@ -423,7 +423,7 @@ def result_message(
     part: Part, text: str, failed: bool = False, *, sources: tuple[int, ...] = (), cites: tuple[tuple[int, int], ...] = ()
 ) -> Message:
     """Return the result of a call, as a message."""
-    # Anthropic's form can say that a tool failed; in the chat form the text says it.
+    # Anthropic's form has a flag for failures; in the chat form only the text says so.
     result = Part(kind=Kind.RESULT, text=text, call=part.call, extra='{"is_error":true}' if failed else None)
     return Message(role=Role.TOOL, parts=(result,), sources=sources, cites=cites)
 
@@ -435,40 +435,40 @@ class Agent:
     Args:
         model: a spec such as "local" or "chat('gpt-5')", as `kilburn.open` takes it, or an object with `stream`.
         tools: typed Python functions, or `Tool`s.
-        session: has the agent's whole past.
-        limits: what one run may spend.
-        memory: whether the model is offered recall, search_memory, pin and note. One that takes no tools, or refuses these,
-            is brought what has left the window by a search for the user's words instead.
+        session: the session with the agent's whole past.
+        limits: limits of one run.
+        memory: whether the model is offered recall, search_memory, pin and note. For a model that takes no tools, or refuses
+            these, a search for the user's words brings evicted text instead.
         system: appended as a pinned system message if the session is new.
         clock: monotonic seconds, for `Limits.seconds`.
         above: the account of the run that this agent works for.
-        beside: what the model is offered besides tools and memory.
-        notes: what stands beside each prompt, within `recall`: names of notes of the session's user, or a `CoreMemory`.
-        recall: tokens, beside each prompt, for these notes and for what memories, documents and other sessions say about the
+        beside: tools that the model is offered besides these and memory.
+        notes: notes beside each prompt, within `recall`: names of notes of the session's user, or a `CoreMemory`.
+        recall: tokens beside each prompt for these notes, and for passages of memories, documents and other sessions about the
             user's words; a quarter of the window at most. 0 for nothing.
-        learn: the memory policy that learns from what the user says, in a thread, after each run, or several; "plain" calls no
-            model. The others ask the agent's own, in at most 8,000 tokens, until the user's next message; one that fails again
-            and again is spared for a while. None for nothing. A `SleepTime` has times and policies of its own.
-        rights: what it may do. The attribute may be set at any time; each call is checked when it is its turn.
-        confirm: asks a person about a call where the rights, or the tool, want it; None for nobody, which means no. It
-            is called in a thread of its own, for one question at a time. A `Confirmation` is shared with other agents.
+        learn: one or several memory policies that learn from the user's messages after each run, in a thread. "plain" calls no
+            model; the others ask the agent's model, with at most 8,000 tokens, until the user's next message. A model that
+            keeps failing is left alone for a while. None for nothing. A `SleepTime` has its own triggers and policies.
+        rights: rights of the agent. The attribute may be set at any time; each call is checked just before it is made.
+        confirm: asks a person about a call if the rights or the tool require it; None means no. It is called in its own thread,
+            one question at a time. A `Confirmation` is shared with other agents.
 
     Raises:
-        SpecError: no model, two tools of one name, or limits that are none.
-        MissingExtra, Unavailable: the model that is named cannot be made.
+        SpecError: no model, two tools of one name, or invalid limits.
+        MissingExtra, Unavailable: the named model cannot be made.
     """
 
     returned: str | None = None
-    """What a tool ended the run with; None while it goes on."""
+    """The text with which a tool ended the run; None while it goes on."""
     caller: Agent | None = None
-    """The agent that this one works for: what that one may not do, this one may not do either."""
+    """The agent that this one works for; its rights bound those of this one."""
     learning: Learning | None = None
-    """What is being learned from the session, or was last."""
+    """The current or last learning from the session."""
     searches = False
-    """Whether what has left the window is brought by a search, because the model takes no tools."""
+    """Whether a search brings evicted text, because the model takes no tools."""
     _span: tracing.Span = tracing.NONE
     _function_name = ""
-    """The function that it is behind, for its span."""
+    """The name under which another agent calls it, for its span."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ class Agent:
             raise SpecError(f"recall={recall}", advice="give tokens; 0 for nothing")
         for policy in (learn if isinstance(learn, list | tuple) else (learn,)) if learn is not None else ():
             if not isinstance(policy, SleepTime):
-                resolve("memory", policy)  # so that a wrong spec is known now
+                resolve("memory", policy)  # so that an invalid spec is reported now
         if isinstance(notes, CoreMemory):
             self.core = notes
         else:
@@ -555,7 +555,7 @@ class Agent:
         last = self.learning
         if self.learn is None or self.session.backend.readonly or (last is not None and not last.done):
             return
-        # A model that fails again and again is spared for a while.
+        # A model that keeps failing is left alone for a while.
         self._runs += 1
         if last is not None and last.failed is not None:
             self._spares.note(Outcome.FAILED if last.failed else Outcome.DONE, self._runs)
@@ -573,10 +573,10 @@ class Agent:
         """Work until the model stops calling tools, or a limit is reached.
 
         Args:
-            text: the user's message; None to go on where the session stands.
+            text: the user's message; None to continue from the session.
 
         Raises:
-            ModelError: the model failed; all that came before is in the session.
+            ModelError: the model failed; everything before is in the session.
         """
         for event in self.stream(text):
             if isinstance(event, Stopped):
@@ -605,12 +605,12 @@ class Agent:
             if step is not None and not step.done():
                 self.confirmation.cancel()
                 self.account.given_up = True
-                # A job in a line would be waited for until its turn has come; one may come into it just now.
+                # Jobs in the scheduler's queue are cancelled instead of awaited; one may join the queue just now.
                 while not step.done() and isinstance(self.model, ScheduledModel):
                     self.model.cancel()
                     await asyncio.wait([step], timeout=0.05)
                 await asyncio.wait([step])
-                step.exception()  # the caller has given up, and its own exception goes on
+                step.exception()  # the caller has stopped, and its own exception propagates
             await asyncio.to_thread(events.close)  # type: ignore[attr-defined]
 
     def stream(
@@ -618,37 +618,37 @@ class Agent:
     ) -> Iterator[RunEvent]:
         """Yield the run's events as they happen; the last one is `Stopped`. Closing it early stops the model, and the branches.
 
-        What happens in branches is among them, as `InBranch`: in order for each branch, and as it comes where several run at
-        once. Branches do not wait for the caller to take an event.
+        Events of branches are among them, as `InBranch`: in order for each branch, interleaved for parallel branches. Branches
+        do not wait for the caller to take an event.
         """
-        outer_span, self._span = self._span, self._begun_span()
-        try:
+        with self._traced():
             yield from self._events(text, loop)
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        """Run in a span, which gets the figures of the run or its error."""
+        model = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._function_name, tracing.MODEL: self.model.name}
+        span = tracing.begin(f"invoke_agent {self._function_name}", model, about={tracing.CONVERSATION: self.session.name})
+        outer_span, self._span = self._span, span
+        try:
+            yield
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._span.fail(type(error).__name__)
+            span.fail(type(error).__name__)
             raise
         finally:
-            self._end_span()
+            if span.wanted:
+                spent = self.account.outcome
+                figures = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
+                span.set({f"kilburn.{name}": value for name, value in figures.items()})
+            span.end()
             self._span = outer_span
-
-    def _begun_span(self) -> tracing.Span:
-        attributes = {tracing.OPERATION: "invoke_agent", tracing.AGENT: self._function_name, tracing.MODEL: self.model.name}
-        about = {tracing.CONVERSATION: self.session.name}
-        return tracing.begin(f"invoke_agent {self._function_name}", attributes, about=about)
-
-    def _end_span(self) -> None:
-        if self._span.wanted:
-            spent = self.account.outcome
-            figures = {"steps": spent.steps, "calls": spent.calls, "tokens": spent.tokens, "finish": str(spent.finish)}
-            self._span.set({f"kilburn.{name}": value for name, value in figures.items()})
-        self._span.end()
 
     def _events(self, text: str | dict[str, Any] | Message | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[RunEvent]:
         self.account, self.returned = Account(self.limits, self.clock, self.above), None
         if self.learning is not None:
-            self.learning.close(0)  # what a model is asked for it would be in the way of this reply
+            self.learning.close(0)  # its questions to the model would delay this reply
         outcome = self.account.outcome
         yield from self._resume(text is None, loop)
         if text is not None:
@@ -657,7 +657,7 @@ class Agent:
         if self.above is None:
             self.confirmation.begin()
         while self.returned is None:
-            spent = self.account.ended()
+            spent = self.account.reached_limit()
             if spent:
                 outcome.finish = spent
                 break
@@ -677,7 +677,7 @@ class Agent:
         """Finish what an earlier run left undone, before this one begins.
 
         Args:
-            goes_on: whether this run goes on where that one stopped; else the user says something new.
+            goes_on: whether this run continues the earlier one; otherwise the user says something new.
         """
         yield from ()
 
@@ -718,8 +718,7 @@ class Agent:
         """Admit a reply to a prompt, beside which a search has brought something or not.
 
         Raises:
-            Forgotten: a provider's compaction of the prompt came with it, and a page that the prompt showed is forgotten by
-                now.
+            Forgotten: the reply has a provider's compaction, and a page of the prompt was forgotten meanwhile.
         """
         brought.keep(self.session, with_sources(message, prompt.pages), passages.pages if passages is not None else ())
 
@@ -778,7 +777,7 @@ class Agent:
             system=prompt.system,
             tools=self.specs,
             max_tokens=self.limits.reply,
-            timeout=self.account.left(),
+            timeout=self.account.remaining_seconds(),
         )
 
     def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:
@@ -834,8 +833,8 @@ class Agent:
                             answer.result()
                 results = [answer.result() for answer in answers]
             except BaseException as error:
-                # Calls that have not begun do not begin, and nobody is asked any more. After a Ctrl-C, or where the caller has
-                # closed the stream, branches do not go on.
+                # Waiting calls are cancelled, and no more questions are asked. After a Ctrl-C, or if the caller closed the
+                # stream, branches stop too.
                 self.confirmation.cancel()
                 self.account.given_up |= not isinstance(error, Exception)
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -845,7 +844,7 @@ class Agent:
             try:
                 self.session.append(*messages)
             except Forgotten:
-                # The model goes on without it.
+                # The model continues without it.
                 messages = memory_tools.without_gone(self.session, messages)
                 self.session.append(*messages)
         for message, (_, failed) in zip(messages, results, strict=True):
@@ -858,7 +857,7 @@ class Agent:
 
     def _called(self, part: Part, loop: asyncio.AbstractEventLoop | None) -> tuple[Message, bool]:
         """Carry out one call, as a span."""
-        # What a model calls that there is not may be anything.
+        # A model may call a tool that does not exist by any name.
         name = part.name if any(spec.name == part.name for spec in self.specs) else "unknown"
         attributes = {
             tracing.OPERATION: "execute_tool",
@@ -897,11 +896,11 @@ class Agent:
                 with account.working():
                     text, failed = tool.run(values, loop), False
             finally:
-                self.account, self.returned = account, returned  # it may have run this very agent
+                self.account, self.returned = account, returned  # the tool may have run this agent
         except (ToolError, AccessDenied) as error:
             text, failed = f"error: {error}", True
-        # What we say of a call that was not carried out is made from the call: it is no untrusted read.
-        return result_message(part, text, failed, sources=() if is_started else self._page_of(part)), failed
+        # The error text of a call that was not carried out comes from the call itself: it is no untrusted read.
+        return result_message(part, text, failed, sources=() if is_started else self._call_page(part)), failed
 
     def _permitted(self, tool: Tool, part: Part) -> dict[str, Any]:
         """Return the values for a call of a tool that may be carried out.
@@ -913,7 +912,7 @@ class Agent:
         values = tool.values(part.text)
         paths = tool.resolved(values) if rights.bounds_files else {}
         self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
-        # A person takes time to answer, and a link may have been put there meanwhile.
+        # A link may have been put there while a person was asked.
         if paths and (resolved := tool.resolved(values | paths)) != paths:
             paths = resolved
             self._permit(rights, part, Action(tool=tool.name, deed=tool.deed, paths=tuple(flatten(paths.values()))))
@@ -927,7 +926,7 @@ class Agent:
         """What this agent may do now: its rights, under those of the agent that it works for."""
         return self.rights if self.caller is None else self.rights.under(self.caller.bounds)
 
-    def _page_of(self, part: Part) -> tuple[int, ...]:
+    def _call_page(self, part: Part) -> tuple[int, ...]:
         """Return the page of a call, if it was not forgotten meanwhile."""
         with self.session.lock:
             page = self.session.window.calls.get(part.call or "")
@@ -961,7 +960,7 @@ class Agent:
         }
         if consent:
             data["consent"] = str(consent)
-        self.session.ledger.record(Act.NOTE, self._page_of(part), policy="access", **data)
+        self.session.ledger.record(Act.NOTE, self._call_page(part), policy="access", **data)
         if consent is Consent.YES:
             self.session.ledger.flush()
             return

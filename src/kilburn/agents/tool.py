@@ -28,7 +28,7 @@ def text_spec(name: str, purpose: str, /, **texts: str) -> ToolSpec:
     """Return the specification of a tool whose arguments are texts, all of them required.
 
     Args:
-        texts: what each is, by its name.
+        texts: description of each text, by its name.
     """
     properties = {text: {"type": "string", "description": about} for text, about in texts.items()}
     parameters = {"type": "object", "properties": properties, "required": [*texts], "additionalProperties": False}
@@ -39,7 +39,7 @@ def decode_texts(spec: ToolSpec, arguments: str) -> dict[str, str]:
     """Decode the texts of a call of such a tool, by their names, from JSON.
 
     Raises:
-        msgspec.ValidationError, msgspec.DecodeError: they are others.
+        msgspec.ValidationError, msgspec.DecodeError: the arguments do not fit.
     """
     fields = [(name, str) for name in spec.parameters["properties"]]
     decoded = msgspec.json.decode(arguments or "{}", type=msgspec.defstruct(spec.name, fields, forbid_unknown_fields=True))
@@ -47,19 +47,19 @@ def decode_texts(spec: ToolSpec, arguments: str) -> dict[str, str]:
 
 
 class Tool:
-    """One function that a model may call.
+    """A function that a model may call.
 
     Args:
         function: plain or async; every parameter has a type and is JSON-able; no *args or **kwargs.
-        name: how the model calls it; the function's own name by default.
-        does: what it does to the world: "read", "write" or "irreversible".
-        paths: the parameters that are paths of files or folders, or lists of them. If the agent's rights name folders,
-            these are checked, and the function gets them resolved.
-        clean: whether its results hold nobody else's words, as those of a clock: they are not an untrusted read.
+        name: name of the tool; the function's name by default.
+        does: effect of the tool: "read", "write" or "irreversible".
+        paths: parameters that are paths of files or folders, or lists of them. If the agent's rights name folders, these are
+            checked, and the function gets them resolved.
+        clean: whether its results contain no foreign text, such as those of a clock: they are not an untrusted read.
 
     Raises:
-        SpecError: a parameter without a type, or one that JSON cannot carry; a path that is no parameter; `does` is none of
-            these.
+        SpecError: a parameter without a type, or of a type that JSON cannot carry; a path that is no parameter; another value
+            of `does`.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Tool:
         except (TypeError, NameError) as error:
             raise SpecError(f"{self.name} cannot be a tool: {error}", advice="give each parameter a JSON-able type") from error
         if isinstance(paths, str) or (unknown := set(paths) - set(self._arguments.__struct_fields__)):
-            name_of_path = paths if isinstance(paths, str) else min(unknown)
-            raise SpecError(f"paths={name_of_path!r} of {self.name}", advice="give a tuple of the names of its parameters")
-        schema_of_arguments = components.pop(self._arguments.__name__, schema[0])
-        parameters = {key: value for key, value in schema_of_arguments.items() if key != "title"} | (
+            path_name = paths if isinstance(paths, str) else min(unknown)
+            raise SpecError(f"paths={path_name!r} of {self.name}", advice="give a tuple of the names of its parameters")
+        argument_schema = components.pop(self._arguments.__name__, schema[0])
+        parameters = {key: value for key, value in argument_schema.items() if key != "title"} | (
             {"$defs": components} if components else {}
         )
         description = inspect.cleandoc(function.__doc__ or "") or self.name

@@ -1,12 +1,12 @@
-"""A working folder of its own for a branch, so that agents that write side by side do not collide.
+"""A working folder for each branch, so that agents that write in parallel do not collide.
 
-It begins with what the parent's folder holds, changes that nobody committed included. What the branch does in it is merged into
-the parent's folder as a whole, or refused with the names of the files that both changed. Git does the work: in the folder's own
-repository, as a worktree; where there is none, in a repository of ours below `.kilburn`, as a plain copy. The parent's commits,
-branches and index are not touched. What Git ignores is neither copied nor merged; nor are empty folders.
+It begins with the contents of the parent's folder, uncommitted changes included. The changes of the branch are merged into the
+parent's folder as a whole, or refused with the names of the files that both changed. Git does the work: in the folder's own
+repository, as a worktree; in a folder without a repository, as a plain copy with a repository below `.kilburn`. The parent's
+commits, branches and index are not touched. Ignored files and empty folders are neither copied nor merged.
 
-A merge is written down before it begins. If the program ends in the middle, opening any working folder of the same root
-finishes it first.
+The plan of a merge is written to a journal first. If the program ends during the merge, opening any working folder of the same
+root finishes it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from kilburn.file import sync_folder, write_file
 __all__ = ["open_workspace"]
 
 HOME = ".kilburn"
-"""Where a folder without a repository has its working folders."""
+"""The folder of the working folders of a folder without a repository."""
 
 SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "merge.directoryRenames=false", "advice.addEmbeddedRepo=false")
-AUTHOR = {
-    f"GIT_{role}_{field}": value for role in ("AUTHOR", "COMMITTER") for field, value in (("NAME", "kilburn"), ("EMAIL", ""))
-}
+AUTHOR = {"GIT_AUTHOR_NAME": "kilburn", "GIT_AUTHOR_EMAIL": "", "GIT_COMMITTER_NAME": "kilburn", "GIT_COMMITTER_EMAIL": ""}
 LINK = "160000"
-"""The mode of a repository inside a repository, of which a tree holds no files."""
+"""The mode of a nested repository; a tree has none of its files."""
 
 
 class PathChange(msgspec.Struct, frozen=True):
@@ -105,9 +103,9 @@ class Repository:
         """Run Git; its output.
 
         Args:
-            index: the file of the index; None for none that is written.
-            tree: the folder with the files; None for the parent's.
-            fine: a status besides 0 that is no error.
+            index: file of the index; None for a command that writes no index.
+            tree: folder with the files; None for the parent's.
+            fine: another exit status, besides 0, that is no error.
 
         Raises:
             WorkspaceError: Git failed.
@@ -158,12 +156,12 @@ class Repository:
         """Return the tree of a folder's files as they are now, new files included and what Git ignores left out.
 
         Args:
-            index: knows the files that it had; it is not written to.
+            index: index of the folder; it is copied, not written.
         """
         with self._scratch() as scratch:
             mine = scratch / "index"
             if index.exists():
-                # With its time: Git looks into a file that is as old as its index, even if it has the same size.
+                # With its time: Git reads a file that is as old as its index, even if the size did not change.
                 shutil.copy2(index, mine)
             self.git("add", "--all", "--", ".", index=mine, tree=folder)
             return self.git("write-tree", index=mine, tree=folder).decode().strip()
@@ -207,29 +205,26 @@ class Repository:
         """Change the parent's files from one tree to another: all of them, or none.
 
         Raises:
-            MergeConflict: something is in the way that is in no tree. WorkspaceError: a file could not be written.
+            MergeConflict: a file that is in no tree is in the way. WorkspaceError: a file could not be written.
         """
         changes = self.changes(old_tree, new_tree)
         delete = tuple(change.path for change in changes if change.status == "D")
         write = tuple(change.path for change in changes if change.status != "D")
         added = {change.path for change in changes if change.status == "A"}
+        replaced = tuple(path for path in (*write, *delete) if path not in added)
         if blocked := [path for path in write if self._is_blocked(path, path in added, frozenset(delete))]:
             raise _conflict(blocked, "what Git ignores is in the way")
         staged = Path(tempfile.mkdtemp(dir=self.home, prefix="merge-"))
         try:
             self.check_out(new_tree, write, staged / "after", staged / "index")
-            self.check_out(
-                old_tree, [path for path in (*write, *delete) if path not in added], staged / "before", staged / "index"
-            )
+            self.check_out(old_tree, replaced, staged / "before", staged / "index")
             if self.of_parent() != self.git("rev-parse", f"{old_tree}^{{tree}}").decode().strip():
                 raise WorkspaceError("the folder changed during the merge", advice="merge again")
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         forward = MergePlan(str(staged / "after"), write, delete)
-        back = MergePlan(
-            str(staged / "before"), tuple(path for path in (*write, *delete) if path not in added), tuple(sorted(added))
-        )
+        back = MergePlan(str(staged / "before"), replaced, tuple(sorted(added)))
         self._write_down(forward)
         try:
             self._finish()
@@ -329,7 +324,7 @@ def _conflict(paths: Iterable[str], why: str) -> MergeConflict:
 
 
 class Workspace:
-    """The working folder of one branch; `open_workspace` makes it, or opens it again.
+    """The working folder of a branch; `open_workspace` creates or reopens it.
 
     Attributes:
         name: of the branch, such as "work/b1".
@@ -370,7 +365,7 @@ class Workspace:
             else:
                 repository.git("worktree", "add", "--quiet", "--detach", str(self._tree), base)
             self.path.mkdir(parents=True, exist_ok=True)
-            # Written last: without it, the folder counts as not made.
+            # Written last: without it, the folder counts as not created.
             repository.git("update-ref", self._ref, base)
 
     def _clear(self) -> None:
@@ -413,11 +408,10 @@ class Workspace:
     def merge(self) -> dict[str, str]:
         """Merge the changes of the branch into the parent's folder, and close the working folder.
 
-        Files that the parent changed since then, and the branch did not, stay as they are. Where both changed different
-        lines of a text, both changes are kept.
+        Files that only the parent changed stay as they are. If both changed different lines of a text, both changes are kept.
 
         Returns:
-            What the branch changed.
+            The changes of the branch.
 
         Raises:
             MergeConflict: both changed the same, or a file that Git ignores is in the way; nothing was changed. The working

@@ -1,8 +1,9 @@
-"""The anchor of a store: how far its ledgers had come, in a file outside it, so that an older copy in its place is noticed.
+"""The anchor of a store: the last events of its ledgers, in a file outside the store, which detects that an older copy of the
+store replaced it.
 
-Each commit appends a line to the file: the segment, the number of its last event, and when that was. `$KILBURN_ANCHOR` names the
-file. Lines are sealed, as rows are: with `$KILBURN_SEAL_KEY` only who knows that key can write them. A commit comes first, and
-its line after it: a store that was killed between the two is ahead of its anchor, which is no finding.
+Each commit appends a line to the file: the segment, the number and the time of its last event. `$KILBURN_ANCHOR` names the file.
+Lines are sealed like rows: with `$KILBURN_SEAL_KEY` nobody can write them without the key. The line follows the commit: a store
+that was killed between the two is ahead of its anchor, which is not a finding.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from io import FileIO
 
 import msgspec
 
-from kilburn.backend import Backend, Batch, SegmentInfo, SegmentKind
-from kilburn.backends.findings import Finding
+from kilburn.backend import Backend, Batch, Finding, SegmentInfo, SegmentKind
 from kilburn.backends.records import seal_of
 from kilburn.errors import StoreCorrupt, StoreError
 
 log = logging.getLogger(__name__)
 
 SPARE_LINES = 10_000
-"""Lines that an anchor may have beside those that count, before an opening removes them."""
+"""Outdated lines of an anchor, at most; an opening removes more."""
 
 UNKNOWN = 0.0
-"""The time of an event that was there before the anchor."""
+"""The time of an event that is older than the anchor."""
 
 Head = tuple[int, float]
 """The number and the time of the last event of a ledger."""
@@ -46,10 +46,11 @@ _lines = msgspec.json.Decoder(_Line)
 
 
 class Anchor:
-    """The anchor of one tenant's store; without a file it does nothing.
+    """The anchor of one tenant's store. Without a file it does nothing.
 
     Args:
-        file: its path. place, tenant: whose it is, as `name_of` calls the place. One file may be the anchor of several stores.
+        file: its path. Several stores may share one file.
+        place, tenant: the store, with the place as `name_of` returns it.
     """
 
     def __init__(self, file: str = "", place: str = "", tenant: str = "") -> None:
@@ -57,17 +58,16 @@ class Anchor:
         self._thread = threading.local()
 
     def check(self, backend: Backend) -> None:
-        """Check at its opening that a store is no older than its anchor. An empty file becomes the anchor of the store as it is.
+        """Check that an opened store is not older than its anchor. An empty file becomes the anchor of the present store.
 
         Raises:
-            StoreCorrupt: it is older, or a line is not what was written. StoreError: there is no such file, or it cannot be read
-                or written.
+            StoreCorrupt: the store is older, or a line is altered. StoreError: the file is missing, or cannot be read or written.
         """
-        # In this order, as others write meanwhile, and a line comes after its commit.
+        # In this order, because others write meanwhile, and a line follows its commit.
         heads = self._heads()
         infos = backend.segments()
         if wrong := [finding.what for finding in _older(heads, infos)]:
-            advice = "restore a newer copy; if you put this one there, empty the anchor: it is then taken as it is"
+            advice = "restore a newer copy; if you restored this one on purpose, empty the anchor file"
             raise StoreCorrupt(f"the store is older than its anchor {self.file}: {wrong[0]}", advice=advice)
         if not backend.readonly:
             try:
@@ -79,23 +79,23 @@ class Anchor:
                 raise StoreError(f"the anchor {self.file} cannot be written: {error}", advice="give another one") from error
 
     def findings(self, backend: Backend) -> list[Finding]:
-        """Return in what a store is older than its anchor, or has another history; the whole store is looked at."""
+        """Return where a store is older than its anchor, or has another history, after examining all of it."""
         try:
             heads = self._heads()
         except StoreError as error:
             return [Finding(kind="anchor", what=error.what)]
         infos = backend.segments()
         whole = {info.number for info in infos if not info.damaged and info.kind is not SegmentKind.FORGOTTEN}
-        found = [*_older(heads, infos)]
-        for number in sorted(heads.keys() & whole - {finding.segment for finding in found}):
+        findings = [*_older(heads, infos)]
+        for number in sorted(heads.keys() & whole - {finding.segment for finding in findings}):
             head, time = heads[number]
             event = next(iter(backend.events(number, head - 1)), None) if head else None
             if event is not None and time not in (event.time, UNKNOWN):
-                found.append(Finding(kind="anchor", what=f"event {head} is another than the anchor has", segment=number))
-        return found
+                findings.append(Finding(kind="anchor", what=f"event {head} differs from the one in the anchor", segment=number))
+        return findings
 
     def note(self, segment: int, batch: Batch) -> None:
-        """Write down a batch that is committed; within `held`, when that ends."""
+        """Record a committed batch; within `held`, at the end of that block."""
         if batch.events:
             heads = {segment: (batch.head + len(batch.events), batch.events[-1].time)}
             if (waiting := self._waiting()) is not None:
@@ -105,7 +105,7 @@ class Anchor:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Write down several batches of this thread when their transaction has ended; none of them if it fails."""
+        """Record the batches of this thread in the block at its end, or none of them if it raises."""
         if self._waiting() is not None:
             yield
             return
@@ -125,7 +125,7 @@ class Anchor:
             with self._locked() as file:
                 self._append(file, heads)
         except OSError as error:
-            # The commit is done: the anchor is behind it until the segment's next one.
+            # The commit is done; the anchor is behind it until the segment's next commit.
             log.warning("the anchor %s cannot be written: %s", self.file, error)
 
     @contextmanager
@@ -136,7 +136,7 @@ class Anchor:
 
     def _append(self, file: FileIO, heads: Mapping[int, Head]) -> None:
         file.seek(0, os.SEEK_END)
-        # Each begins anew, whatever a writer that was killed has left.
+        # Each line starts with a line break, in case a killed writer has left a partial line.
         file.write(b"".join(b"\n" + msgspec.json.encode(self._line(number, *head)) + b"\n" for number, head in heads.items()))
 
     def _line(self, segment: int, head: int, time: float) -> _Line:
@@ -155,10 +155,10 @@ class Anchor:
             with open(self.file, "rb") as file:
                 lines = [line for line in _read_lines(file.read()) if line.store == self._store]
         except OSError as error:
-            advice = "make an empty file there, if you trust the store as it is"
+            advice = "create an empty file there if you trust the present store"
             raise StoreError(f"the anchor {self.file} cannot be read: {error}", advice=advice) from error
         if any(line != self._line(line.segment, line.head, line.time) for line in lines):
-            raise StoreCorrupt(f"a line of the anchor {self.file} is not what was written", advice="compare it with its backup")
+            raise StoreCorrupt(f"a line of the anchor {self.file} is altered", advice="compare it with a backup")
         return {line.segment: (line.head, line.time) for line in sorted(lines, key=_head)}
 
 
@@ -167,7 +167,7 @@ def _head(line: _Line) -> int:
 
 
 def _read_lines(data: bytes) -> Iterator[_Line]:
-    """Yield the lines of an anchor, without what a writer that was killed has left."""
+    """Yield the lines of an anchor, without partial lines of killed writers."""
     for raw in data.split(b"\n"):
         try:
             yield _lines.decode(raw)
@@ -177,11 +177,11 @@ def _read_lines(data: bytes) -> Iterator[_Line]:
 
 def _older(heads: Mapping[int, Head], infos: Sequence[SegmentInfo]) -> Iterator[Finding]:
     """Yield the segments that have fewer events than an anchor has seen."""
-    known = {info.number: info for info in infos}
+    infos_by_number = {info.number: info for info in infos}
     for number, (head, _) in heads.items():
-        info = known.get(number)
+        info = infos_by_number.get(number)
         if info is None:
-            yield Finding(kind="anchor", what=f"segment {number} is not there, and the anchor has seen it", segment=number)
+            yield Finding(kind="anchor", what=f"segment {number} is missing, and the anchor has it", segment=number)
         elif info.head < head and not info.damaged and info.kind is not SegmentKind.FORGOTTEN:
-            what = f"{info.name!r} has {info.head} events, and the anchor has seen {head}"
-            yield Finding(kind="anchor", what=what, segment=number)
+            message = f"{info.name!r} has {info.head} events, and the anchor has {head}"
+            yield Finding(kind="anchor", what=message, segment=number)

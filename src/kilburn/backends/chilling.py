@@ -1,9 +1,8 @@
-"""How texts go to the cold place and come back, whatever keeps the rows that say where each is.
+"""Moves texts to the cold place and back, for every backend.
 
-An object is announced before it is written, in a transaction of its own; the text's row then takes its name, in another one.
-So an object that nobody knows never is one that a text needs, whatever is killed in between. A row that is removed, or takes its
-text back, leaves the name of its object behind in the same transaction, to be deleted afterwards. Objects are read and written
-while no transaction is open.
+A first transaction announces an object before it is written; a second transaction lets the text's row refer to it. So an object
+that no row refers to is never needed, whenever the program is killed. When a row is removed or takes its text back, the same
+transaction records the name of its object, which is deleted afterwards. Objects are read and written outside of transactions.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ T = TypeVar("T")
 log = logging.getLogger("kilburn")
 
 SETTING = "cold"
-"""The setting of a tenant that says where its cold place is."""
+"""The name of the tenant's setting with its cold place."""
 
-SMALL = 200
-"""Bytes of a row; a smaller one is not worth an object."""
+MIN_ROW_BYTES = 200
+"""Smaller rows are not worth an object."""
 
-LATE = 3600.0
-"""Seconds for which somebody may still write an object that was given up: it is deleted again and again."""
+ABANDONED_SECONDS = 3600.0
+"""Time for which a program may still write an object that was given up: it is deleted repeatedly."""
 
-OBJECTS = 64
+MOVE_BATCH = 64
 """Texts that are moved at a time."""
 
 
@@ -65,10 +64,10 @@ class Returning(NamedTuple):
 
 
 class ColdRows(Protocol):
-    """What a store says of the cold texts of a tenant, within one transaction of its caller."""
+    """The rows of a tenant's cold texts and objects, within one transaction of the caller."""
 
     def place(self) -> ColdPlace | None:
-        """The tenant's cold place, opened; None where it has none.
+        """Return the tenant's cold place, opened, or None if it has none.
 
         Raises:
             StoreCorrupt, StoreError, SpecError, MissingExtra: it cannot be opened.
@@ -76,43 +75,48 @@ class ColdRows(Protocol):
         ...
 
     def whole(self, keys: Collection[bytes]) -> list[tuple[bytes, int, bytes]]:
-        """Those of these texts that are stored whole here in more than `SMALL` bytes: digest, codec, bytes."""
+        """Return those of these texts that are stored here, not in pieces, in more than `MIN_ROW_BYTES` bytes: digest, codec,
+        bytes."""
         ...
 
     def announce(self, names: Iterable[str]) -> None:
-        """Say that these objects are being written."""
+        """Record that these objects are being written."""
         ...
 
     def give_up(self, names: Iterable[str] | None = None) -> None:
-        """Say that objects are to be deleted, whatever was said of them before; or all that were announced, and may still be
-        written."""
+        """Record that objects are to be deleted, whatever their state; if `names` is None, all announced objects, which may still
+        be written."""
         ...
 
     def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
-        """Let the texts take the objects that were written for them into this place, if it still is the tenant's: those that are
-        still what they were, and whose objects nobody has given up meanwhile. The other objects are to be deleted."""
+        """Let texts refer to the objects that were written for them to this place, if it is still the tenant's. Texts that have
+        changed, and texts whose objects were given up, are left out: their objects are to be deleted.
+
+        Returns:
+            The texts that refer to their objects now.
+        """
         ...
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
-        """Those of these texts that are cold; all that are, if none are named."""
+        """Return those of these texts that are cold; all cold texts if `keys` is None."""
         ...
 
     def take(self, back: Sequence[Returning]) -> list[bytes]:
-        """Store texts here again that are still in these objects, which are then to be deleted; returns their bytes."""
+        """Store texts here again that are still in these objects, which are then to be deleted. Return their bytes."""
         ...
 
     def strays(self) -> Mapping[str, float]:
-        """The objects that are no text's: 0 for one that is announced, and 1 for one that is to be deleted. For one that was
-        given up and may still be written: when that was, in seconds since the epoch."""
+        """Return the objects that belong to no text, by name: 0 for an announced object, 1 for one to delete, and the time in
+        seconds since the epoch for one that was given up and may still be written."""
         ...
 
     def gone(self, names: Iterable[str]) -> None:
-        """Say that these objects are deleted."""
+        """Record that these objects are deleted."""
         ...
 
 
 class ReadsRows(Protocol):
-    """Does something with the rows in one snapshot."""
+    """Calls a function with the rows in one snapshot."""
 
     def __call__(self, do: Callable[[ColdRows], T]) -> T:
         """Return what `do` returns."""
@@ -120,7 +124,7 @@ class ReadsRows(Protocol):
 
 
 class ChangesRows(Protocol):
-    """Does something with the rows in one write transaction."""
+    """Calls a function with the rows in one write transaction."""
 
     def __call__(self, do: Callable[[ColdRows], T], *, wait: bool = True) -> T:
         """Return what `do` returns.
@@ -132,19 +136,19 @@ class ChangesRows(Protocol):
 
 
 class OpenPlace:
-    """The cold place of a tenant, opened once."""
+    """Opens the cold place of a tenant once."""
 
     def __init__(self) -> None:
         self._known: tuple[str, ColdPlace] | None = None
 
     def of(self, setting: str) -> ColdPlace:
-        """The place that a setting names.
+        """Return the place that a setting names.
 
         Raises:
             StoreCorrupt, StoreError, SpecError, MissingExtra: it cannot be opened.
         """
         if self._known is None or self._known[0] != setting:
-            # Only who has a cold place pays for it.
+            # Imported here because few tenants have a cold place.
             from kilburn.backends.cold import ColdPlace, place_of
 
             place = place_of(setting)
@@ -154,40 +158,43 @@ class OpenPlace:
 
 
 def required(place: ColdPlace | None) -> ColdPlace:
-    """The place of texts that are cold.
+    """Return the place of cold texts.
 
     Raises:
-        StoreCorrupt: the store does not say where it is.
+        StoreCorrupt: the store has none.
     """
     if place is None:
-        raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
+        raise StoreCorrupt(
+            "a text is cold, and the setting of the cold place is missing", advice="set it again with `kilburn cold set`"
+        )
     return place
 
 
 class Chilling:
-    """The verbs of a store that move texts, see `Backend`.
+    """Moves texts; see `kilburn.backend.ContentStore`.
 
     Args:
-        path: what the store is called in the log.
-        sync: makes durable what was committed.
-        put_off: whether objects are not to be deleted now.
+        path: the name of the store in the log.
+        read_rows, change: run a function in a transaction.
+        sync: makes commits durable.
+        put_off: whether no objects may be deleted now.
     """
 
     def __init__(
-        self, path: str, read: ReadsRows, change: ChangesRows, sync: Callable[[], object], put_off: Callable[[], bool]
+        self, path: str, read_rows: ReadsRows, change: ChangesRows, sync: Callable[[], object], put_off: Callable[[], bool]
     ) -> None:
-        self._path, self._read, self._change, self._sync, self._put_off = path, read, change, sync, put_off
+        self._path, self._read, self._change, self._sync, self._put_off = path, read_rows, change, sync, put_off
 
     def chill(self, digests: Iterable[str]) -> Moved:
-        """See `Backend`."""
+        """See `ContentStore`."""
         place = self._read(lambda rows: rows.place())
         if place is None:
             raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
         texts = size = 0
         self._abandon()
-        for keys in chunks(list(dict.fromkeys(key_of(digest) for digest in digests)), OBJECTS):
+        for keys in chunks(list(dict.fromkeys(key_of(digest) for digest in digests)), MOVE_BATCH):
             settled = self._chill(place, keys)
-            texts, size = texts + len(settled), size + sum(len(each.data) for each in settled)
+            texts, size = texts + len(settled), size + sum(len(text.data) for text in settled)
         self.sweep()
         return Moved(texts=texts, bytes=size)
 
@@ -196,123 +203,125 @@ class Chilling:
         coming = [Coming(key, codec, data, *place.made(bytes([codec]) + data, key)) for key, codec, data in whole]
         if not coming:
             return []
-        self._change(lambda rows: rows.announce(each.name for each in coming))
+        self._change(lambda rows: rows.announce(text.name for text in coming))
         try:
-            for each in coming:
-                place.write(each.name, each.body)
+            for text in coming:
+                place.write(text.name, text.body)
             settled = self._change(lambda rows: rows.settle(coming, place))
         except BaseException:
-            self._change(lambda rows: rows.give_up(each.name for each in coming))
+            self._change(lambda rows: rows.give_up(text.name for text in coming))
             self.sweep()
             raise
-        # What was forgotten meanwhile: whoever forgot it may have looked before it was there.
-        for each in coming:
-            if each not in settled:
-                place.delete(each.name)
+        # Texts that were forgotten meanwhile: the program that forgot one may have looked before its object existed.
+        for text in coming:
+            if text not in settled:
+                place.delete(text.name)
         return settled
 
     def warm(self, digests: Iterable[str] | None = None) -> Moved:
-        """See `Backend`."""
+        """See `ContentStore`."""
         texts = size = 0
-        wanted = None if digests is None else [key_of(digest) for digest in digests]
-        cold = [each.key for each in self._read(lambda rows: rows.lying(wanted))]
-        for keys in chunks(cold, OBJECTS):
-            taken = self._warm(keys)
-            texts, size = texts + len(taken), size + sum(map(len, taken))
+        keys_requested = None if digests is None else [key_of(digest) for digest in digests]
+        cold = [text.key for text in self._read(lambda rows: rows.lying(keys_requested))]
+        for keys in chunks(cold, MOVE_BATCH):
+            returned = self._warm(keys)
+            texts, size = texts + len(returned), size + sum(map(len, returned))
             self.sweep()
         return Moved(texts=texts, bytes=size)
 
     def _warm(self, keys: Sequence[bytes]) -> list[bytes]:
         place, lying = self._read(lambda rows: (required(rows.place()), rows.lying(keys)))
         back = []
-        for each in lying:
-            held = self._held(place, each)
-            if held is not None:
-                back.append(Returning(each.key, each.name, *held))
+        for text in lying:
+            packed = self._held(place, text)
+            if packed is not None:
+                back.append(Returning(text.key, text.name, *packed))
         return self._change(lambda rows: rows.take(back))
 
     def _held(self, place: ColdPlace, lying: Lying) -> tuple[int, bytes] | None:
-        """Codec and bytes that the object of a text holds, verified; None if the text is not there any more.
+        """Return codec and bytes from the object of a text, verified; None if the text no longer refers to it.
 
         Raises:
-            StoreCorrupt: it is missing, or not what was written.
+            StoreCorrupt: the object is missing or altered.
         """
         try:
-            held = parted(place.get(lying.name, lying.key))
-            unpack(*held, lying.size, lying.key)
+            packed = parted(place.get(lying.name, lying.key))
+            unpack(*packed, lying.size, lying.key)
         except StoreCorrupt:
             if lying in self._read(lambda rows: rows.lying([lying.key])):
                 raise
             return None
-        return held
+        return packed
 
     def cold(self) -> dict[str, int]:
-        """See `Backend`."""
-        return {each.key.hex(): each.size for each in self._read(lambda rows: rows.lying())}
+        """See `ContentStore`."""
+        return {text.key.hex(): text.size for text in self._read(lambda rows: rows.lying())}
 
     def scrub(self, *, repair: bool = False) -> list[str]:
-        """See `Backend`."""
+        """See `ContentStore`."""
         if repair:
             self._abandon()
-        found = [what for what, _ in self.wrong(repair=repair, read=True)]
+        problems = [problem for problem, _ in self.wrong(repair=repair, read_objects=True)]
         place = self._read(lambda rows: rows.place())
         if place is not None and not place.place.versions and place.keeps_versions():
-            found.append(f"{place.place.url} keeps versions by now: what is deleted there stays as an older one")
-        return found
+            problems.append(f"{place.place.url} keeps versions now: deleted objects stay there as older versions")
+        return problems
 
     def unreached(self) -> tuple[str, ...]:
-        """What of erased texts may still be in the cold place, as far as it is known."""
+        """See `ContentStore`."""
         strays = list(self._read(lambda rows: rows.strays()).values())
-        found = []
+        places = []
         if late := strays.count(1):
-            found.append(f"{late} objects in the cold place that could not be deleted yet: a later writer does it")
+            places.append(f"{late} objects in the cold place that could not be deleted yet: a later writer deletes them")
         if coming := sum(since > 1 for since in strays):
-            found.append(f"{coming} objects that a program may be writing to the cold place: it deletes them, or a later writer")
+            places.append(
+                f"{coming} objects that a program may be writing to the cold place: that program or a later writer deletes them"
+            )
         try:
             place = self._read(lambda rows: rows.place())
         except KilburnError as error:
-            return (*found, f"a cold place that cannot be opened: {error.what}")
+            return (*places, f"a cold place that cannot be opened: {error.what}")
         if place is not None and place.place.versions:
-            found.append(f"older versions of objects in {place.place.url}, until they expire there")
-        return tuple(found)
+            places.append(f"older versions of objects in {place.place.url}, until they expire there")
+        return tuple(places)
 
-    def wrong(self, *, repair: bool, read: bool) -> list[tuple[str, bool]]:
-        """What is wrong with the cold place, in words, each with whether it is of no text.
+    def wrong(self, *, repair: bool, read_objects: bool) -> list[tuple[str, bool]]:
+        """Return descriptions of what is wrong with the cold place, each with whether it concerns an object without a text.
 
         Args:
-            repair: delete what belongs to no text.
-            read: whether every object is read, and compared with the digest of its text.
+            repair: delete objects that belong to no text.
+            read_objects: read every object and compare it with the digest of its text.
         """
         self.sweep()
         place = self._read(lambda rows: rows.place())
         if place is None:
             return []
-        # Listed before the rows are read: what comes meanwhile is not among these.
-        there = set(place.names())
+        # Listed before the rows are read, so that new objects are not reported.
+        names = set(place.names())
         lying, strays = self._read(lambda rows: (rows.lying(), rows.strays()))
-        found: list[tuple[str, bool]] = []
-        for each in lying if read else ():
+        problems: list[tuple[str, bool]] = []
+        for text in lying if read_objects else ():
             try:
-                self._held(place, each)
+                self._held(place, text)
             except StoreCorrupt as error:
-                found.append((error.what, False))
+                problems.append((error.what, False))
         late = [name for name, since in strays.items() if since == 1]
-        found += [(f"the object {name} is to be deleted, and may still be there", True) for name in late]
-        for name in sorted(there - strays.keys() - {each.name for each in lying}):
+        problems += [(f"the object {name} is to be deleted, and may still be there", True) for name in late]
+        for name in sorted(names - strays.keys() - {text.name for text in lying}):
             if repair:
                 place.delete(name)
             else:
-                found.append((f"the object {name} belongs to no text", True))
-        return found
+                problems.append((f"the object {name} belongs to no text", True))
+        return problems
 
     def _abandon(self) -> None:
-        """Give up the objects that somebody began to write: a program that was killed, or one that is at it and will find out."""
+        """Give up the announced objects of other programs. A program that is still writing one will notice."""
         if not all(self._read(lambda rows: rows.strays()).values()):
             self._change(lambda rows: rows.give_up())
             self.sweep()
 
     def sweep(self) -> None:
-        """Delete the objects that no text has any more. One that cannot be deleted now is deleted by a later writer."""
+        """Delete the objects that no text refers to. A later writer deletes those that cannot be deleted now."""
         if self._put_off():
             return
         try:
@@ -324,13 +333,13 @@ class Chilling:
             self._sync()
             for name in going:
                 place.delete(name)
-            if over := [name for name, since in going.items() if since < time.time() - LATE]:
+            if over := [name for name, since in going.items() if since < time.time() - ABANDONED_SECONDS]:
                 self._change(lambda rows: rows.gone(over), wait=False)
         except KilburnError as error:
             log.warning("%s: objects in the cold place may still have to be deleted: %s", self._path, error)
 
 
 def chunks(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The values in lists of this length; the last one may be shorter."""
+    """Yield the values in lists of this length; the last list may be shorter."""
     for at in range(0, len(values), size):
         yield values[at : at + size]

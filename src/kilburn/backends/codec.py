@@ -1,6 +1,6 @@
-"""How the bytes of a text are stored: as they are, as one zstd frame if that is smaller, or as pieces of other texts.
+"""The stored form of a text: plain, one zstd frame if that is smaller, or pieces of other texts.
 
-What is read is not trusted: its length is bounded by the recorded size, and its SHA-256 is checked on every read.
+Stored bytes are not trusted: the recorded size bounds their length, and every read checks the SHA-256.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ else:
 PLAIN = 0
 ZSTD = 1
 SPLICED = 2
-"""The text of an excerpt: a zstd frame of its pieces, which are words of its own and spans of other texts."""
+"""An excerpt: a zstd frame of its pieces, which are literal words and spans of other texts."""
 
 COLD = 3
-"""The text is in an object of the tenant's cold place; the row has the object's name."""
+"""The text is an object in the tenant's cold place; the row contains the object's name."""
 
 Piece = str | tuple[int, int, int]
-"""Words, or the row of another text and a half-open range of its characters."""
+"""Literal words, or the row of another text and a half-open range of its characters."""
 
-MOST_PIECES = 64 << 20
-"""Bytes of the pieces of one text, unpacked: a damaged row must not fill the memory."""
+MAX_PIECES_BYTES = 64 << 20
+"""Bound on the unpacked pieces of one text: a damaged row must not fill the memory."""
 
-WORTHWHILE = 200
-"""Bytes; in a shorter text the header of a frame takes more than the compression saves."""
+MIN_PACKED_BYTES = 200
+"""In shorter texts the header of a frame takes more than the compression saves."""
 
-KEPT = 65_536
+MAX_SHARED_FRAME = 65_536
 """Texts up to this many bytes share one compressor, because making one takes longer than such a frame. Larger ones do
 not: a compressor that has compressed fifty megabytes keeps their memory."""
 
@@ -46,26 +46,26 @@ _pieces = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
 def encode_text(text: str, digest: str) -> bytes:
-    """The text in UTF-8, after checking that it has this digest.
+    """Return the text in UTF-8, after checking its digest.
 
     Raises:
-        StoreError: another digest, or a lone surrogate, which UTF-8 cannot hold.
+        StoreError: it has another digest, or a lone surrogate.
     """
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise StoreError(f"a text has a lone surrogate at character {error.start}", advice="replace it before storing") from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise StoreError(f"a text with digest {found} was given under the digest {digest}", advice="use page.digest_of")
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise StoreError(f"a text with digest {actual} was given under the digest {digest}", advice="use page.digest_of")
     return data
 
 
 def key_of(digest: str) -> bytes:
-    """The 32 bytes of a digest.
+    """Return the 32 bytes of a digest.
 
     Raises:
-        StoreError: not the hex form of a SHA-256.
+        StoreError: it is not a SHA-256 in hex.
     """
     try:
         key = bytes.fromhex(digest)
@@ -77,92 +77,96 @@ def key_of(digest: str) -> bytes:
 
 
 def pack(data: bytes) -> tuple[int, bytes]:
-    """Codec and bytes to store."""
-    if len(data) >= WORTHWHILE:
-        frame = _compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME) if len(data) <= KEPT else zstd.compress(data, 3)
+    """Return codec and bytes to store."""
+    if len(data) >= MIN_PACKED_BYTES:
+        frame = (
+            _compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+            if len(data) <= MAX_SHARED_FRAME
+            else zstd.compress(data, 3)
+        )
         if len(frame) < len(data):
             return ZSTD, frame
     return PLAIN, data
 
 
 def pack_pieces(pieces: Sequence[Piece]) -> tuple[int, bytes]:
-    """Codec and bytes to store of a text that is made from pieces."""
+    """Return codec and bytes to store of a text in pieces."""
     return SPLICED, _compressor.compress(msgspec.msgpack.encode(pieces), zstd.ZstdCompressor.FLUSH_FRAME)
 
 
-def pieces_of(stored: object, digest: bytes) -> tuple[Piece, ...]:
-    """The pieces of a stored text.
+def pieces_of(data: object, digest: bytes) -> tuple[Piece, ...]:
+    """Return the pieces of a stored text.
 
     Raises:
-        StoreCorrupt: there are none that can be read.
+        StoreCorrupt: they cannot be decoded.
     """
-    if not isinstance(stored, bytes):
-        raise _corrupt(digest, "its row makes no sense")
+    if not isinstance(data, bytes):
+        raise _corrupt(digest, "its row contradicts itself")
     try:
-        return _pieces.decode(zstd.ZstdDecompressor().decompress(stored, max_length=MOST_PIECES))
+        return _pieces.decode(zstd.ZstdDecompressor().decompress(data, max_length=MAX_PIECES_BYTES))
     except (zstd.ZstdError, msgspec.MsgspecError, UnicodeError) as error:
         raise _corrupt(digest, "its pieces cannot be read") from error
 
 
 def spliced(pieces: Sequence[Piece], text_of: Callable[[int], str]) -> str:
-    """The text that pieces make.
+    """Return the text that pieces compose.
 
     Args:
-        text_of: the text of a row.
+        text_of: returns the text of a row.
     """
     return "".join([piece if isinstance(piece, str) else text_of(piece[0])[piece[1] : piece[2]] for piece in pieces])
 
 
-def unpack(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> str:
-    """The text of a stored content, verified.
+def unpack(codec: int, packed: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> str:
+    """Return the verified text of a stored content.
 
     Args:
-        text_of: the text of another row, for a text that is made from pieces of others.
+        text_of: returns the text of another row, for a text in pieces.
 
     Raises:
-        StoreCorrupt: not what was stored under this digest.
+        StoreCorrupt: it does not match this digest.
     """
-    data = inflate(codec, stored, size, digest, text_of)
+    data = inflate(codec, packed, size, digest, text_of)
     if hashlib.sha256(data).digest() != digest:
-        raise _corrupt(digest, "its SHA-256 is another")
+        raise _corrupt(digest, "its SHA-256 differs")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _corrupt(digest, "it is not UTF-8") from error
 
 
-def parted(held: bytes) -> tuple[int, bytes]:
-    """Codec and bytes that an object of a cold place holds; of an empty one, such that nobody can read."""
-    return (held[0], held[1:]) if held else (COLD, b"")
+def parted(object_body: bytes) -> tuple[int, bytes]:
+    """Return codec and bytes of an object of a cold place; for an empty object, an unreadable form."""
+    return (object_body[0], object_body[1:]) if object_body else (COLD, b"")
 
 
-def digest_of_stored(codec: int, stored: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
-    """The real digest of a stored text, which may differ from the digest that it is stored under.
-
-    Raises:
-        StoreCorrupt: it holds nothing that can be read.
-    """
-    return hashlib.sha256(inflate(codec, stored, size, b"", text_of)).digest()
-
-
-def inflate(codec: int, stored: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
-    """What is stored under a digest, in the recorded length; its digest is not checked.
+def digest_of_stored(codec: int, data: bytes, size: int, text_of: Callable[[int], str] | None = None) -> bytes:
+    """Return the actual digest of a stored text, which may differ from its recorded digest.
 
     Raises:
-        StoreCorrupt: it cannot be read, or has another length.
+        StoreCorrupt: it cannot be decoded.
     """
-    if not isinstance(stored, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
-        raise _corrupt(digest, "its row makes no sense")
-    data = stored
+    return hashlib.sha256(inflate(codec, data, size, b"", text_of)).digest()
+
+
+def inflate(codec: int, packed: bytes, size: int, digest: bytes, text_of: Callable[[int], str] | None = None) -> bytes:
+    """Return the decompressed bytes of a stored text, with its length checked but not its digest.
+
+    Raises:
+        StoreCorrupt: it cannot be decoded, or has another length.
+    """
+    if not isinstance(packed, bytes) or not isinstance(size, int) or not 0 <= size < 1 << 60:
+        raise _corrupt(digest, "its row contradicts itself")
+    data = packed
     if codec == ZSTD:
         unpacker = zstd.ZstdDecompressor()
         try:
-            # One byte more than recorded tells "too long" without inflating a bomb.
-            data = unpacker.decompress(stored, max_length=size + 1)
+            # One byte more than recorded detects an excessive length without inflating a bomb.
+            data = unpacker.decompress(packed, max_length=size + 1)
         except zstd.ZstdError as error:
             raise _corrupt(digest, "its compressed form is broken") from error
     elif codec == SPLICED and text_of is not None:
-        data = spliced(pieces_of(stored, digest), text_of).encode("utf-8", "replace")
+        data = spliced(pieces_of(packed, digest), text_of).encode("utf-8", "replace")
     elif codec != PLAIN:
         raise _corrupt(digest, f"its codec {codec} is unknown")
     if len(data) != size:
@@ -176,18 +180,18 @@ def sound_passages(
     text_of: Callable[[int, int], str],
     damaged: MutableMapping[int, StoreCorrupt],
 ) -> list[tuple[int, str]]:
-    """The first so many passages whose text is what was written: (entry, text).
+    """Return the first `limit` passages with intact texts: (entry, text).
 
     Args:
-        waiting: the first passages, so many at most: entry, page, start, stop.
-        text_of: the text of a page of a segment; it raises StoreCorrupt.
-        damaged: gets those that were passed over, by entry.
+        waiting: returns at most that many first passages: entry, page, start, stop.
+        text_of: returns the text of a page of a segment, or raises StoreCorrupt.
+        damaged: receives the errors of the passages that were passed over, by entry.
     """
     texts: dict[tuple[int, int], str | StoreCorrupt] = {}
-    most = limit
+    count = limit
     while True:
-        found, wrong = list[tuple[int, str]](), dict[int, StoreCorrupt]()
-        spans = waiting(most)
+        passages, wrong = list[tuple[int, str]](), dict[int, StoreCorrupt]()
+        spans = waiting(count)
         for entry, page, start, stop in spans:
             key = entry >> 32, page
             if key not in texts:
@@ -199,11 +203,11 @@ def sound_passages(
             if isinstance(text, StoreCorrupt):
                 wrong[entry] = text
             else:
-                found.append((entry, text[start:stop]))
-        if len(spans) < most or len(found) >= limit:
+                passages.append((entry, text[start:stop]))
+        if len(spans) < count or len(passages) >= limit:
             damaged.update(wrong)
-            return found[:limit]
-        most = limit + 2 * len(wrong)
+            return passages[:limit]
+        count = limit + 2 * len(wrong)
 
 
 def _corrupt(digest: object, why: str) -> StoreCorrupt:

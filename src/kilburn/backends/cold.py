@@ -1,8 +1,8 @@
-"""A cold place: a folder or an object store that keeps texts of one tenant which nobody has read for long.
+"""A cold place: a folder or an object store for texts of one tenant that have not been read for a long time.
 
-An object holds one text as its row held it, compressed, and encrypted if the tenant has a key. Its name begins with the SHA-256
-of the object, so whoever sees the place alone can prove that it is whole; the rest of the name is chance, so that no object is
-ever written twice, and what is deleted is never what somebody just wrote. The store says which text is in which object.
+An object contains one text, compressed as in its row, and encrypted if the tenant has a key. Its name begins with the SHA-256 of
+the object, so that the place can be verified without the store. The rest of the name is random, so that no object is written
+twice, and deleting one never hits a newer one. The store knows which text is in which object.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kilburn.backends.chilling import SETTING
 from kilburn.errors import MissingExtra, SpecError, StoreCorrupt, StoreError
 
 MARK, SEALED, NONCE = b"KC1", b"\x01", 12
-"""How an object begins; then whether it is encrypted, and if so its nonce."""
+"""An object begins with `MARK`; an encrypted one continues with `SEALED` and a nonce of `NONCE` bytes."""
 
 
 class ColdSite(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tenant's cold texts are.
+    """The location of a tenant's cold texts.
 
     Args:
-        url: `file:///...`, `s3://bucket/...`, and whatever else `obstore` opens; a folder by its path.
-        folder: the tenant's own, below: two stores may share a place.
-        key: the file with the key; "" where nothing is encrypted. proof: says whether it is the same key.
-        versions: whether it is known that the place keeps versions of what is deleted there.
+        url: `file:///...`, `s3://bucket/...`, or another URL that `obstore` opens; a folder by its path.
+        folder: the tenant's own folder in it: stores may share a place.
+        key: the file with the key; "" without encryption. proof: identifies the key.
+        versions: whether the place may keep versions of deleted objects.
     """
 
     url: str
@@ -44,7 +44,7 @@ class ColdSite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(setting: str | None) -> ColdSite | None:
-    """The place that a setting names; None where there is none.
+    """Return the place that a setting names, or None without a setting.
 
     Raises:
         StoreCorrupt: it cannot be read.
@@ -54,37 +54,40 @@ def place_of(setting: str | None) -> ColdSite | None:
     try:
         return msgspec.json.decode(setting, type=ColdSite)
     except msgspec.MsgspecError as error:
-        raise StoreCorrupt(f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn cold set` it again") from error
+        raise StoreCorrupt(
+            f"the setting {SETTING!r} cannot be read: {error}", advice="set it again with `kilburn cold set`"
+        ) from error
 
 
 def new_place(url: str, key: str = "", *, versions: bool = False) -> ColdSite:
-    """A new place, made if it is a folder, and tried out. A file for the key that is not there is made.
+    """Return a new place after a test of writing, reading and deleting. A missing folder, and a missing file for the key, are
+    created.
 
     Args:
-        versions: whether the place may keep versions of what is deleted there.
+        versions: whether the place may keep versions of deleted objects.
 
     Raises:
-        SpecError: no place of this kind, no key, or a place that keeps versions. StoreError: nothing can be written there.
-        MissingExtra.
+        SpecError: an unknown kind of place, an unreadable key, or a place that keeps versions. StoreError: nothing can be
+        written there. MissingExtra.
     """
-    made = ColdSite(
+    site = ColdSite(
         url=url if "://" in url else Path(url).absolute().as_uri(),
         folder=secrets.token_hex(8),
         key=os.path.abspath(key) if key else "",
         proof=_proof(_key_in(key, make=True)) if key else "",
         versions=versions,
     )
-    place = ColdPlace(made)
+    place = ColdPlace(site)
     if not versions and place.keeps_versions():
         raise SpecError(
-            f"{url} keeps versions: what is deleted there stays as an older one",
+            f"{url} keeps versions: deleted objects stay there as older versions",
             advice="switch that off, or let older versions expire by a rule of the bucket and say --versions",
         )
     tried = place.put(b"tried out", digest=b"")
     if place.get(tried, digest=b"") != b"tried out":
-        raise StoreError(f"{url} does not give back what was written there", advice="give another place")
+        raise StoreError(f"{url} does not return what was written there", advice="give another place")
     place.delete(tried)
-    return made
+    return site
 
 
 def _proof(key: bytes) -> str:
@@ -92,10 +95,10 @@ def _proof(key: bytes) -> str:
 
 
 def _key_in(path: str, *, make: bool = False) -> bytes:
-    """The key in a file.
+    """Return the key in a file.
 
     Raises:
-        SpecError: there is none.
+        SpecError: the file has no valid key.
     """
     if make and not os.path.lexists(path):
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="ascii") as file:
@@ -111,12 +114,12 @@ def _key_in(path: str, *, make: bool = False) -> bytes:
     return key
 
 
-RETRIES, LONG = 4, 15
-"""How often an object store is asked again that does not answer, or is too busy, and the seconds after which it is not."""
+MAX_RETRIES, TIMEOUT = 4, 15
+"""Retries of a request to an object store that is busy or does not answer, and the seconds until the last one."""
 
 
 class _Folder:
-    """Objects as the files of a folder."""
+    """Objects as files in a folder."""
 
     errors = OSError
 
@@ -124,7 +127,7 @@ class _Folder:
         self._root = root
 
     def open(self, folder: str) -> None:
-        # Nobody but its owner may read there, whatever the umask is.
+        # Only its owner may read there, whatever the umask is.
         os.makedirs(self._root / folder, mode=0o700, exist_ok=True)
 
     def put(self, path: str, body: bytes) -> None:
@@ -136,8 +139,8 @@ class _Folder:
             file.flush()
             os.fsync(file.fileno())
         part.replace(whole)
-        for each in (whole.parent, whole.parent.parent, whole.parent.parent.parent):
-            directory = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        for path_synced in (whole.parent, whole.parent.parent, whole.parent.parent.parent):
+            directory = os.open(path_synced, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
             finally:
@@ -148,7 +151,7 @@ class _Folder:
 
     def delete(self, path: str) -> None:
         whole = self._root / path
-        # A writer that was killed leaves a part.
+        # A killed writer leaves a partial file.
         whole.with_name(f"{whole.name}#").unlink(missing_ok=True)
         whole.unlink()
 
@@ -163,8 +166,8 @@ def _raised(error: OSError) -> None:
 
 
 class _Bucket:
-    """Objects in an object store. The library's threads are those of the process that used it first: a child of a fork has none
-    of them, and cannot use it.
+    """Objects in an object store. The library has one thread pool per process, which a forked child does not inherit and cannot
+    replace: the child gets an error.
 
     Raises:
         MissingExtra: the library is not installed.
@@ -184,15 +187,15 @@ class _Bucket:
     def open(self, folder: str) -> None:
         from obstore.store import from_url
 
-        retry: Any = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=LONG)}
-        self._store: Any = from_url(self._url, retry_config=retry, client_options={"timeout": timedelta(seconds=LONG)})
+        retry: Any = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=TIMEOUT)}
+        self._store: Any = from_url(self._url, retry_config=retry, client_options={"timeout": timedelta(seconds=TIMEOUT)})
 
     @property
     def _objects(self) -> Any:
-        """The open store.
+        """Return the open store.
 
         Raises:
-            OSError: it would wait for ever.
+            OSError: this is a forked child, in which the library would wait for ever.
         """
         _Bucket.process = _Bucket.process or os.getpid()
         if _Bucket.process != os.getpid():
@@ -210,15 +213,15 @@ class _Bucket:
         self._library.delete(self._objects, path)
 
     def paths(self, folder: str) -> Iterator[str]:
-        for some in self._library.list(self._objects, prefix=f"{folder}/"):
-            yield from (str(each["path"]) for each in some)
+        for entries in self._library.list(self._objects, prefix=f"{folder}/"):
+            yield from (str(entry["path"]) for entry in entries)
 
 
 class ColdPlace:
     """Reads, writes and deletes the objects of one tenant.
 
     Raises:
-        MissingExtra: obstore is not installed, and it is no folder. StoreError: no such kind of place, or it cannot be opened.
+        MissingExtra: the place is an object store, and obstore is not installed. StoreError: it cannot be opened.
     """
 
     def __init__(self, place: ColdSite) -> None:
@@ -229,11 +232,11 @@ class ColdPlace:
             self._objects = _Folder(Path(unquote(place.url.removeprefix("file://"))))
         else:
             self._objects = _Bucket(place.url)
-        with self._told("opening it"):
+        with self._translated("opening it"):
             self._objects.open(place.folder)
 
     def _cipher(self) -> Any:
-        """What encrypts; None where nothing is encrypted. To delete an object nobody needs the key.
+        """Return the cipher, or None without encryption. Deleting an object does not need the key.
 
         Raises:
             SpecError: the file has another key, or none. MissingExtra.
@@ -241,7 +244,7 @@ class ColdPlace:
         if self.place.key and self._known is None:
             key = _key_in(self.place.key)
             if _proof(key) != self.place.proof:
-                raise SpecError(f"{self.place.key} has another key than that of the cold texts", advice="put the right one back")
+                raise SpecError(f"{self.place.key} has another key than the cold texts", advice="restore the right key")
             try:
                 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             except ModuleNotFoundError as error:
@@ -250,14 +253,14 @@ class ColdPlace:
         return self._known
 
     @contextmanager
-    def _told(self, doing: str, *, of_one: bool = False) -> Iterator[None]:
-        """Errors of the place as errors of the store.
+    def _translated(self, doing: str, *, of_one: bool = False) -> Iterator[None]:
+        """Turn errors of the place in the block into errors of the store.
 
         Args:
-            of_one: whether it may be that an object is not there; else the place itself is not.
+            of_one: whether a missing file means a missing object; otherwise the place itself is missing.
 
         Raises:
-            StoreError: it cannot be reached, or it refuses. FileNotFoundError: there is no such object.
+            StoreError: the place cannot be reached, or refuses. FileNotFoundError: there is no such object.
         """
         try:
             yield
@@ -265,25 +268,25 @@ class ColdPlace:
             if of_one and isinstance(error, FileNotFoundError):
                 raise
             why = str(error).partition("\n")[0]
-            what = f"the cold place {self.place.url}: {doing}: {why}"
-            raise StoreError(what, advice="check that it is there and may be read and written, then try again") from error
+            message = f"the cold place {self.place.url}: {doing}: {why}"
+            raise StoreError(message, advice="check that it exists and can be read and written, then try again") from error
 
     def _path(self, name: str) -> str:
-        # What somebody else put there has a path, and no name of ours.
+        # A foreign file is named by its path.
         return f"{self.place.folder}/{name if '/' in name else f'{name[:2]}/{name}'}"
 
     def put(self, data: bytes, digest: bytes) -> str:
-        """Write an object, durably; returns its name.
+        """Write an object durably and return its name.
 
         Args:
-            digest: of the text: an object cannot stand for another one.
+            digest: that of the text, so that an object cannot replace another text's.
         """
         name, body = self.made(data, digest)
         self.write(name, body)
         return name
 
     def made(self, data: bytes, digest: bytes) -> tuple[str, bytes]:
-        """A new object's name and bytes."""
+        """Return a new object's name and bytes."""
         body = MARK + b"\x00" + data
         cipher = self._cipher()
         if cipher is not None:
@@ -292,7 +295,7 @@ class ColdPlace:
         return f"{hashlib.sha256(body).hexdigest()}-{secrets.token_hex(8)}", body
 
     def keeps_versions(self) -> bool:
-        """Whether the place keeps an object that is deleted, as an older version, as far as it says so: a bucket of S3 does.
+        """Whether the place keeps deleted objects as older versions. Only buckets of S3 report this.
 
         Raises:
             StoreError: nothing can be written there.
@@ -305,23 +308,23 @@ class ColdPlace:
         return version not in (None, "null")
 
     def write(self, name: str, body: bytes) -> str | None:
-        """Write an object, durably; returns the version that it has in the place, if the place says so.
+        """Write an object durably, and return its version if the place reports one.
 
         Raises:
             StoreError.
         """
-        with self._told("writing"):
+        with self._translated("writing"):
             return self._objects.put(self._path(name), body)
 
     def get(self, name: str, digest: bytes) -> bytes:
-        """What an object holds: one read.
+        """Return the content of an object, in one read.
 
         Raises:
-            StoreCorrupt: it is missing, or not what was written. StoreError: the place cannot be reached.
+            StoreCorrupt: it is missing or altered. StoreError: the place cannot be reached.
         """
-        advice = "put the object back from a backup of the cold place; `kilburn cold scrub` lists all that are wrong"
+        advice = "put the object back from a backup of the cold place; `kilburn cold scrub` lists all missing and altered ones"
         try:
-            with self._told("reading", of_one=True):
+            with self._translated("reading", of_one=True):
                 body = self._objects.get(self._path(name))
         except FileNotFoundError as error:
             raise StoreCorrupt(f"the cold object {self._path(name)} is not in {self.place.url}", advice=advice) from error
@@ -343,24 +346,24 @@ class ColdPlace:
             raise StoreCorrupt(f"the cold object {self._path(name)} does not fit its text", advice=advice) from error
 
     def delete(self, name: str) -> None:
-        """Delete an object; one that is not there is deleted.
+        """Delete an object; a missing one counts as deleted.
 
         Raises:
-            StoreError: it may still be there.
+            StoreError: it may still exist.
         """
         try:
-            with self._told("deleting", of_one=True):
+            with self._translated("deleting", of_one=True):
                 self._objects.delete(self._path(name))
         except FileNotFoundError:
             pass
 
     def names(self) -> Iterator[str]:
-        """The names of all objects of the tenant; of one that lies where none of ours does, its path.
+        """Yield the names of all objects of the tenant, and the paths of foreign files in its folder.
 
         Raises:
             StoreError.
         """
-        with self._told("listing"):
+        with self._translated("listing"):
             for path in self._objects.paths(self.place.folder):
                 name = path.rpartition("/")[2]
                 yield name if path == self._path(name) else path.removeprefix(f"{self.place.folder}/")

@@ -19,71 +19,70 @@ from kilburn.errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, Store
 
 Row = tuple[Any, ...]
 
-AT_ONCE = 4
-"""Rows that one statement inserts, at most: a statement of another number is another statement to SQLite."""
+MAX_INSERT_ROWS = 4
+"""Rows that one statement inserts, at most: SQLite prepares a statement for each number of rows."""
 
 
 class StoreConnection(apsw.Connection):
-    """A connection that also reads what is not in its file.
+    """A connection that can also read the cold place.
 
     Attributes:
-        fetch: what an object of the cold place holds, by its name and the digest of its text.
+        fetch: returns the content of an object of the cold place, by its name and the digest of its text.
     """
 
     fetch: Callable[[str, bytes], bytes] | None = None
 
 
 def rows(db: apsw.Connection, sql: str, *values: object) -> list[Row]:
-    """All rows of a query."""
+    """Return all rows of a query."""
     return cast("list[Row]", db.execute(sql, cast("apsw.Bindings", values)).fetchall())
 
 
 def row(db: apsw.Connection, sql: str, *values: object) -> Row | None:
-    """The first row of a query, or None."""
+    """Return the first row of a query, or None."""
     return cast("Row | None", db.execute(sql, cast("apsw.Bindings", values)).fetchone())
 
 
 def rows_of_each(db: apsw.Connection, sql: str, values: Sequence[tuple[object, ...]]) -> Iterable[Row]:
-    """The rows of a query for each tuple of values, one after the other, read lazily."""
+    """Return the rows of a query for each tuple of values in turn, read lazily."""
     return cast("Iterable[Row]", db.executemany(sql, cast("Sequence[apsw.Bindings]", values)))
 
 
 def insert(db: apsw.Connection, sql: str, values: Iterable[tuple[object, ...]]) -> list[Row]:
-    """Insert rows with a statement that is written for one, some at a time; what it returns.
+    """Insert rows, several at a time, with a statement for one row. Return its results.
 
-    With each statement the interpreter goes to other threads, and has to come back before the next one, while other processes
-    wait for the file.
+    At each statement the interpreter may switch to other threads, and other processes wait for the file until it returns.
     """
-    found: list[Row] = []
-    left = iter(values)
-    while some := tuple(islice(left, AT_ONCE)):
-        found += rows(db, _for_rows(sql, len(some)), *chain.from_iterable(some))
-    return found
+    results: list[Row] = []
+    remaining = iter(values)
+    while chunk := tuple(islice(remaining, MAX_INSERT_ROWS)):
+        results += rows(db, _for_rows(sql, len(chunk)), *chain.from_iterable(chunk))
+    return results
 
 
 @cache
 def _for_rows(sql: str, count: int) -> str:
-    before, _, rest = sql.partition("VALUES(")
-    one, _, after = rest.partition(")")
-    return f"{before}VALUES({one}){f', ({one})' * (count - 1)}{after}"
+    head, _, rest = sql.partition("VALUES(")
+    placeholders, _, tail = rest.partition(")")
+    return f"{head}VALUES({placeholders}){f', ({placeholders})' * (count - 1)}{tail}"
 
 
 def listed(values: Iterable[int] | Iterable[str]) -> str:
-    """Many values as one, for `json_each`: one query for all takes a third of the time of a query for each."""
+    """Return many values as one, for `json_each`: one query for all takes a third of the time of one query for each."""
     return msgspec.json.encode(list(values)).decode()
 
 
 def by_segment(keys: Iterable[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Pages of each segment, as (its pages in one value, segment)."""
+    """Return the pages of each segment as (pages in one value, segment)."""
     pages: dict[int, list[int]] = {}
     for segment, page in keys:
         pages.setdefault(segment, []).append(page)
-    return [(listed(some), segment) for segment, some in pages.items()]
+    return [(listed(ids), segment) for segment, ids in pages.items()]
 
 
 @contextmanager
 def write_transaction(db: apsw.Connection) -> Iterator[None]:
-    """All of the block is written, or nothing of it."""
+    """Run the block as one write transaction."""
     with transaction_scope(db):
         db.execute("BEGIN IMMEDIATE")
         yield
@@ -92,9 +91,9 @@ def write_transaction(db: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def savepoint(db: apsw.Connection) -> Iterator[None]:
-    """A part of a transaction that is open: all of the block, or nothing of it."""
+    """Run the block as a part of an open transaction, which is undone as a whole if the block raises."""
     if not db.in_transaction:
-        # SQLite has rolled all of it back, after a full disk for example.
+        # SQLite has rolled it back, for example after a full disk.
         raise StoreError("the transaction has failed", advice="do all of it again")
     db.execute("SAVEPOINT part")
     try:
@@ -112,10 +111,10 @@ def savepoint(db: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def transaction_scope(db: apsw.Connection) -> Iterator[None]:
-    """Ends a transaction that the block begins: whatever the block has not committed is rolled back.
+    """Roll back what the block has not committed.
 
-    An interrupt may come between any two steps of Python, so also while the block is being left. A transaction that
-    is still open at the start was left by an interrupt, and is rolled back too.
+    An interrupt may come between any two steps of Python, also at the end of the block. So a transaction that is open at the
+    start was left by an interrupt, and is rolled back too.
     """
     if db.in_transaction:
         db.execute("ROLLBACK")
@@ -142,19 +141,19 @@ def translate_errors(path: str, doing: str) -> Iterator[None]:
         raise _translate(error, f"{doing} {path}: {error}") from error
 
 
-def _translate(error: apsw.Error, what: str) -> StoreError:
+def _translate(error: apsw.Error, message: str) -> StoreError:
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return StoreBusy(what, advice="another process is writing; try again, or give a longer busy_timeout")
+        return StoreBusy(message, advice="another process is writing; try again, or give a longer busy_timeout")
     if isinstance(error, apsw.FullError):
-        return StoreFull(what, advice="free some space; nothing of this write was kept")
+        return StoreFull(message, advice="free some space; nothing of this write was stored")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.AuthError):
-        return StoreReadOnly(what, advice="the file or its folder cannot be written; check permissions, or open it readonly")
+        return StoreReadOnly(message, advice="the file or its folder cannot be written; check permissions, or open it readonly")
     if isinstance(error, apsw.CantOpenError):
-        return StoreReadOnly(what, advice="check that the folder exists and that this user may write there")
+        return StoreReadOnly(message, advice="check that the folder exists and that this user may write there")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
-        return StoreCorrupt(what, advice="run `kilburn fsck`, or restore the file from a copy")
+        return StoreCorrupt(message, advice="run `kilburn fsck`, or restore the file from a copy")
     if isinstance(error, apsw.ConstraintError):
-        return StoreCorrupt(what, advice="the file contradicts itself; run `kilburn fsck --repair`")
+        return StoreCorrupt(message, advice="the file contradicts itself; run `kilburn fsck --repair`")
     if isinstance(error, apsw.ConnectionClosedError):
-        return StoreError(what, advice="the store was closed; open it again")
-    return StoreError(what, advice="what was acknowledged before is intact; check the disk, then try again")
+        return StoreError(message, advice="the store was closed; open it again")
+    return StoreError(message, advice="earlier commits are intact; check the disk, then try again")

@@ -1,32 +1,44 @@
-"""The texts of one tenant, a row for each digest.
+"""The texts of one tenant, one row for each digest.
 
-The text of an excerpt is stored as what it is: pieces of its sources' texts, and the few words between them. So a fold that is
-remade every few steps does not store the same passages again and again. Two rules keep every text readable as long as a page
-has it:
+The text of an excerpt is stored as pieces of its sources' texts and the few words between them. So a fold that is remade every
+few steps does not store the same passages repeatedly. Two rules keep every text readable as long as a page has it:
 
-- Pieces are only of texts that are stored whole. The text of an original always is.
-- A text that is stored as pieces belongs to excerpts of exactly these pieces. An excerpt is forgotten with its sources, so it
-  never outlives them. If any other page comes to have the same text, it is stored whole.
+- Pieces refer only to texts that are stored whole. The text of an original always is.
+- A text in pieces belongs to excerpts of exactly these pieces. An excerpt is forgotten with its sources, so it never outlives
+  them. If another page gets the same text, the text is stored whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 
 from kilburn.backend import Batch, Pieces
-from kilburn.backends.codec import COLD, PLAIN, SPLICED, encode_text, key_of, pack, pack_pieces, parted, unpack
-from kilburn.backends.connection import StoreConnection, insert, listed, row, rows
+from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
+from kilburn.backends.codec import COLD, PLAIN, SPLICED, ZSTD, encode_text, key_of, pack, pack_pieces, parted, unpack
+from kilburn.backends.connection import StoreConnection, insert, listed, row, rows, rows_of_each
+from kilburn.backends.records import seal_of
+from kilburn.backends.schema import FLAG
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.message import Kind
 from kilburn.page import searchable_words
 
+if TYPE_CHECKING:
+    from kilburn.backends.cold import ColdPlace
+
+_EXCHANGE = "UPDATE content SET codec = ?, data = ? WHERE tenant = ? AND digest = ? AND codec = ? AND data = ? RETURNING 1"
+"""Exchanges the stored form of a text, if it is still the given one."""
+
 OF_NO_PAGE = (
     "NOT EXISTS(SELECT 1 FROM page WHERE content = content.id) AND NOT EXISTS(SELECT 1 FROM page WHERE extra = content.id)"
 )
-"""Condition on a content: no page uses it."""
+"""SQL condition on a content: no page uses it."""
+
+GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
+"""Gives up the announced objects of the cold place; the programs that write them will notice."""
 
 _INSERT = (
     "INSERT INTO content(tenant, digest, size, codec, data) VALUES(?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING digest, id"
@@ -36,11 +48,11 @@ _SELECT = "SELECT size, codec, data, digest FROM content WHERE id = ?"
 
 
 class Packed(NamedTuple):
-    """A text of a new page, as it is to be stored.
+    """A text of a new page in its stored form.
 
     Args:
-        plain: None where the batch does not have the text: then the store must.
-        pieces: what is to be stored in its place, if that saves anything; then it is not packed yet.
+        plain: the text in UTF-8; None if the batch does not contain it: then the store must have it.
+        pieces: the pieces to store in its place if that saves space; the text is then not packed yet.
     """
 
     key: bytes
@@ -51,7 +63,7 @@ class Packed(NamedTuple):
 
 
 def packed_texts(batch: Batch) -> dict[str, Packed]:
-    """The texts of a batch's new pages, by digest.
+    """Return the packed texts of a batch's new pages, by digest.
 
     Raises:
         StoreError: a text has another digest.
@@ -75,16 +87,16 @@ def packed_texts(batch: Batch) -> dict[str, Packed]:
 
 
 class ContentTable:
-    """Reads and writes texts. It does not open transactions: its caller does."""
+    """Reads and writes texts within the caller's transactions."""
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db, self._tenant = db, tenant
 
     def texts(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Digests with their texts, verified; what is not there is left out.
+        """Yield digests with their verified texts. Missing texts are left out.
 
         Raises:
-            StoreCorrupt: a text is not what was stored under its digest.
+            StoreCorrupt: a text does not match its digest.
         """
         select = (
             "SELECT value, digest, size, codec, data FROM json_each(?) CROSS JOIN content ON tenant = ? AND digest = unhex(value)"
@@ -94,105 +106,109 @@ class ContentTable:
             yield digest, unpack(*thawed(self._db, codec, data, key), size, key, wholes.text)
 
     def add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
-        """The rows of the texts of new pages, by digest; they are written where they are not there.
+        """Return the row numbers of new pages' texts, by digest. Missing rows are written.
 
         Raises:
             StoreError: a text is missing.
         """
-        found = self._add({digest: text for digest, text in texts.items() if text.pieces is None})
-        others: dict[str, Packed] = {}
+        numbers = self._add({digest: text for digest, text in texts.items() if text.pieces is None})
+        spliced: dict[str, Packed] = {}
         for digest, text in texts.items():
             if text.pieces is not None and text.plain is not None:
-                # Its pieces may be of the texts that are there since just now.
+                # The texts of its pieces may have been added just before.
                 codec, data = self._packed(text.pieces, text.plain) or pack(text.plain)
-                others[digest] = text._replace(codec=codec, data=data)
-        return found | self._add(others) if others else found
+                spliced[digest] = text._replace(codec=codec, data=data)
+        return numbers | self._add(spliced) if spliced else numbers
 
     def _add(self, texts: Mapping[str, Packed]) -> dict[str, int]:
-        made = ((self._tenant, one.key, len(one.plain), one.codec, one.data) for one in texts.values() if one.plain is not None)
-        # Most texts are new, so writing comes before looking.
-        found: dict[bytes, int] = dict(insert(self._db, _INSERT, made))
+        new_rows = (
+            (self._tenant, text.key, len(text.plain), text.codec, text.data) for text in texts.values() if text.plain is not None
+        )
+        # Most texts are new, so they are written without looking first.
+        numbers: dict[bytes, int] = dict(insert(self._db, _INSERT, new_rows))
         for digest, text in texts.items():
-            if text.key not in found:
+            if text.key not in numbers:
                 select = "SELECT id, codec, data FROM content WHERE tenant = ? AND digest = ?"
-                there = row(self._db, select, self._tenant, text.key)
-                if there is None:
+                stored_row = row(self._db, select, self._tenant, text.key)
+                if stored_row is None:
                     raise StoreError(f"no text for digest {digest}", advice="put it into the batch's texts")
-                if there[1] == SPLICED and there[1:] != (text.codec, text.data):
-                    self._store_whole(there[0])
-                elif there[1] == COLD and text.plain is not None:
-                    # It is said again, so it will be read.
-                    self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), there[0]))
-                found[text.key] = there[0]
-        return {digest: found[text.key] for digest, text in texts.items()}
+                if stored_row[1] == SPLICED and stored_row[1:] != (text.codec, text.data):
+                    self._store_whole(stored_row[0])
+                elif stored_row[1] == COLD and text.plain is not None:
+                    # A text that is written again will be read.
+                    self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.plain), stored_row[0]))
+                numbers[text.key] = stored_row[0]
+        return {digest: numbers[text.key] for digest, text in texts.items()}
 
     def _packed(self, pieces: Pieces, data: bytes) -> tuple[int, bytes] | None:
-        """Codec and bytes of a text as pieces; None where that would not save anything, or a piece is not of a whole text."""
-        known: dict[str, int] = {}
+        """Return codec and bytes of a text in pieces; None if that would save nothing, or a piece is not of a whole text."""
+        numbers: dict[str, int] = {}
         for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
             select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"
-            found = row(self._db, select, self._tenant, key_of(digest))
-            if found is None or found[1] == SPLICED:
+            stored_row = row(self._db, select, self._tenant, key_of(digest))
+            if stored_row is None or stored_row[1] == SPLICED:
                 return None
-            known[digest] = found[0]
-        stored = pack_pieces([piece if isinstance(piece, str) else (known[piece[0]], *piece[1:]) for piece in pieces])
-        return stored if len(stored[1]) < len(data) else None
+            numbers[digest] = stored_row[0]
+        packed = pack_pieces([piece if isinstance(piece, str) else (numbers[piece[0]], *piece[1:]) for piece in pieces])
+        return packed if len(packed[1]) < len(data) else None
 
     def _store_whole(self, number: int) -> None:
-        """Store a text whole that is stored as pieces."""
+        """Store a text whole that is stored in pieces."""
         ((size, codec, data, digest),) = rows(self._db, _SELECT, number)
         text = unpack(codec, data, size, digest, Wholes(self._db).text)
         self._db.execute("UPDATE content SET codec = ?, data = ? WHERE id = ?", (*pack(text.encode("utf-8")), number))
 
 
 class Wholes:
-    """Texts that are stored whole, by the number of their row, each read once."""
+    """Reads texts that are stored whole, each once."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._texts: dict[int, str] = {}
 
     def text(self, number: int) -> str:
-        """The text of a row.
+        """Return the text of a row.
 
         Raises:
-            StoreCorrupt: there is none, or it is not what was stored.
+            StoreCorrupt: it is missing or altered.
         """
         if number not in self._texts:
-            found = row(self._db, _SELECT, number)
-            if found is None:
+            stored_row = row(self._db, _SELECT, number)
+            if stored_row is None:
                 raise StoreCorrupt("a text that an excerpt quotes is missing", advice="run `kilburn fsck`")
-            size, codec, data, digest = found
+            size, codec, data, digest = stored_row
             self._texts[number] = unpack(*thawed(self._db, codec, data, digest), size, digest)
         return self._texts[number]
 
 
-def thawed(db: apsw.Connection, codec: int, stored: bytes, digest: bytes) -> tuple[int, bytes]:
-    """Codec and bytes of a stored text; of one that is cold, what its object holds.
+def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple[int, bytes]:
+    """Return codec and bytes of a stored text; for a cold text, those in its object.
 
     Raises:
-        StoreCorrupt: its object is missing, or not what was written. StoreError: the cold place cannot be reached.
+        StoreCorrupt: the object is missing or altered. StoreError: the cold place cannot be reached.
     """
     if codec != COLD:
-        return codec, stored
+        return codec, data
     fetch = db.fetch if isinstance(db, StoreConnection) else None
     if fetch is None:
-        raise StoreCorrupt("a text is cold, and the store does not say where", advice="`kilburn cold set` says where")
-    return parted(fetch(stored.decode("ascii", "replace"), digest))
+        raise StoreCorrupt(
+            "a text is cold, and the setting of the cold place is missing", advice="set it again with `kilburn cold set`"
+        )
+    return parted(fetch(data.decode("ascii", "replace"), digest))
 
 
 def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
-    """The text that a page is found by, verified.
+    """Return the verified text by which a page is found.
 
     Raises:
-        StoreCorrupt: altered or missing.
+        StoreCorrupt: it is altered or missing.
     """
-    found = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
+    page_row = row(db, "SELECT content, extra FROM page WHERE segment = ? AND id = ?", segment, page)
     wholes = Wholes(db)
-    words = "" if found is None or found[1] is None else searchable_words(wholes.text(found[1]))
+    words = "" if page_row is None or page_row[1] is None else searchable_words(wholes.text(page_row[1]))
     if words:
         return words
-    content = None if found is None or found[0] is None else row(db, _SELECT, found[0])
+    content = None if page_row is None or page_row[0] is None else row(db, _SELECT, page_row[0])
     if content is None:
         raise StoreCorrupt(f"the content of page {page} is missing", advice="run `kilburn fsck`")
     size, codec, data, digest = content
@@ -200,5 +216,92 @@ def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
 
 
 def remove_unused(db: apsw.Connection, contents: Iterable[int]) -> None:
-    """Remove those of these texts that no page has."""
+    """Remove those of these texts that no page uses."""
     db.executemany(f"DELETE FROM content WHERE id = ? AND {OF_NO_PAGE}", [(content,) for content in sorted(contents)])
+
+
+class ColdTable:
+    """Reads and writes what the file says of cold texts, see `ColdRows`. It does not open transactions: its caller does."""
+
+    def __init__(self, db: apsw.Connection, tenant: int) -> None:
+        self._db, self._tenant = db, tenant
+        self._opened = OpenPlace()
+
+    def place(self) -> ColdPlace | None:
+        """See `ColdRows`."""
+        setting = row(self._db, "SELECT value, seal FROM setting WHERE tenant = ? AND name = ?", self._tenant, SETTING)
+        if setting is None:
+            return None
+        if setting[1] != seal_of("setting", self._tenant, SETTING, setting[0]):
+            raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="set it again with `kilburn cold set`")
+        return self._opened.of(setting[0])
+
+    def fetch(self, name: str, digest: bytes) -> bytes:
+        """Return the content of a text's object.
+
+        Raises:
+            StoreCorrupt: it is missing or altered, or there is no cold place. The errors of `place`.
+        """
+        return required(self.place()).get(name, digest)
+
+    def whole(self, keys: Collection[bytes]) -> list[tuple[bytes, int, bytes]]:
+        """See `ColdRows`."""
+        select = (
+            "SELECT digest, codec, data FROM content WHERE tenant = ? AND digest = ? AND codec IN (?, ?) AND length(data) > ?"
+        )
+        return list(rows_of_each(self._db, select, [(self._tenant, key, PLAIN, ZSTD, MIN_ROW_BYTES) for key in keys]))
+
+    def announce(self, names: Iterable[str]) -> None:
+        """See `ColdRows`."""
+        insert = "INSERT INTO cold_object(tenant, name, deleting) VALUES(?, ?, 0)"
+        self._db.executemany(insert, [(self._tenant, name.encode()) for name in names])
+
+    def give_up(self, names: Iterable[str] | None = None) -> None:
+        """See `ColdRows`."""
+        if names is None:
+            self._db.execute(GIVE_UP, (time.time(), self._tenant))
+            return
+        give_up = "INSERT INTO cold_object(tenant, name, deleting) VALUES(?, ?, 1) ON CONFLICT DO UPDATE SET deleting = 1"
+        self._db.executemany(give_up, [(self._tenant, name.encode()) for name in names])
+
+    def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
+        """See `ColdRows`."""
+        settled: list[Coming] = []
+        for text in coming if self.place() is place else ():
+            name = text.name.encode()
+            take = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND NOT deleting RETURNING 1"
+            if row(self._db, take, self._tenant, name) is None:
+                continue
+            if row(self._db, _EXCHANGE, COLD, name, self._tenant, text.key, text.codec, text.data) is not None:
+                settled.append(text)
+        self.give_up(text.name for text in coming if text not in settled)
+        return settled
+
+    def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
+        """See `ColdRows`."""
+        select = "SELECT digest, size, data FROM content WHERE tenant = ? AND codec = ?"
+        if keys is None:
+            cold_rows: Iterable[tuple[bytes, int, bytes]] = rows(self._db, select, self._tenant, COLD)
+        else:
+            cold_rows = list(rows_of_each(self._db, f"{select} AND digest = ?", [(self._tenant, COLD, key) for key in keys]))
+        return [Lying(digest, size, name.decode("ascii", "replace")) for digest, size, name in cold_rows]
+
+    def take(self, back: Sequence[Returning]) -> list[bytes]:
+        """See `ColdRows`."""
+        returned = []
+        for key, name, codec, data in back:
+            if row(self._db, _EXCHANGE, codec, data, self._tenant, key, COLD, name.encode()) is not None:
+                returned.append(data)
+        return returned
+
+    def strays(self) -> dict[str, float]:
+        """See `ColdRows`."""
+        objects = rows(self._db, "SELECT name, deleting FROM cold_object WHERE tenant = ?", self._tenant)
+        return {name.decode("ascii", "replace"): since for name, since in objects}
+
+    def gone(self, names: Iterable[str]) -> None:
+        """See `ColdRows`."""
+        delete = "DELETE FROM cold_object WHERE tenant = ? AND name = ? AND deleting"
+        self._db.executemany(delete, [(self._tenant, name.encode()) for name in names])
+        # A name is a hash of the object's content.
+        self._db.execute(FLAG)

@@ -1,7 +1,6 @@
-"""What several gateways together have let in, counted where all of them see it: in a file of one machine.
+"""Counts the requests of several gateways together, in a file on their machine.
 
-A demand is by a name that says nothing: see `kilburn.gateway.tally`. PostgreSQL counts in the same way, see
-`kilburn.backends.postgres.counting`.
+Keys and users are named by digests: see `kilburn.gateway.tally`. `kilburn.backends.postgres.counting` counts in a database.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import apsw
 from kilburn.backends.connection import translate_errors
 
 LEASE = 10.0
-"""Seconds for which a gateway that says nothing more still has what it was let in with."""
+"""Seconds for which the running requests of a silent gateway still count."""
 
 IDLE = 3600.0
-"""Seconds after which a name that takes nothing is forgotten."""
+"""Seconds after which the rows of an idle name are deleted."""
 
 
 class Demand(NamedTuple):
-    """What one request takes of one key or user: see `kilburn.gateway.limits.RequestBounds`.
+    """The limits of one key or user for a request: see `kilburn.gateway.limits.RequestBounds`.
 
     Args:
-        name: whose, as a digest.
-        rate: requests per minute that this one may make, 0 for any number; a quarter of a minute's may come at once.
-        most: requests of this one that may be answered at once, 0 for any number.
+        name: digest of the key or user.
+        rate: allowed requests per minute, 0 for any number; a quarter of them may come at once.
+        most: allowed concurrent requests, 0 for any number.
     """
 
     name: bytes
@@ -39,11 +38,11 @@ class Demand(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """Whether a request is let in.
+    """Whether a request is admitted.
 
     Args:
-        refused: the number of the demand that is over its limit; -1 for none: then all were taken.
-        wait: seconds after which there is one, if that is over its rate; 0 if too many are being answered.
+        refused: index of the demand that exceeds its limit; -1 if the request is admitted.
+        wait: seconds until the rate allows another request; 0 if there are too many concurrent ones.
     """
 
     refused: int = -1
@@ -51,21 +50,23 @@ class Ruling(NamedTuple):
 
 
 class Turnstile(Protocol):
-    """Where it is counted. It belongs to one gateway, which uses it from one thread at a time."""
+    """Counts the requests of one gateway and of the others. One thread uses it at a time."""
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
-        """Let requests in, each with all of its demands or not at all; and say that this gateway is there.
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
+        """Admit requests, each with all of its demands or not at all, and renew this gateway's lease.
 
         Args:
-            held: how many requests of a name this gateway is answering before these, where that may have changed.
+            requests: the demands of each request.
+            answering: how many requests of a name this gateway is answering apart from these, where that may have changed.
 
         Raises:
-            StoreError: nothing was counted, or all was and that cannot be known: say in `held` what is so.
+            StoreError: the requests were not counted, or it is unknown whether they were: repeat the true numbers in
+                `answering`.
         """
         ...
 
     def close(self) -> None:
-        """The gateway has nothing any more; idempotent."""
+        """Remove the gateway's counts; idempotent."""
         ...
 
 
@@ -79,11 +80,11 @@ CREATE INDEX IF NOT EXISTS running_gateway ON running(gateway);
 
 
 MAX_ATTEMPTS, ATTEMPT_PAUSE = 100, 0.05
-"""How often a process tries to open the file while others begin to use it, and the seconds between two tries."""
+"""Attempts to open the file while other processes create it, and the seconds between two."""
 
 
 class FileTurnstile:
-    """Counts in a file, for gateways of one machine. What is in it need not survive a power cut.
+    """Counts in a file, for gateways on one machine. The file need not survive a power cut.
 
     Args:
         path: the file; the first count creates it if there is none.
@@ -116,44 +117,44 @@ class FileTurnstile:
                     raise
                 time.sleep(ATTEMPT_PAUSE)
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""
         with self._lock, translate_errors(self._path, "counting"):
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                now = self._clock()
-                self._hold(held, now)
-                made = [self._take(demands, now) for demands in asked]
+                time_ = self._clock()
+                self._hold(answering, time_)
+                rulings = [self._take(demands, time_) for demands in requests]
                 self._db.execute("COMMIT")
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
-            return made
+            return rulings
 
-    def _hold(self, held: Mapping[bytes, int], now: float) -> None:
-        run, own = self._db.execute, self._gateway
-        for name, count in held.items():
-            run("INSERT OR REPLACE INTO running(name, gateway, count, until) VALUES(?, ?, ?, 0)", (name, own, count))
-        run("DELETE FROM running WHERE gateway = ? AND count = 0", (own,))
-        run("UPDATE running SET until = ? WHERE gateway = ?", (now + LEASE, own))
-        if now >= self._tidied + IDLE:
-            self._tidied = now
-            run("DELETE FROM running WHERE until < ?", (now - IDLE,))
-            run("DELETE FROM allowance WHERE at < ?", (now - IDLE,))
+    def _hold(self, answering: Mapping[bytes, int], time_: float) -> None:
+        run, gateway = self._db.execute, self._gateway
+        for name, count in answering.items():
+            run("INSERT OR REPLACE INTO running(name, gateway, count, until) VALUES(?, ?, ?, 0)", (name, gateway, count))
+        run("DELETE FROM running WHERE gateway = ? AND count = 0", (gateway,))
+        run("UPDATE running SET until = ? WHERE gateway = ?", (time_ + LEASE, gateway))
+        if time_ >= self._tidied + IDLE:
+            self._tidied = time_
+            run("DELETE FROM running WHERE until < ?", (time_ - IDLE,))
+            run("DELETE FROM allowance WHERE at < ?", (time_ - IDLE,))
 
-    def _take(self, demands: Sequence[Demand], now: float) -> Ruling:
+    def _take(self, demands: Sequence[Demand], time_: float) -> Ruling:
         run, full = self._db.execute, []
-        for number, (name, rate, most) in enumerate(demands):
+        for number, (name, rate, limit) in enumerate(demands):
             if rate:
-                at = max(now, next((at for (at,) in run("SELECT at FROM allowance WHERE name = ?", (name,))), now))
-                wait = at - now - (max(1.0, rate / 4) - 1) * 60 / rate
+                at = max(time_, next((at for (at,) in run("SELECT at FROM allowance WHERE name = ?", (name,))), time_))
+                wait = at - time_ - (max(1.0, rate / 4) - 1) * 60 / rate
                 if wait > 0:
                     return Ruling(number, wait)
                 full.append((name, at + 60 / rate))
-            if most:
+            if limit:
                 select = "SELECT coalesce(sum(count), 0) FROM running WHERE name = ? AND (until > ? OR gateway = ?)"
-                ((count,),) = run(select, (name, now, self._gateway))
-                if count >= most:
+                ((count,),) = run(select, (name, time_, self._gateway))
+                if count >= limit:
                     return Ruling(number)
         for row in full:
             run("INSERT INTO allowance(name, at) VALUES(?, ?) ON CONFLICT(name) DO UPDATE SET at = excluded.at", row)
@@ -161,9 +162,9 @@ class FileTurnstile:
             "INSERT INTO running(name, gateway, count, until) VALUES(?, ?, 1, ?)"
             " ON CONFLICT(name, gateway) DO UPDATE SET count = count + 1"
         )
-        for name, _, most in demands:
-            if most:
-                run(insert, (name, self._gateway, now + LEASE))
+        for name, _, limit in demands:
+            if limit:
+                run(insert, (name, self._gateway, time_ + LEASE))
         return Ruling()
 
     def close(self) -> None:

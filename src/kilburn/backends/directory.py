@@ -1,8 +1,8 @@
-"""The segments of a tenant as they were last read, so that reading one does not cost what reading all of them does.
+"""A cache of the segments of a tenant: reading one does not cost as much as reading all.
 
-There may be very many. All are read once; after a write of this connection, only what it wrote to is read again. Whatever else
-changes the file, all are read again: another connection's write, and every write that does not say which segments it was to.
-So this never knows less than the file says.
+There may be very many. All are read once. After a write of this connection, only the segments that it changed are read again.
+After any other change of the file, by another connection or by a write that does not name its segments, all are read again. So
+the cache is never behind the file.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from kilburn.backends.ranked import Extents
 from kilburn.backends.sealed import SealedRows, SegmentRow
 
 FileState = tuple[object, int]
-"""Changes whenever anybody writes to the file."""
+"""A value that changes with every write to the file."""
 
-FEW = 200
-"""Segments that are read one by one; of more, all of the tenant's are read at once."""
+MAX_SINGLE_READS = 200
+"""Segments that are read singly, at most; for more, all segments of the tenant are read at once."""
 
-SCOPES = 16
-"""Filters whose segments are known at a time, and choices of segments whose extents are."""
+MAX_SCOPES = 16
+"""Cached scopes, and cached extents of selections of segments, at most."""
 
 Filter = tuple[frozenset[SegmentKind], str | None]
 
 
 class _Known(msgspec.Struct):
-    """What is known of a state of the file."""
+    """What was read of one state of the file."""
 
     rows: dict[int, SegmentRow | None] = {}
-    """Segments that were read; None where there is none."""
+    """Segments that were read; None for a missing one."""
     infos: dict[int, SegmentInfo] | None = None
-    """All of them, oldest first."""
+    """All segments, oldest first."""
     behind: set[int] = set()
-    """Segments of which `infos` and `scopes` have an older row."""
+    """Segments whose rows in `infos` and `scopes` are outdated."""
     scopes: dict[Filter, dict[int, SegmentInfo]] = {}
     damaged: dict[int, SegmentInfo] = {}
-    """Those of `infos` that cannot be read."""
+    """The damaged ones of `infos`."""
     extents: Extents | None = None
-    """Of all segments."""
-    some: list[tuple[list[int], frozenset[int], Extents]] = []
-    """Of those that were last asked for by themselves, the last first."""
-    moved: set[int] = set()
-    """Segments of which `extents` and `some` have older counters."""
+    """The extents of all segments."""
+    recent_extents: list[tuple[list[int], frozenset[int], Extents]] = []
+    """The extents of recent selections of segments, latest first: selection, its numbers, extents."""
+    outdated: set[int] = set()
+    """Segments whose counters in the extents are outdated."""
     idle: dict[str, set[int]] = {}
-    """By embedder of which no passage waited, the segments that were written to since."""
+    """By embedder without waiting passages, the segments that were written to since."""
 
 
 class Directory:
-    """The segments of one tenant. Its owner holds a lock, and a transaction while it reads here."""
+    """The segments of one tenant. The caller holds a lock, and for reading a transaction."""
 
     def __init__(self, db: apsw.Connection, sealed: SealedRows, tenant: int) -> None:
         self._db, self._sealed, self._tenant = db, sealed, tenant
@@ -60,133 +60,133 @@ class Directory:
         self._of = _Known()
 
     def known(self) -> _Known:
-        """What is known of the state that the file is in now."""
+        """Return what was read of the present state of the file."""
         state = self._db.pragma("data_version"), self._db.total_changes()
         if state != self._state:
             self._of, self._state = _Known(), state
         return self._of
 
     def begins(self) -> None:
-        """A write begins: what this connection has written before is known, or all is forgotten."""
+        """Note the beginning of a write. The cache is cleared unless it reflects all earlier writes of this connection."""
         if self._state is not None and self._state[1] != self._db.total_changes():
             self.clear()
 
     def wrote(self, segments: Iterable[int]) -> None:
-        """The write is committed, and has changed the rows of these segments and no others."""
+        """Note that a write was committed that changed the rows of these segments only."""
         if self._state is None:
             return
-        # If others have written meanwhile, the file's version says so when it is next looked at.
+        # If others have written meanwhile, the file's version will differ at the next read.
         of, self._state = self._of, (self._state[0], self._db.total_changes())
         for number in segments:
             of.rows.pop(number, None)
             of.behind.add(number)
-            of.moved.add(number)
+            of.outdated.add(number)
             for waiting in of.idle.values():
                 waiting.add(number)
 
     def clear(self) -> None:
-        """Forget all: what was read may have been undone."""
+        """Clear the cache, because what was read may be undone."""
         self._state = None
 
     def numbered(self, segments: Iterable[int]) -> dict[int, SegmentRow]:
-        """The rows of these numbers, by number; one that is no segment of this tenant is left out."""
-        known, found = self.known().rows, {}
+        """Return the rows of these numbers. Those that are not segments of this tenant are left out."""
+        cached, rows = self.known().rows, {}
         for number in segments:
-            if number not in known:
-                known[number] = self._sealed.segment(self._tenant, number)
-            if (one := known[number]) is not None:
-                found[number] = one
-        return found
+            if number not in cached:
+                cached[number] = self._sealed.segment(self._tenant, number)
+            if (row := cached[number]) is not None:
+                rows[number] = row
+        return rows
 
     def infos(self) -> Mapping[int, SegmentInfo]:
-        """All segments, oldest first."""
+        """Return all segments, oldest first."""
         of = self.known()
         if of.infos is None:
-            every = {one.number: one for one in self._sealed.segments(self._tenant)}
+            every = {row.number: row for row in self._sealed.segments(self._tenant)}
             of.rows.update(every)
-            of.infos = {number: one.info for number, one in every.items()}
-            of.damaged = {number: one for number, one in of.infos.items() if one.damaged}
-        for number, one in self.numbered(sorted(of.behind)).items():
-            if one.damaged or (number not in of.infos and number < next(reversed(of.infos), 0)):
+            of.infos = {number: row.info for number, row in every.items()}
+            of.damaged = {number: row for number, row in of.infos.items() if row.damaged}
+        for number, row in self.numbered(sorted(of.behind)).items():
+            if row.damaged or (number not in of.infos and number < next(reversed(of.infos), 0)):
                 self.clear()
                 return self.infos()
-            # Whoever searches at this moment may look at these, too: nothing is ever taken out of them.
-            of.infos[number] = info = one.info
-            for wanted, scope in of.scopes.items():
-                if _is_in(info, wanted):
+            # A concurrent search may use these mappings, so no entry is ever removed from them.
+            of.infos[number] = info = row.info
+            for key, scope in of.scopes.items():
+                if _is_in(info, key):
                     scope[number] = info
         of.behind.clear()
         return of.infos
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None) -> Scope:
         """See `Backend`."""
-        infos, of, wanted = self.infos(), self._of, (frozenset(kinds), user)
-        found = of.scopes.get(wanted)
-        if found is None:
-            found = {number: info for number, info in infos.items() if _is_in(info, wanted)}
-            if len(of.scopes) >= SCOPES:
+        infos, of, key = self.infos(), self._of, (frozenset(kinds), user)
+        infos_in_scope = of.scopes.get(key)
+        if infos_in_scope is None:
+            infos_in_scope = {number: info for number, info in infos.items() if _is_in(info, key)}
+            if len(of.scopes) >= MAX_SCOPES:
                 of.scopes.pop(next(iter(of.scopes)))
-            of.scopes[wanted] = found
-        damaged = tuple(info for info in of.damaged.values() if _is_wanted(info, wanted))
-        return Scope(infos=found, damaged=damaged, everything=len(found) + len(damaged) == len(infos))
+            of.scopes[key] = infos_in_scope
+        damaged = tuple(info for info in of.damaged.values() if _is_wanted(info, key))
+        return Scope(infos=infos_in_scope, damaged=damaged, everything=len(infos_in_scope) + len(damaged) == len(infos))
 
     def extents(self) -> Extents:
-        """How much there is to look through in all segments."""
+        """Return the extents of all segments."""
         of = self.known()
         if of.extents is None:
-            # Damaged counters spoil the order of the hits a little, and nothing else; each hit's segment is verified.
+            # Damaged counters only affect the order of the hits slightly; each hit's segment is verified.
             select = "SELECT id, passages, characters FROM segment NOT INDEXED WHERE tenant = ? AND NOT quarantined ORDER BY id"
             of.extents = Extents(self._counted(rows_of_each(self._db, select, [(self._tenant,)])))
         self._move(of)
         return of.extents
 
     def extents_of(self, segments: Sequence[int]) -> Extents:
-        """How much there is to look through in some segments that are whole."""
+        """Return the extents of the undamaged ones of these segments."""
         of = self.known()
         self._move(of)
-        same = next((one for one in of.some if one[0] == segments), None)
+        same = next((entry for entry in of.recent_extents if entry[0] == segments), None)
         if same is None:
-            wanted = frozenset(segments)
-            if len(wanted) > FEW:
+            numbers = frozenset(segments)
+            if len(numbers) > MAX_SINGLE_READS:
                 self.infos()
-            whole = [one for one in self.numbered(sorted(wanted)).values() if not one.damaged]
-            same = list(segments), wanted, Extents((one.number, one.passages, one.characters) for one in whole)
-            del of.some[SCOPES - 1 :]
-            of.some.insert(0, same)
+            whole = [entry for entry in self.numbered(sorted(numbers)).values() if not entry.damaged]
+            same = list(segments), numbers, Extents((entry.number, entry.passages, entry.characters) for entry in whole)
+            del of.recent_extents[MAX_SCOPES - 1 :]
+            of.recent_extents.insert(0, same)
         return same[2]
 
-    def _counted(self, found: Iterable[tuple[object, ...]]) -> Iterable[tuple[int, int, int]]:
-        for number, used, characters in found:
-            if isinstance(number, int) and isinstance(used, int) and isinstance(characters, int):
-                yield number, used, characters
+    def _counted(self, counters: Iterable[tuple[object, ...]]) -> Iterable[tuple[int, int, int]]:
+        for number, passages, characters in counters:
+            if isinstance(number, int) and isinstance(passages, int) and isinstance(characters, int):
+                yield number, passages, characters
 
     def _move(self, of: _Known) -> None:
-        """Bring the extents that are known up to date."""
-        if not of.moved:
+        """Update the cached extents."""
+        if not of.outdated:
             return
-        for number, one in self.numbered(of.moved).items():
-            if one.damaged:
+        for number, row in self.numbered(of.outdated).items():
+            if row.damaged:
                 continue
             if of.extents is not None:
-                of.extents.put(number, one.passages, one.characters)
-            for _, wanted, extents in of.some:
-                if number in wanted:
-                    extents.put(number, one.passages, one.characters)
-        of.moved.clear()
+                of.extents.put(number, row.passages, row.characters)
+            for _, numbers, extents in of.recent_extents:
+                if number in numbers:
+                    extents.put(number, row.passages, row.characters)
+        of.outdated.clear()
 
     def waits_in(self, embedder: str) -> Collection[int] | None:
-        """The segments in which a passage may wait for a vector of this embedder; None if that may be in any."""
+        """Return the segments that may have passages without a vector of this embedder; None for any."""
         return self.known().idle.get(embedder)
 
     def nothing_waits(self, embedder: str) -> None:
-        """No passage waits for a vector of this embedder."""
+        """Note that no passage waits for a vector of this embedder."""
         self.known().idle[embedder] = set()
 
 
-def _is_wanted(info: SegmentInfo, wanted: Filter) -> bool:
-    kinds, user = wanted
+def _is_wanted(info: SegmentInfo, filter_: Filter) -> bool:
+    kinds, user = filter_
     return info.kind in kinds and (user is None or info.user in ("", user))
 
 
-def _is_in(info: SegmentInfo, wanted: Filter) -> bool:
-    return not info.damaged and _is_wanted(info, wanted)
+def _is_in(info: SegmentInfo, filter_: Filter) -> bool:
+    return not info.damaged and _is_wanted(info, filter_)

@@ -27,7 +27,7 @@ READ_ROWS = 1000
 """Events, or vectors, that one transaction reads: none stays open while a caller thinks."""
 
 FIRST_EVENTS = 16
-"""Events that are read first: what a session was made of stands among them."""
+"""Events that are read first: they include how a session was created."""
 
 
 class DurableStore(ABC):
@@ -173,8 +173,8 @@ class ReadsIndex(Protocol):
 class PassageIndex:
     """See `kilburn.backend.WordIndex`."""
 
-    def __init__(self, read: ReadsIndex) -> None:
-        self._read = read
+    def __init__(self, read_index: ReadsIndex) -> None:
+        self._read = read_index
 
     def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
         """See `WordIndex`."""
@@ -193,7 +193,7 @@ class PassageIndex:
         def do(view: IndexView) -> list[list[Passage]]:
             if not view.whole([segment]):
                 return [[] for _ in queries]
-            hits = [view.index.newest(every, some, segment, limit) for every, some in queries]
+            hits = [view.index.newest(every, any_of, segment, limit) for every, any_of in queries]
             # Queries share words, so they share passages.
             passages = _passages(view, list({entry for entries in hits for entry in entries}))
             return [[passages[entry] for entry in entries if entry in passages] for entries in hits]

@@ -1,6 +1,6 @@
-"""What a check of a store finds, and what it compares: the same for every backend, which reads the rows.
+"""The checks of a store, for every backend: each compares rows that the backend has read.
 
-Nothing here changes anything, and nothing raises for damage.
+The checks change nothing, and never raise because of damage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 import apsw
 import msgspec
 
+from kilburn.backend import Finding
 from kilburn.backends import citations
 from kilburn.backends.chilling import Chilling
 from kilburn.backends.passages import passages
@@ -20,132 +21,112 @@ from kilburn.errors import KilburnError
 from kilburn.page import Page, Place, Span
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong.
-
-    Args:
-        kind: "file" (SQLite's own check), "content" (missing or altered), "session" (its row), "page" (its row
-            and its content disagree), "state" (of a page), "ledger" (holes, altered events or a wrong head),
-            "index" (search would find too much or too little; who cites a page is not known; nor what names it, nor
-            where a reply is), "checkpoint" (it
-            is not what was written, or not what the ledger says), "citation" (of a page that
-            is not there), "vector" (damaged, or of no passage), "cold" (an object of the cold place), "anchor" (the store is
-            older than its anchor), or "orphan" (stored but used by nothing).
-        what: in words, with the digest or address.
-        derived: whether `repair` can put it right.
-        segment: the segment's number, or 0. page: the page's id, or 0.
-    """
-
-    kind: str
-    what: str
-    derived: bool = False
-    segment: int = 0
-    page: int = 0
-
-
-def gather(found: list[Finding], kind: str, check: Iterator[Finding], segment: int = 0) -> None:
-    """Add what one check finds. If a check fails because of damage, that is a finding too."""
+def gather(findings: list[Finding], kind: str, check: Iterator[Finding], segment: int = 0) -> None:
+    """Add the findings of one check. A check that fails because of damage is a finding too."""
     try:
-        found.extend(check)
+        findings.extend(check)
     except (KilburnError, apsw.Error, *UNREADABLE) as error:
-        what = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
-        found.append(Finding(kind=kind, what=what, segment=segment, derived=kind in ("index", "vector")))
+        message = error.what if isinstance(error, KilburnError) else f"it cannot be checked: {type(error).__name__}: {error}"
+        findings.append(Finding(kind=kind, what=message, segment=segment, derived=kind in ("index", "vector")))
 
 
 def cold_findings(chilling: Chilling) -> list[Finding]:
     """Return what is wrong with the objects of the cold place, without reading them: the texts have been read already."""
     try:
-        wrong = chilling.wrong(repair=False, read=False)
+        wrong = chilling.wrong(repair=False, read_objects=False)
     except (KilburnError, apsw.Error) as error:
         return [Finding(kind="cold", what=f"the cold place cannot be checked: {error}")]
-    return [Finding(kind="cold", what=what, derived=derived) for what, derived in wrong]
+    return [Finding(kind="cold", what=problem, derived=derived) for problem, derived in wrong]
 
 
-def of_page(what: str, pages: Sequence[Sequence[object]]) -> Finding:
-    """A text that is damaged, with the first page that has it: its segment and its number."""
+def of_page(problem: str, pages: Sequence[Sequence[object]]) -> Finding:
+    """Return the finding of a damaged text, with the first page that has it, given as segment and number."""
     segment, page = next(iter(pages), (0, 0))
-    return Finding(kind="content", what=what, segment=_id(segment), page=_id(page))
+    return Finding(kind="content", what=problem, segment=_id(segment), page=_id(page))
 
 
 def wrong_segments(segments: Iterable[SegmentRow]) -> Iterator[Finding]:
-    """Their own rows."""
+    """Yield damaged rows of segments."""
     for segment in segments:
         if segment.damaged and not segment.quarantined:
-            what = f"session {segment.name!r}: {segment.damaged}"
-            yield Finding(kind="session", what=what, segment=segment.number, derived="counters" in segment.damaged)
+            problem = f"session {segment.name!r}: {segment.damaged}"
+            yield Finding(kind="session", what=problem, segment=segment.number, derived="counters" in segment.damaged)
 
 
 def wrong_setting(tenant: int, name: bytes, value: bytes, seal: object) -> Iterator[Finding]:
-    """What is kept for a tenant as a whole."""
+    """Yield a damaged setting of a tenant."""
     if seal != seal_of("setting", tenant, name, value):
         yield Finding(kind="session", what=f"the setting {name!r} is not what was written; set it again")
 
 
 def wrong_pages(
-    segment: SegmentRow, each: PageRows, contents: Mapping[int, tuple[bytes | None, bytes | None]], there: Callable[[str], bool]
+    segment: SegmentRow,
+    pages: PageRows,
+    contents: Mapping[int, tuple[bytes | None, bytes | None]],
+    has_text: Callable[[str], bool],
 ) -> Iterator[Finding]:
-    """A session's pages, their states and the texts that they name.
+    """Yield what is wrong with a segment's pages, their states, and the texts that they name.
 
     Args:
         contents: the digests of text and extra that the store has for each page.
-        there: whether the store has a text of this digest.
+        has_text: whether the store has a text with a digest.
     """
 
-    def wrong(page: int, what: str, kind: str = "page", derived: bool = False) -> Finding:
-        return Finding(kind=kind, what=f"{shown(page)}: {what}", derived=derived, segment=segment.number, page=_id(page))
+    def wrong(page: int, problem: str, kind: str = "page", derived: bool = False) -> Finding:
+        return Finding(kind=kind, what=f"{shown(page)}: {problem}", derived=derived, segment=segment.number, page=_id(page))
 
     count = 0
     strays: list[Finding] = []
-    for number, page, state in each:
+    for number, page, state in pages:
         if isinstance(page, str):
             strays.append(wrong(number, page))
             continue
         count += 1
         if isinstance(state, str):
             yield wrong(number, state, "state", derived=True)
-        for digest, found in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
-            if digest != (found.hex() if found else ""):
-                stored = found.hex() if found else "none"
-                what = f"it names content {digest or 'none'}, the store has {stored}"
-                yield wrong(number, what, derived=not digest or there(digest))
+        for digest, stored_digest in zip((page.digest, page.extra), contents.get(number, (None, None)), strict=True):
+            if digest != (stored_digest.hex() if stored_digest else ""):
+                shown_digest = stored_digest.hex() if stored_digest else "none"
+                mismatch = f"it names content {digest or 'none'}, the store has {shown_digest}"
+                yield wrong(number, mismatch, derived=not digest or has_text(digest))
     if not segment.damaged and count == segment.pages:
-        # All of the session's own rows are here. These came from elsewhere, and `repair` quarantines them.
-        strays = [msgspec.structs.replace(one, derived=True) for one in strays]
+        # All of the segment's own rows are present. These came from elsewhere, and a repair quarantines them.
+        strays = [msgspec.structs.replace(finding, derived=True) for finding in strays]
     elif not segment.damaged and count + len(strays) != segment.pages:
-        what = f"{count + len(strays)} pages are here where {segment.pages} were written"
-        yield Finding(kind="page", what=what, segment=segment.number)
+        mismatch = f"{count + len(strays)} pages are here where {segment.pages} were written"
+        yield Finding(kind="page", what=mismatch, segment=segment.number)
     yield from strays
 
 
-def wrong_names(segment: SegmentRow, each: PageRows) -> Iterator[Finding]:
-    """Of each name of a note, one page is in force."""
-    named: dict[str | None, int] = {}
-    for number, page, state in each:
+def wrong_names(segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
+    """Yield notes in force without a name, or with the name of another note in force."""
+    numbers: dict[str | None, int] = {}
+    for number, page, state in pages:
         if isinstance(page, str) or isinstance(state, str) or state.at is not Place.OUT:
             continue
-        first = named.setdefault(page.name, number)
+        first = numbers.setdefault(page.name, number)
         if page.name is None or first != number:
-            both = f"{shown(first)} and {shown(number)} are both in force as the note {page.name!r}"
-            what = f"{shown(number)} is in force without a name" if page.name is None else both
-            yield Finding(kind="page", what=what, segment=segment.number, page=_id(number))
+            conflict = f"{shown(first)} and {shown(number)} are both in force as the note {page.name!r}"
+            problem = f"{shown(number)} is in force without a name" if page.name is None else conflict
+            yield Finding(kind="page", what=problem, segment=segment.number, page=_id(number))
 
 
 def _id(page: object) -> int:
-    """The number of a page as a finding gives it: 0 where a damaged record gives none."""
+    """Return the id of a page for a finding; 0 if a damaged record has none."""
     return page if isinstance(page, int) else 0
 
 
 def wrong_events(
     seals: Seals, segment: SegmentRow, events: Iterable[tuple[int, bytes, bytes, object]], is_fork: Callable[[int], bool]
 ) -> Iterator[Finding]:
-    """A session's ledger, given as number, act, body and seal of each event, in order.
+    """Yield what is wrong with a ledger, given as number, act, body and seal of each event, in order.
 
     Args:
-        is_fork: whether an event is the note of a branch that says which pages it inherited.
+        is_fork: whether an event is a branch's note of the pages that it inherited.
     """
 
-    def wrong(what: str, derived: bool = False) -> Finding:
-        return Finding(kind="ledger", what=what, derived=derived, segment=segment.number)
+    def wrong(problem: str, derived: bool = False) -> Finding:
+        return Finding(kind="ledger", what=problem, derived=derived, segment=segment.number)
 
     expected = 1
     for number, act, body, seal in events:
@@ -165,123 +146,123 @@ def wrong_events(
 
 
 class IndexedWords:
-    """Compares the words in the index with those of the pages, by a checksum over each entry's words.
+    """Compares the words in the index with those of the pages, by a checksum of each entry's words.
 
     Args:
-        words_of: the words by which a passage with this text is found.
+        words_of: returns the words by which a passage with a text is found.
     """
 
     def __init__(self, words_of: Callable[[str], Iterable[str | bytes]]) -> None:
         self._words_of = words_of
-        # The checksum of each entry; -1 where nobody knows.
+        # The expected checksum of each entry; -1 if it is unknown.
         self._wanted: dict[int, int] = {}
 
     def wrong_passages(
         self, segment: int, page: int, text: str | None, entries: Sequence[tuple[int, int, int, int]]
     ) -> Iterator[Finding]:
-        """The passages of a page.
+        """Yield a page whose passages do not fit its text.
 
         Args:
-            text: None where it is damaged, which is reported as content.
+            text: None if it is damaged, which is reported as content.
             entries: number, page, start and stop of each, in reading order.
         """
         spans: list[tuple[int, Span]] | None = None if text is None else [(page, span) for span in passages(text)]
         if text is None or [(of, (start, stop)) for _, of, start, stop in entries] != spans:
             self._wanted.update({entry: -1 for entry, *_ in entries})
             if text is not None:
-                what = f"{shown(page)} has not its passages"
-                yield Finding(kind="index", what=what, derived=True, segment=segment, page=page)
+                problem = f"{shown(page)} does not have its passages"
+                yield Finding(kind="index", what=problem, derived=True, segment=segment, page=page)
             return
         for entry, _, start, stop in entries:
             self._wanted[entry] = sum(hash(word) for word in self._words_of(text[start:stop]))
 
     def wrong_entries(self, entries: Iterable[int], owners: AbstractSet[int]) -> Iterator[Finding]:
-        """The passages that are there: each belongs to a page."""
+        """Yield stored passages that belong to no page."""
         for entry in entries:
             if entry not in self._wanted:
-                what = f"passage {entry & 0xFFFFFFFF} belongs to no page"
-                yield Finding(kind="index", what=what, derived=True, segment=entry >> 32 if entry >> 32 in owners else 0)
+                problem = f"passage {entry & 0xFFFFFFFF} belongs to no page"
+                yield Finding(kind="index", what=problem, derived=True, segment=entry >> 32 if entry >> 32 in owners else 0)
 
     def wrong_words(
         self, postings: Iterable[tuple[str | bytes, int]], quarantined: AbstractSet[int] = frozenset()
     ) -> Iterator[Finding]:
-        """The words of all entries.
+        """Yield entries whose words differ from their pages.
 
         Args:
-            quarantined: segments of which nothing is compared.
+            quarantined: segments to leave out.
         """
-        found: dict[int, int] = {}
+        checksums: dict[int, int] = {}
         for word, entry in postings:
-            found[entry] = found.get(entry, 0) + hash(word)
-        for entry in sorted(self._wanted.keys() | found.keys()):
-            if self._wanted.get(entry, 0) not in (found.get(entry, 0), -1) and entry >> 32 not in quarantined:
-                what = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
-                yield Finding(kind="index", what=what, derived=True, segment=entry >> 32)
+            checksums[entry] = checksums.get(entry, 0) + hash(word)
+        for entry in sorted(self._wanted.keys() | checksums.keys()):
+            if self._wanted.get(entry, 0) not in (checksums.get(entry, 0), -1) and entry >> 32 not in quarantined:
+                problem = f"the text index and the pages disagree about entry {entry & 0xFFFFFFFF}"
+                yield Finding(kind="index", what=problem, derived=True, segment=entry >> 32)
 
 
 def wrong_citations(
-    wanted: AbstractSet[citations.Citation],
-    there: AbstractSet[citations.Citation],
+    expected: AbstractSet[citations.Citation],
+    indexed: AbstractSet[citations.Citation],
     damaged: AbstractSet[int],
     content: Callable[[int, int], tuple[object] | None],
 ) -> Iterator[Finding]:
-    """The index of citations, and what is cited.
+    """Yield differences between pages and index of citations, and citations of missing pages.
 
     Args:
-        wanted: what the pages cite. there: what the index says.
-        damaged: segments of which nobody knows what they hold.
-        content: what a page has for its text, None for nothing; None where there is no such page.
+        expected: the citations of the pages. indexed: those of the index.
+        damaged: segments with unknown content.
+        content: returns a page's content in a tuple, None for a forgotten page; None for a missing page.
     """
-    for segment, page, by, citer in sorted(wanted ^ there, key=repr):
-        what = f"the index of citations and {shown(citer)} disagree about {shown(page)} of segment {segment}"
+    for segment, page, by, citer in sorted(expected ^ indexed, key=repr):
+        problem = f"the index of citations and {shown(citer)} disagree about {shown(page)} of segment {segment}"
         if (segment, page) == (by, citer):
             whose = f"segment {segment}" if page == citations.WHOLE else f"{shown(page)} of segment {segment}"
-            what = f"{whose} is being forgotten; if that has broken off, forget it again"
-        yield Finding(kind="index", what=what, derived=True, segment=by, page=_id(citer))
-    for segment, page, by, citer in sorted(wanted):
+            problem = f"{whose} is being forgotten; if that was interrupted, forget it again"
+        yield Finding(kind="index", what=problem, derived=True, segment=by, page=_id(citer))
+    for segment, page, by, citer in sorted(expected):
         if by == segment or segment in damaged:
             continue
-        found = content(segment, page)
-        if found is None or found[0] is None:
-            what = f"it cites {shown(page)} of segment {segment}, which is {'forgotten' if found else 'not there'}"
-            yield Finding(kind="citation", what=what, segment=by, page=citer)
+        cited = content(segment, page)
+        if cited is None or cited[0] is None:
+            problem = f"it cites {shown(page)} of segment {segment}, which is {'forgotten' if cited else 'not there'}"
+            yield Finding(kind="citation", what=problem, segment=by, page=citer)
 
 
 def wrong_mentions(segment: SegmentRow, different: Iterable[tuple[int, int]], unread: AbstractSet[int]) -> Iterator[Finding]:
-    """The index of mentions.
+    """Yield differences between ledger and index of mentions.
 
     Args:
-        different: nodes and events that only one of ledger and index has.
+        different: nodes and events that only one of them has.
         unread: events that cannot be read.
     """
     for number in sorted({event for _, event in different} - unread, key=repr):
-        what = f"the index of mentions and event {number} disagree"
-        yield Finding(kind="index", what=what, derived=True, segment=segment.number)
+        problem = f"the index of mentions and event {number} disagree"
+        yield Finding(kind="index", what=problem, derived=True, segment=segment.number)
 
 
 def wrong_replies(segment: SegmentRow, different: Iterable[Sequence[int | bytes]], unread: AbstractSet[int]) -> Iterator[Finding]:
-    """The rows of replies in the index of histories.
+    """Yield differences between ledger and rows of replies in the index of histories.
 
     Args:
-        different: rows that only one of ledger and index has: first the number of the note, below 0.
+        different: rows that only one of them has, each beginning with the negated number of the note.
         unread: events that cannot be read.
     """
     for number in sorted({-at for at, *_ in different if isinstance(at, int)} - unread):
-        what = f"the index of replies and event {number} disagree"
-        yield Finding(kind="index", what=what, derived=True, segment=segment.number)
+        problem = f"the index of replies and event {number} disagree"
+        yield Finding(kind="index", what=problem, derived=True, segment=segment.number)
 
 
-def wrong_calls(segment: SegmentRow, each: PageRows, calls: Mapping[object, object]) -> Iterator[Finding]:
-    """The index of calls, by page."""
-    for number, page, _ in each:
+def wrong_calls(segment: SegmentRow, pages: PageRows, calls: Mapping[object, object]) -> Iterator[Finding]:
+    """Yield differences between pages and index of calls."""
+    for number, page, _ in pages:
         if isinstance(page, Page) and calls.get(number) != call_of(page):
-            what = "the index of calls does not have it as it is"
-            yield Finding(kind="index", what=what, derived=True, segment=segment.number, page=_id(number))
+            problem = "the index of calls differs from it"
+            yield Finding(kind="index", what=problem, derived=True, segment=segment.number, page=_id(number))
 
 
-def wrong_checkpoints(segment: SegmentRow, found: Iterable[Sequence[object]]) -> Iterator[Finding]:
-    """A session's checkpoints, given as their last event, size, codec, data and seal."""
-    for *values, seal in found:
+def wrong_checkpoints(segment: SegmentRow, checkpoints: Iterable[Sequence[object]]) -> Iterator[Finding]:
+    """Yield damaged checkpoints, each given as last event, size, codec, data and seal."""
+    for *values, seal in checkpoints:
         if seal != seal_of("checkpoint", segment.number, *values):
-            what = f"the checkpoint of event {values[0]} is not what was written"
-            yield Finding(kind="checkpoint", what=what, derived=True, segment=segment.number)
+            problem = f"the checkpoint of event {values[0]} is not what was written"
+            yield Finding(kind="checkpoint", what=problem, derived=True, segment=segment.number)

@@ -1,10 +1,10 @@
-"""The index of histories: what each session has said, as digests by which a history is recognised that a client hands over.
+"""The index of histories: digests of each session's messages, by which a client's history is recognised.
 
-Each digest is over a message and all that came before it. Whoever recognises histories derives them from the pages. A session of
-which anything was forgotten has none: a trigger of the file sees to that.
+Each digest covers a message and all messages before it. Whoever recognises histories derives them from the pages. A session with
+a forgotten page has none: a trigger in the file removes them.
 
-A client may also name the reply from which it goes on. The note of such a reply has a row of its own; there `message` is the
-number of the note, negated. These rows are derived from the ledger, and stay as long as it does.
+A client may also name the reply that it continues. The note of such a reply has a row whose `message` is the negated number of
+the note. These rows are derived from the ledger.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kilburn.backends.connection import insert, row, rows
 from kilburn.backends.records import UNREADABLE, event_of
 from kilburn.event import Act, Event
 
-KEY = 24
-"""Letters of a reply's key; the digests of a history have another length."""
+KEY_CHARS = 24
+"""Characters of a reply's key; the digests of a history have another length."""
 
 
 _UP_TO = "WHERE segment = ?1 AND message = ?2 AND is_last AND last_page = ifnull(?3, last_page)"
 
 
 def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
-    """The rows of the replies that these events note."""
+    """Return the rows of the replies that these events note: negated number, key."""
     noted = [(event.number, event.data.get("reply")) for event in events if event.act is Act.NOTE]
-    return [(-number, key.encode()) for number, key in noted if isinstance(key, str) and len(key) == KEY and key.isascii()]
+    return [(-number, key.encode()) for number, key in noted if isinstance(key, str) and len(key) == KEY_CHARS and key.isascii()]
 
 
 def add_replies(db: apsw.Connection, tenant: int, segment: int, replies: Sequence[tuple[int, bytes]]) -> None:
-    """Keep the rows of replies; those that are there stay."""
+    """Add the rows of replies; existing ones stay."""
     db.executemany(
         "INSERT INTO history(segment, message, tenant, digest, is_last, last_page) VALUES(?, ?, ?, ?, 0, 0)"
         " ON CONFLICT DO NOTHING",
@@ -42,13 +42,13 @@ def add_replies(db: apsw.Connection, tenant: int, segment: int, replies: Sequenc
 
 
 def replies(db: apsw.Connection, segment: int) -> list[tuple[int, bytes]]:
-    """The rows of a session's replies."""
+    """Return the rows of a session's replies."""
     select = "SELECT message, digest FROM history WHERE segment = ? AND message < 0"
     return [(message, key) for message, key in rows(db, select, segment)]
 
 
 def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes]], set[int]]:
-    """The rows of replies that a session's ledger says, and the events that cannot be read: of these nobody knows."""
+    """Return the rows of replies according to a session's ledger, and the numbers of the unreadable events."""
     noted, unread = list[Event](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ? AND act = ?", segment, Act.NOTE.value):
         try:
@@ -59,55 +59,58 @@ def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes
 
 
 def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
-    """Make the rows of a session's replies again."""
+    """Rebuild the rows of a session's replies."""
     db.execute("DELETE FROM history WHERE segment = ? AND message <= 0", (segment,))
     add_replies(db, tenant, segment, replies_in(db, segment)[0])
 
 
-def put(db: apsw.Connection, tenant: int, segment: int, said: Digests, page: int) -> bool:
-    """Keep the digests of a session behind its first ones, which are kept; returns whether they are what belongs there."""
+def put(db: apsw.Connection, tenant: int, segment: int, digests: Digests, page: int) -> bool:
+    """Store a session's digests behind its first ones. Return whether they were stored."""
     fits = (
         "SELECT 1 FROM segment WHERE id = ?1 AND tenant = ?2"
         " AND ?3 = (SELECT max(page.id) FROM page WHERE page.segment = ?1)"
         " AND NOT EXISTS(SELECT 1 FROM page WHERE content IS NULL AND page.segment = ?1)"
         " AND (?4 = 0 OR EXISTS(SELECT 1 FROM history WHERE history.segment = ?1 AND message = ?4 AND is_last))"
     )
-    if row(db, fits, segment, tenant, page, said.after) is None:
+    if row(db, fits, segment, tenant, page, digests.offset) is None:
         return False
-    _put(db, tenant, segment, said, None, page)
-    return len(said.added) + said.after > 0
+    _put(db, tenant, segment, digests, None, page)
+    return len(digests.added) + digests.offset > 0
 
 
-def add(db: apsw.Connection, tenant: int, segment: int, said: Digests, first: int, last: int) -> None:
-    """Keep the digests that come with new pages, in the transaction that adds them; if those before are kept up to the first of
-    these pages, and nothing was forgotten."""
-    if not said.after and first > 1 and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None:
+def add(db: apsw.Connection, tenant: int, segment: int, digests: Digests, first: int, last: int) -> None:
+    """Store the digests of new pages in the transaction that adds them, if the digests before them are complete and no page was
+    forgotten."""
+    if (
+        not digests.offset
+        and first > 1
+        and row(db, "SELECT 1 FROM page WHERE content IS NULL AND segment = ?", segment) is not None
+    ):
         return
-    _put(db, tenant, segment, said, first - 1, last)
+    _put(db, tenant, segment, digests, first - 1, last)
 
 
-def _put(db: apsw.Connection, tenant: int, segment: int, said: Digests, before: int | None, page: int) -> None:
-    """Put digests behind the first ones, if these are kept up to the page `before`; None for any. Where something is forgotten
-    none are kept."""
-    after, digests = said.after, said.added
-    if not after:
+def _put(db: apsw.Connection, tenant: int, segment: int, history: Digests, last_page: int | None, page: int) -> None:
+    """Store digests behind the first ones, if these are complete up to page `last_page`; None for any page."""
+    count, digests = history.offset, history.added
+    if not count:
         db.execute("DELETE FROM history WHERE segment = ? AND message > 0", (segment,))
-    elif not said.inherits:
+    elif not history.inherits:
         changes = db.total_changes()
         if digests:
-            db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, after, before))
+            db.execute(f"UPDATE history SET is_last = 0 {_UP_TO}", (segment, count, last_page))
         else:
-            db.execute(f"UPDATE history SET last_page = ?4 {_UP_TO}", (segment, after, before, page))
+            db.execute(f"UPDATE history SET last_page = ?4 {_UP_TO}", (segment, count, last_page, page))
         if db.total_changes() == changes:
             return
-    end = after + len(digests)
-    both = enumerate(zip_longest(digests, said.tails), after + 1)
-    new = [(segment, at, tenant, digest, int(at == end), page, tail) for at, (digest, tail) in both]
+    end = count + len(digests)
+    numbered = enumerate(zip_longest(digests, history.tails), count + 1)
+    new = [(segment, at, tenant, digest, int(at == end), page, tail) for at, (digest, tail) in numbered]
     insert(db, "INSERT INTO history(segment, message, tenant, digest, is_last, last_page, tail) VALUES(?, ?, ?, ?, ?, ?, ?)", new)
 
 
 def owners(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail: bool) -> list[HistoryOwner]:
-    """The sessions that have said this, or these last messages: first those that end with it, then the newest."""
+    """See `kilburn.backend.HistoryIndex`."""
     select = (
         "SELECT name, message, (SELECT max(message) FROM history AS own WHERE own.segment = history.segment) FROM history"
         " JOIN segment ON segment.id = history.segment AND NOT quarantined"
@@ -118,7 +121,7 @@ def owners(db: apsw.Connection, tenant: int, digest: bytes, limit: int, *, tail:
 
 
 def missing(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) -> list[str]:
-    """The names of a user's sessions of a root whose digests are not kept whole, those that were used last first."""
+    """See `kilburn.backend.HistoryIndex`."""
     select = (
         "SELECT name FROM segment WHERE tenant = ?1 AND (name = ?2 OR (name > ?2 || '~' AND name < ?2 || '~:')"
         " OR (name > ?2 || '/b' AND name < ?2 || '/b:'))"
@@ -127,5 +130,5 @@ def missing(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) 
         " AND last_page = (SELECT max(page.id) FROM page WHERE page.segment = segment.id))"
         " ORDER BY used DESC LIMIT ?4"
     )
-    found = [name for (name,) in rows(db, select, tenant, root, user, limit)]
-    return [name for name in found if root_of(name) == root]
+    names = [name for (name,) in rows(db, select, tenant, root, user, limit)]
+    return [name for name in names if root_of(name) == root]

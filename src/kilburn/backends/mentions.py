@@ -38,20 +38,20 @@ SOURCE = 1 << 62
 
 
 def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
-    """The nodes under which an event is found.
+    """Return the nodes under which an event is indexed.
 
     Args:
-        pages: those that were admitted with it, by id.
+        pages: the pages that were admitted with it, by id.
     """
-    named, sources = set[int](), set[int]()
-    (sources if event.act is Act.FOLD else named).update(event.pages)
+    ids_named, sources = set[int](), set[int]()
+    (sources if event.act is Act.FOLD else ids_named).update(event.pages)
     if event.act is Act.ADMIT:
         sources.update(source for page in event.pages if page in pages for source in pages[page].sources)
     by = event.data.get("by")
     if isinstance(by, int):
-        named.add(by)
+        ids_named.add(by)
     nodes = set[int]()
-    for ids, bit in ((named, 0), (sources, SOURCE)):
+    for ids, bit in ((ids_named, 0), (sources, SOURCE)):
         for sign in (1, -1):
             if same := sorted([sign * page for page in ids if sign * page > 0]):
                 nodes.update(sign * (node | bit) for node in _nodes(stretches(same)))
@@ -59,7 +59,7 @@ def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
 
 
 def _nodes(runs: list[int]) -> Iterator[int]:
-    """The fewest blocks that cover stretches of ids."""
+    """Yield the fewest blocks that cover stretches of ids."""
     for first, last in zip(runs[::2], runs[1::2], strict=True):
         level, low, high = 0, first >> LEAF, (last >> LEAF) + 1
         while low < high:
@@ -73,14 +73,14 @@ def _nodes(runs: list[int]) -> Iterator[int]:
 
 
 def _node(level: int, block: int) -> int:
-    # Never 0, so that a page and its negative are told apart.
+    # Never 0, so that a page and its negative differ.
     return (level << SHIFT | block) + 1
 
 
 def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:
-    """What a segment's ledger and pages say that the index has to have, and the events that cannot be read: of these nobody
-    knows."""
-    found, unread = set[tuple[int, int]](), set[int]()
+    """Return the rows that the index must have according to a segment's ledger and pages, and the numbers of the unreadable
+    events."""
+    mentions, unread = set[tuple[int, int]](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ?", segment):
         try:
             event = event_of(body)
@@ -88,42 +88,42 @@ def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]]
         except UNREADABLE:
             unread.add(number)
             continue
-        found.update((node, number) for node in mentions_of(event, pages))
-    return found, unread
+        mentions.update((node, number) for node in mentions_of(event, pages))
+    return mentions, unread
 
 
 def _admitted(db: apsw.Connection, segment: int, event: Event) -> dict[int, Page]:
     select = "SELECT record FROM page WHERE segment = ? AND id = ?"
-    made = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
-    return {page.id: page for page in made}
+    pages = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
+    return {page.id: page for page in pages}
 
 
 def fill(db: apsw.Connection, segments: Iterable[int]) -> None:
-    """Make the index of these segments again."""
+    """Rebuild the index of these segments."""
     for segment in segments:
         db.execute("DELETE FROM mention WHERE segment = ?", (segment,))
-        db.executemany(INSERT, [(segment, *one) for one in sorted(mentions_in(db, segment)[0])])
+        db.executemany(INSERT, [(segment, *mention) for mention in sorted(mentions_in(db, segment)[0])])
 
 
 def events_of(db: apsw.Connection, segment: int, nodes: Iterable[int]) -> list[int]:
-    """The numbers of the events that have any of these nodes, in order."""
+    """Return the numbers of the events with any of these nodes, in order."""
     select = "SELECT DISTINCT event FROM json_each(?) CROSS JOIN mention ON segment = ? AND node = value ORDER BY event"
     return [event for (event,) in rows(db, select, listed(nodes), segment)]
 
 
 def nodes_of(pages: Iterable[int]) -> list[int]:
-    """The nodes under which an event that names any of these pages may be found."""
+    """Return the nodes of events that may name any of these pages."""
     sources = source_nodes(pages)
     return sorted([*sources, *(node - SOURCE if node > 0 else node + SOURCE for node in sources)])
 
 
 def source_nodes(pages: Iterable[int]) -> list[int]:
-    """The nodes under which an event that made pages from any of these pages may be found."""
+    """Return the nodes of events that may have derived pages from any of these pages."""
     nodes: list[int] = []
-    known = list(pages)
+    ids = list(pages)
     for sign in (1, -1):
         # Many pages lie in few blocks, and in fewer of each further level.
-        blocks = {sign * page >> LEAF for page in known if sign * page > 0}
+        blocks = {sign * page >> LEAF for page in ids if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
             first = (level << SHIFT) + 1 | SOURCE  # see `_node`
             nodes += [sign * (first + block) for block in blocks]
@@ -132,11 +132,11 @@ def source_nodes(pages: Iterable[int]) -> list[int]:
 
 
 def made_by(events: Iterable[Event], pages: Set[int]) -> set[int]:
-    """Pages that these events made, without those that a fold made of none of these pages, and without these pages themselves."""
-    made = set[int]()
+    """Return the pages that these events admitted or folded from any of these pages, without these pages themselves."""
+    derived = set[int]()
     for event in events:
         if event.act is Act.ADMIT:
-            made.update(event.pages)
+            derived.update(event.pages)
         elif event.act is Act.FOLD and "fold" in event.data and not pages.isdisjoint(event.pages):
-            made.add(event.data["fold"])
-    return made - pages
+            derived.add(event.data["fold"])
+    return derived - pages

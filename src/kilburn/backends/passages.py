@@ -1,11 +1,10 @@
-"""Splits a text into passages for search, and adds the words by which each can be found.
+"""Splits a text into passages for search, and adds words by which each can be found.
 
-Passages follow lines, so that a hit is readable. Only a line that is longer than a passage is split, at a blank if it
-has one.
+Passages follow lines, so that hits are readable. Only lines longer than a passage are split, at a blank if there is one.
 
 The text index splits a text into words itself, by SQLite's `unicode61` rules (fixed at Unicode 6.1, so that a
-deletion years later finds the same words) with `_` as a letter. This alone would find `foo_bar`, and nothing inside
-it. So these words are appended to the text, both before indexing and before searching:
+deletion years later finds the same words) with `_` as a letter. This alone would find `foo_bar`, but
+not its parts. So these words are appended to the text, both before indexing and before searching:
 
 - the parts of `snake_case`, `CamelCase` and `mixed2numbers`: `getUserName` by `user`;
 - paths and dotted names as one word, joined by `_`, whole and their last two parts: `src/kilburn/backend.py` as
@@ -24,12 +23,12 @@ from functools import lru_cache
 from kilburn.page import Span
 
 SIZE = 800
-"""Characters: about 200 tokens, so that five hits fit a 1,000-token recall."""
+"""Maximum characters of a passage: about 200 tokens, so that five hits fit a recall of 1,000 tokens."""
 
 TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
 
-LONGEST = 200
-"""Characters; a longer run of letters, points and slashes is data, not a name."""
+MAX_NAME_CHARS = 200
+"""A longer run of letters, points and slashes is data, not a name."""
 
 _COMPOUND = re.compile(
     r"\b[A-Za-z0-9_]*(?:_[A-Za-z0-9]|[a-z0-9][A-Z]|[A-Za-z][0-9]|[A-Za-z0-9_][./\\:-]{1,2}[A-Za-z0-9_])[A-Za-z0-9_./\\:-]*",
@@ -43,19 +42,19 @@ JOINT = re.compile(r"[./\\:-]+")
 _PIECE = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _WITHOUT_BLANKS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _UNSPACED = re.compile(f"[{_WITHOUT_BLANKS}]{{2,}}")
-# In a query, of any letters: but not of those that are written without blanks, or the whole sentence would be a path.
+# In a query, any letters, except scripts without blanks: there a whole sentence would be a path.
 PATH = re.compile(rf"(?:[^\W{_WITHOUT_BLANKS}]|[./\\:-]){{2,}}")
 
 
 def passages(text: str, size: int = SIZE) -> list[Span]:
-    """Spans of at most `size` characters, in order, that cover all of `text` but blank stretches and long runs of base64: nobody
-    searches for these, and each is many words that nothing else has."""
+    """Return spans of at most `size` characters, in order, that cover `text` except blank stretches and long runs of base64.
+    Nobody searches for base64, and each run has many unique words."""
     spans: list[Span] = []
     for start, end in _without_base64(text) if _LONG_RUN.search(text) is not None else ((0, len(text)),):
         while start < end:
             stop = min(start + size, end)
             if stop < end:
-                # A passage of less than half a size would make hits of single lines around a long one.
+                # Shorter passages would make single lines around a long one into hits.
                 cut = text.rfind("\n", start + size // 2, stop)
                 if cut < 0:
                     cut = text.rfind(" ", start + size // 2, stop)
@@ -77,30 +76,30 @@ def _without_base64(text: str) -> list[Span]:
     return [*spans, (start, len(text))]
 
 
-def searchable(text: str) -> str:
-    """The text with the further words by which it can be found."""
+def add_name_parts(text: str) -> str:
+    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks."""
     more: list[str] = []
-    # A compound lies within a run of such characters, and most runs were seen before.
+    # A compound lies within a run of such characters, and most runs repeat.
     for run in dict.fromkeys(_RUN.findall(text)):
         word = run.strip(_JOINTS)
         if word.isalpha() and word[1:].islower():
-            # Most are plain words, which have no parts.
+            # A plain word has no parts.
             continue
-        more.extend(_compounds(run) if len(run) <= LONGEST else _compounds.__wrapped__(run))
+        more.extend(_compounds(run) if len(run) <= MAX_NAME_CHARS else _compounds.__wrapped__(run))
     if not text.isascii():
         for match in _UNSPACED.finditer(text):
             run = match.group()
             more.extend(run[at : at + 2] for at in range(len(run) - 1))
     if more:
         text = f"{text}\n{' '.join(more)}"
-    # FTS5 takes NUL for the end of a text in some of its paths.
+    # FTS5 treats NUL as the end of a text in some code paths.
     return text.replace("\0", " ")
 
 
 @lru_cache(maxsize=20_000)
 def _compounds(run: str) -> tuple[str, ...]:
     words = (match.group() for match in _COMPOUND.finditer(run))
-    return tuple(part for word in words if len(word) <= LONGEST for part in _parts(word))
+    return tuple(part for word in words if len(word) <= MAX_NAME_CHARS for part in _parts(word))
 
 
 def _parts(word: str) -> tuple[str, ...]:
@@ -119,6 +118,6 @@ def _parts(word: str) -> tuple[str, ...]:
     return tuple(more)
 
 
-def shorten(query: str, most: int = 16_000) -> str:
-    """The beginning and the end of a query that is too long."""
-    return query if len(query) <= most else f"{query[: most // 2]} {query[-most // 2 :]}"
+def shorten(query: str, max_chars: int = 16_000) -> str:
+    """Return the query, or beginning and end of a longer one."""
+    return query if len(query) <= max_chars else f"{query[: max_chars // 2]} {query[-max_chars // 2 :]}"

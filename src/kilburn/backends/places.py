@@ -1,4 +1,4 @@
-"""Where a store is: a file of SQLite, or a database of PostgreSQL by its URL."""
+"""The place of a store: an SQLite file, or the URL of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ SCHEMES = ("postgresql://", "postgres://")
 
 
 def is_url(place: object) -> bool:
-    """Whether a place is a database, and no file."""
+    """Whether a place is the URL of a database."""
     return isinstance(place, str) and place.startswith(SCHEMES)
 
 
 def name_of(place: str) -> str:
-    """What a place is called, however it is written: a file's real path, or a database's URL without user and password.
+    """Return the canonical name of a place: a file's real path, or a database's URL without user and password.
 
     Raises:
-        SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
+        SpecError: an invalid URL. MissingExtra: a URL, and psycopg is not installed.
     """
     return shown(place) if is_url(place) else os.path.realpath(place)
 
 
 def shown(place: str) -> str:
-    """A place as people are told of it: a path as it is, a URL without user and password.
+    """Return a place for messages: a path unchanged, a URL without user and password.
 
     Raises:
-        SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
+        SpecError: an invalid URL. MissingExtra: a URL, and psycopg is not installed.
     """
     if not is_url(place):
         return place
@@ -49,34 +49,34 @@ def open_backend(
     busy_timeout: float = 5.0,
     anchor: str | os.PathLike[str] | None = None,
 ) -> Backend:
-    """The backend of a place.
+    """Open the backend of a place.
 
     Args:
         place: the path of a file, ":memory:", or `postgresql://user@host:port/database`.
-        tenant: the partition that it serves.
+        tenant: the partition to serve.
         readonly: refuse every write.
-        durable: whether a commit waits for the disk; without, `sync` does.
+        durable: whether a commit waits for the disk; otherwise only `sync` does.
         busy_timeout: seconds to wait for another writer.
-        anchor: a file outside the store that says how far it had come; None for `$KILBURN_ANCHOR`. See `kilburn.backends.anchor`.
+        anchor: a file outside the store that detects older copies; None for `$KILBURN_ANCHOR`. See `kilburn.backends.anchor`.
 
     Raises:
-        StoreCorrupt: it is older than its anchor. StoreError: it cannot be opened. SpecError: no URL, or no name of a tenant.
+        StoreCorrupt: it is older than its anchor. StoreError: it cannot be opened. SpecError: an invalid URL or tenant name.
         MissingExtra: a URL, and psycopg is not installed.
     """
     scheme = "postgresql" if is_url(place) else ""
     backend: Any = OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
-    if (known := anchor_of(place, tenant, anchor)).file:
+    if (configured := anchor_of(place, tenant, anchor)).file:
         try:
-            known.check(backend)
+            configured.check(backend)
         except BaseException:
             backend.close()
             raise
-        backend.anchor = known
+        backend.anchor = configured
     return cast(Backend, backend)
 
 
 def anchor_of(place: str | os.PathLike[str], tenant: str, file: str | os.PathLike[str] | None = None) -> Anchor:
-    """The anchor of a place, in this file, or in the one that `$KILBURN_ANCHOR` names."""
+    """Return the anchor of a place, in this file or the one that `$KILBURN_ANCHOR` names."""
     file = os.environ.get("KILBURN_ANCHOR", "") if file is None else os.fspath(file)
     return Anchor() if not file or place == ":memory:" else Anchor(file, name_of(os.fspath(place)), tenant)
 
@@ -92,4 +92,4 @@ def _open_database(place: str, **options: Any) -> Backend:
 
 
 OPENERS: dict[str, Callable[..., Backend]] = {"": _open_file, "postgresql": _open_database}
-"""What opens a file, and what opens a database."""
+"""The functions that open a file and a database."""

@@ -1,12 +1,12 @@
-"""What ranks the passages of a tenant by the words of a query, wherever the words of its passages are kept.
+"""Ranks the passages of a tenant by the words of a query, for every backend.
 
-An entry's number is segment << 32 | place << 4 | length class, so that one segment is a range of
-numbers and ranking knows a passage's length without another look-up. Places count down, because the
-newest passages are looked at first.
+An entry's number is segment << 32 | place << 4 | length class, so that one segment is a range of numbers, and ranking knows a
+passage's length without a look-up. Places count down, because the newest passages are examined first.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
 (Robertson & Zaragoza 2009) with each word counted once. A path counts as one word, by the rarest of its parts that the
-passage has: else whoever only names a file would outrank what stands in it. Only `ROWS` passages are visited at most. The
+passage has: otherwise a passage that only names a file would outrank the file's content. At most `ROWS` passages are
+visited. The
 frequency of a word that has more is estimated from how close together the visited ones lie, and such a word is
 looked up only among the passages that have a rarer word of the query.
 """
@@ -22,35 +22,35 @@ from typing import cast
 
 import apsw
 
-from kilburn.backends.passages import JOINT, PATH, TOKENIZER, searchable, shorten
+from kilburn.backends.passages import JOINT, PATH, TOKENIZER, add_name_parts, shorten
 from kilburn.page import Span
 from kilburn.retrieval import STOP
 
 CLASSES = 16
-TERMS = 16
-"""Words of a query that are looked up at most. The longest and most unusual are taken, as they are the rarest."""
+MAX_TERMS = 16
+"""Words of a query that are looked up, at most: the longest and most unusual ones, which are the rarest."""
 
 ROWS = 4096
-"""Passages visited for all words of a query together."""
+"""Passages visited for all words of a query together, at most."""
 
 DEPTH = 33
-"""Passages visited for each word of each range at least."""
+"""Passages visited for each word in each range, at least."""
 
-RUNS = 64
-"""Ranges that are each looked through by themselves; more are cheaper to pick out of the whole."""
+MAX_RANGES = 64
+"""Ranges that are searched separately, at most; from more ranges hits are picked out of one large range."""
 
-ENOUGH = 8
-"""Passages with rarer words that are visited for each hit, before common words are only looked up among these."""
+RARE_PER_HIT = 8
+"""Passages with rarer words visited for each hit, before common words are looked up only among these."""
 
 PLACES = (1 << 28) - 1
-"""Passages that one segment can have."""
+"""Maximum number of passages of a segment."""
 
 K1, B = 1.2, 0.5
 
 
 @cache
 def length_class(length: int) -> int:
-    """0 for up to 25 characters, 15 for 800 and more, three classes a doubling."""
+    """Return the class of a passage's length: 0 for up to 25 characters, 15 for 800 and more, three classes per doubling."""
     return max(0, min(CLASSES - 1, round(3 * math.log2(max(length, 1) / 25))))
 
 
@@ -58,27 +58,27 @@ CLASS_LENGTH = tuple(25 * 2 ** (number / 3) for number in range(CLASSES))
 
 
 def entry_of(segment: int, number: int, length: int) -> int:
-    """The number of a segment's passage `number`, counted from 0 as they were made, of that class of length."""
+    """Return the entry of a segment's passage `number`, counted from 0 in the order of indexing, with this class of length."""
     return segment << 32 | (PLACES - number) << 4 | length
 
 
 def number_of(entry: int) -> int:
-    """How many passages its segment had when this one was made."""
+    """Return how many passages its segment had before this one."""
     return PLACES - ((entry & 0xFFFFFFFF) >> 4)
 
 
 class Extents:
-    """How much there is to look through.
+    """The extent of some segments: how many passages they have, and how long these are.
 
     Args:
-        made: (segment, entries ever made, characters of these together) of the segments, oldest first.
+        segments: (segment, entries ever added, their total characters), oldest first.
     """
 
-    def __init__(self, made: Iterable[tuple[int, int, int]]) -> None:
-        some = [one for one in made if one[1]]
-        self.segments = [segment for segment, *_ in some]
-        self._until = list(accumulate(used for _, used, _ in some))
-        self._characters = {segment: characters for segment, _, characters in some}
+    def __init__(self, segments: Iterable[tuple[int, int, int]]) -> None:
+        searchable_rows = [row for row in segments if row[1]]
+        self.segments = [segment for segment, *_ in searchable_rows]
+        self._until = list(accumulate(passages for _, passages, _ in searchable_rows))
+        self._characters = {segment: characters for segment, _, characters in searchable_rows}
         self._total = sum(self._characters.values())
         self._note()
 
@@ -88,60 +88,60 @@ class Extents:
 
     @cached_property
     def wanted(self) -> Set[int]:
-        """Their numbers."""
+        """The numbers of the segments."""
         return self._characters.keys()
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
-        """Their entries, as ranges; neighbours share one."""
+        """The entries of the segments as ranges; adjacent segments share one."""
         return ranges_of(self.segments)
 
-    def put(self, segment: int, used: int, characters: int) -> None:
-        """Take what a segment has now."""
-        if not used:
+    def put(self, segment: int, passages: int, characters: int) -> None:
+        """Update a segment's figures."""
+        if not passages:
             return
         at = bisect_left(self.segments, segment)
-        before = self._until[at - 1] if at else 0
+        preceding = self._until[at - 1] if at else 0
         if segment not in self._characters:
             self.segments.insert(at, segment)
-            self._until.insert(at, before)
+            self._until.insert(at, preceding)
             self.__dict__.pop("ranges", None)
-        if more := before + used - self._until[at]:
+        if more := preceding + passages - self._until[at]:
             self._until[at:] = [until + more for until in self._until[at:]]
         self._total += characters - self._characters.get(segment, 0)
         self._characters[segment] = characters
         self._note()
 
     def estimate(self, numbers: Sequence[int]) -> float:
-        """How many entries have a word of which only these, the first ones, were looked at."""
+        """Estimate how many entries have a word, from the first ones that were examined."""
         segment, newer = numbers[-1] >> 32, number_of(numbers[-1])
         at = bisect_right(self.segments, segment) - 1
-        # Entries in reading order up to the last one that was looked at.
-        before = self._until[at] - (newer if self.segments[at] == segment else 0)
-        return min(float(self.count), len(numbers) * self.count / max(len(numbers), before))
+        # Entries up to the last examined one.
+        preceding = self._until[at] - (newer if self.segments[at] == segment else 0)
+        return min(float(self.count), len(numbers) * self.count / max(len(numbers), preceding))
 
 
 class RankedIndex:
-    """Ranks the passages that have a query's words. A backend knows which passages have a word: `_having`.
+    """Ranks the passages that have a query's words. A backend looks words up: `_having`.
 
-    Words are split and stemmed by SQLite's tokenizers, for every backend: so all find the same.
+    Every backend splits and stems words with SQLite's tokenizers, so all find the same passages.
     """
 
     def __init__(self, db: apsw.Connection) -> None:
-        # Splits as the index does, but leaves stemming to whoever looks a word up: stemming twice is not stemming once.
+        # Splits like the index but does not stem: the look-up stems, and stemming twice differs from stemming once.
         self._split = db.fts5_tokenizer(TOKENIZER[1], list(TOKENIZER[2:]))
         self._stem = db.fts5_tokenizer(TOKENIZER[0], list(TOKENIZER[1:]))
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
-        """The first entries that have a word, at most so many of all ranges together; if `among` is given, of those that also
+        """Return the first entries with a word, at most `depth` from all ranges together; with `among`, only entries that also
         have one of these words."""
         raise NotImplementedError
 
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
-        """The first entries that have each of these words."""
+        """Return the first entries of each of these words."""
         return [self._having(word, ranges, depth) for word in words]
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `some`: those
         with the lowest numbers."""
         raise NotImplementedError
@@ -151,31 +151,30 @@ class RankedIndex:
         raise NotImplementedError
 
     def terms(self, query: str) -> dict[str, str]:
-        """The words of a query worth looking up, as the index would split them, each with the compound that it is a part of,
-        such as a path, or else itself."""
+        """Return the words of a query to look up, split like the index, each with its compound (such as a path) or itself."""
         text = shorten(query)
         wholes: dict[str, str] = {}
         runs = {run: self._words(run) for run in dict.fromkeys(PATH.findall(text)) if len(JOINT.split(run)) > 2}
         for run in sorted(runs, key=lambda run: len(runs[run]), reverse=True):
             wholes.update(dict.fromkeys(runs[run], run))
-        found = dict.fromkeys(self._words(text))
-        words = [word for word in found if word not in STOP] or list(found)
-        if len(words) > TERMS:
+        words_in_order = dict.fromkeys(self._words(text))
+        words = [word for word in words_in_order if word not in STOP] or list(words_in_order)
+        if len(words) > MAX_TERMS:
             words.sort(key=_oddness, reverse=True)
-            # The parts of paths leave half of the room to other words.
-            others = [word for word in words if word not in wholes][: TERMS // 2]
-            words = [*others, *(word for word in words if word not in others)][:TERMS]
+            # Half of the words are reserved for others than parts of paths.
+            plain = [word for word in words if word not in wholes][: MAX_TERMS // 2]
+            words = [*plain, *(word for word in words if word not in plain)][:MAX_TERMS]
         return {word: wholes.get(word, word) for word in words}
 
     def _words(self, text: str) -> list[str]:
-        return _tokens(self._split, searchable(text).encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
+        return _tokens(self._split, add_name_parts(text).encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
 
     def search(self, query: str, extents: Extents, limit: int, *, apart: bool = False) -> list[tuple[int, float]]:
-        """Entries that match, best first, with scores.
+        """Return the best matching entries with scores, best first.
 
         Args:
-            extents: the segments to look through.
-            apart: whether there may be entries of other segments between theirs.
+            extents: the segments to search.
+            apart: whether entries of other segments may lie between theirs.
         """
         terms = self.terms(query)
         words, count = list(terms), extents.count
@@ -183,49 +182,49 @@ class RankedIndex:
             return []
         depth = max(DEPTH, ROWS // len(words))
         ranges = [(extents.segments[0] << 32, (extents.segments[-1] + 1 << 32) - 1)]
-        # One long look is cheaper than one for each range.
+        # One long look-up is cheaper than one for each range.
         first = ROWS if apart else depth
-        found = self._having_each(words, ranges, first)
-        full = [len(numbers) >= first for numbers in found]
-        wanted = extents.wanted
+        entries = self._having_each(words, ranges, first)
+        full = [len(numbers) >= first for numbers in entries]
+        numbers_searched = extents.wanted
         if apart:
             runs = extents.ranges
-            for at, numbers in enumerate(found):
-                inside = [number for number in numbers if number >> 32 in wanted]
-                if full[at] and len(runs) > RUNS:
-                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], wanted, depth)
+            for at, numbers in enumerate(entries):
+                inside = [number for number in numbers if number >> 32 in numbers_searched]
+                if full[at] and len(runs) > MAX_RANGES:
+                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], numbers_searched, depth)
                     full[at] = len(inside) >= depth
                 elif full[at]:
                     inside = self._having(words[at], runs, depth)
                     full[at] = len(runs) == 1 and len(inside) >= depth
-                found[at] = inside
+                entries[at] = inside
             if len(runs) == 1:
                 ranges = runs
         short = [(K1 + 1) / (1 + K1 * (1 - B + B * length / max(extents.mean, 1.0))) for length in CLASS_LENGTH]
-        sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(found, full, strict=True)]
+        sizes = [extents.estimate(numbers) if cut else len(numbers) for numbers, cut in zip(entries, full, strict=True)]
         worth = [math.log(1 + (count - size + 0.5) / (size + 0.5)) for size in sizes]
         rarities: dict[int, float] = {}
         having: dict[str, set[int]] = {}
         rarer: list[int] = []
         visited = 0
         for at in sorted(range(len(words)), key=lambda at: (full[at], sizes[at])):
-            if full[at] and visited >= ENOUGH * limit:
-                # Most passages that have a common word and no rarer one cannot be among the best.
-                numbers = [number for number in self._among(words, at, rarer, found, full, ranges) if number in rarities]
+            if full[at] and visited >= RARE_PER_HIT * limit:
+                # Passages with a common word and no rarer one are rarely among the best.
+                numbers = [number for number in self._among(words, at, rarer, entries, full, ranges) if number in rarities]
             else:
-                numbers = found[at]
+                numbers = entries[at]
                 rarer.append(at)
                 visited += len(numbers)
             if terms[words[at]] != words[at]:
-                # The rarest part of a path comes first, and the others count no more.
+                # The rarest part of a path comes first; its other parts do not count.
                 counted = having.setdefault(terms[words[at]], set())
                 numbers = [number for number in numbers if number not in counted]
                 counted.update(numbers)
             rarity = worth[at]
             if rarities:
-                known = rarities.get
+                rarity_of = rarities.get
                 for number in numbers:
-                    rarities[number] = known(number, 0.0) + rarity
+                    rarities[number] = rarity_of(number, 0.0) + rarity
             else:
                 rarities = dict.fromkeys(numbers, rarity)
         return _best(rarities, short, limit)
@@ -235,45 +234,45 @@ class RankedIndex:
         words: Sequence[str],
         word: int,
         rarer: Sequence[int],
-        found: Sequence[Sequence[int]],
+        entries_by_word: Sequence[Sequence[int]],
         full: Sequence[bool],
         ranges: Sequence[tuple[int, int]],
     ) -> set[int]:
-        """The entries that have a word and, as far as these were looked at, a rarer one; and a few others."""
-        whole = [words[other] for other in rarer if not full[other]]
+        """Return the entries with a word and a rarer one, as far as those were examined, and a few others."""
+        whole = [words[at] for at in rarer if not full[at]]
         entries = set(self._having(words[word], ranges, ROWS, whole) if whole else ())
-        if cut := [other for other in rarer if full[other]]:
-            last = max(max(found[other]) for other in cut)
+        if cut := [at for at in rarer if full[at]]:
+            last = max(max(entries_by_word[at]) for at in cut)
             looked = [(low, min(high, last)) for low, high in ranges if low <= last]
-            entries.update(self._having(words[word], looked, ROWS, [words[other] for other in cut]))
+            entries.update(self._having(words[word], looked, ROWS, [words[at] for at in cut]))
         return entries
 
-    def _having_within(self, word: str, found: list[int], last: int, high: int, wanted: Set[int], depth: int) -> list[int]:
-        """The first entries of these segments that have a word, of which `found` are those up to entry `last`."""
-        while len(found) < depth:
+    def _having_within(self, word: str, entries: list[int], last: int, high: int, segments: Set[int], depth: int) -> list[int]:
+        """Return the first entries of these segments with a word, given those up to entry `last`."""
+        while len(entries) < depth:
             numbers = self._having(word, [(last + 1, high)], ROWS)
-            found += [number for number in numbers if number >> 32 in wanted]
+            entries += [number for number in numbers if number >> 32 in segments]
             if len(numbers) < ROWS:
                 break
             last = numbers[-1]
-        return found
+        return entries
 
     def stem_of(self, word: str) -> str:
-        """A word of a query as it is stored."""
-        found = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
-        return found[0] if found else word
+        """Return the stem of a query's word."""
+        stems = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
+        return stems[0] if stems else word
 
     def stems(self, text: str) -> set[str]:
-        """The words, as stored, that a passage with this text has in the index."""
-        data = searchable(text).encode("utf-8")
+        """Return the stems by which the index has a passage with this text."""
+        data = add_name_parts(text).encode("utf-8")
         return set(_tokens(self._stem, data, apsw.FTS5_TOKENIZE_DOCUMENT))
 
 
 def _best(rarities: Mapping[int, float], short: Sequence[float], limit: int) -> list[tuple[int, float]]:
-    """The best entries, with their scores; of equals, the newer one."""
+    """Return the best entries with their scores; of equals, the newer one."""
     scores = [rarity * short[number & 15] for number, rarity in rarities.items()]
-    least = sorted(scores)[-limit] if len(scores) >= limit else 0.0
-    best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= least])
+    threshold = sorted(scores)[-limit] if len(scores) >= limit else 0.0
+    best = sorted([(-score, number) for score, number in zip(scores, rarities, strict=True) if score >= threshold])
     return [(number, -score) for score, number in best[:limit]]
 
 
@@ -286,7 +285,7 @@ def _oddness(word: str) -> tuple[bool, int]:
 
 
 def ranges_of(segments: Iterable[int]) -> list[tuple[int, int]]:
-    """The entries of segments, which come in order, as ranges; neighbours share one."""
+    """Return the entries of segments in ascending order as ranges; adjacent segments share one."""
     runs: list[list[int]] = []
     for segment in segments:
         if runs and runs[-1][1] == segment - 1:

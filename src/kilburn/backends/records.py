@@ -1,11 +1,10 @@
-"""How pages and events are stored: as msgpack, with long lists of page ids as stretches, and under a seal.
+"""The stored form of pages and events: msgpack with long lists of page ids as stretches, under a seal.
 
-A fold that is remade every few steps cites the whole session each time. With single numbers, the file would grow with
-the square of the session's length.
+A fold that is remade every few steps cites the whole session each time. With single numbers, the file would grow with the square
+of the session's length.
 
-A seal is a checksum of a row together with its place, so a row that was altered, swapped or moved is detected when it
-is read. It guards against damage, and against an attacker if it is keyed: see `seal_of`. A record that could not be read
-again is not written.
+A seal is a checksum of a row and its place, so that an altered, swapped or moved row is detected when it is read. It guards
+against damage, and with a key against attackers: see `seal_of`. A record that could not be decoded again is not written.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from kilburn.page import Page, expanded, stretches
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 """Errors of decoding a damaged record, and of encoding an impossible one."""
 
-LONG = 32
-"""A list of up to this many ids is written as it is."""
+MAX_PLAIN_IDS = 32
+"""Longer lists of ids are stored as stretches."""
 
 LISTS = frozenset({"to", "cover", "uncover"})
-"""Data of an event that may be long lists of page ids."""
+"""Keys of an event's data whose values may be long lists of page ids."""
 
 RUNS = "runs"
-"""The key of the stretches that stand in place of such a list."""
+"""The key of the stretches that replace such a list."""
 
-MOST = 10_000_000
+MAX_IDS = 10_000_000
 """Bound on the ids in a record: a damaged record must not fill the memory."""
 
-MOST_TOKENS = 1 << 48
-"""Tokens of one page; sums of them must fit SQLite's integers."""
+MAX_TOKENS = 1 << 48
+"""Bound on the tokens of one page: sums of them must fit SQLite's integers."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _pages = msgspec.msgpack.Decoder(Page)
@@ -72,61 +71,61 @@ _SEAL_KEY = blake2b(os.fsencode(os.environ["KILBURN_SEAL_KEY"])).digest() if os.
 
 
 def seal_of(*values: object) -> bytes:
-    """The checksum of a row's values, their order and types included; texts are given as bytes.
+    """Return the checksum of a row's values, their order and types included. Texts are given as bytes.
 
-    With `$KILBURN_SEAL_KEY` it is keyed: who does not know the key can change no row without being noticed.
+    With `$KILBURN_SEAL_KEY` it is keyed: without the key nobody can change a row undetected.
     """
     return blake2b(_encode(values), digest_size=8, key=_SEAL_KEY).digest()
 
 
 def record_of_page(page: Page, memo: Memo | None = None) -> bytes:
-    """The bytes to store of a page.
+    """Return the stored bytes of a page.
 
     Raises:
-        StoreError: it could not be read again.
+        StoreError: they could not be decoded again.
     """
     try:
-        runs = _stretches(page.sources, memo) if len(page.sources) > LONG else ()
+        runs = _stretches(page.sources, memo) if len(page.sources) > MAX_PLAIN_IDS else ()
         record = _encode(_Page(**{**_fields(page), "sources": (), "runs": runs}) if runs else page)
-        again = _pages.decode(record)
+        decoded = _pages.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"page {page.id} could not be read again: {error}", advice="give its fields the types of Page"
         ) from error
-    same = (msgspec.structs.replace(again, sources=page.sources) if runs else again) == page
-    if not same or not math.isfinite(page.time) or not 0 <= page.tokens <= MOST_TOKENS:
+    same = (msgspec.structs.replace(decoded, sources=page.sources) if runs else decoded) == page
+    if not same or not math.isfinite(page.time) or not 0 <= page.tokens <= MAX_TOKENS:
         raise StoreError(f"page {page.id} could not be read again as it is", advice="give its fields the types of Page")
     return record
 
 
 def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
-    """The bytes to store of an event.
+    """Return the stored bytes of an event.
 
     Raises:
-        StoreError: it could not be read again.
+        StoreError: they could not be decoded again.
     """
     try:
-        runs = _stretches(event.pages, memo) if len(event.pages) > LONG else ()
+        runs = _stretches(event.pages, memo) if len(event.pages) > MAX_PLAIN_IDS else ()
         data = _shortened(event.data) if event.act in STATE else event.data
         if runs:
             record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs, "data": data}))
         else:
             record = _encode(event if data is event.data else msgspec.structs.replace(event, data=data))
-        again = _events.decode(record)
+        decoded = _events.decode(record)
     except UNREADABLE as error:
         raise StoreError(
             f"event {event.number} could not be read again: {error}", advice="give its fields the types of Event"
         ) from error
-    if not math.isfinite(again.time):
-        raise StoreError(f"event {event.number} has the time {again.time}", advice="give seconds since the epoch")
+    if not math.isfinite(decoded.time):
+        raise StoreError(f"event {event.number} has the time {decoded.time}", advice="give seconds since the epoch")
     return record
 
 
 def page_of(record: bytes) -> Page:
-    """The page of a record.
+    """Return the page of a record.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: it is not a page.
     """
     page = _pages.decode(record)
     if page.depth and not page.sources and b"runs" in record:
@@ -135,10 +134,10 @@ def page_of(record: bytes) -> Page:
 
 
 def event_of(record: bytes) -> Event:
-    """The event of a record.
+    """Return the event of a record.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: it is not an event.
     """
     event = _events.decode(record)
     if event.act in STATE and not event.data.keys().isdisjoint(LISTS):
@@ -153,13 +152,14 @@ def _fields(record: Page | Event) -> dict[str, Any]:
 
 
 def _stretches(ids: tuple[int, ...], memo: Memo | None) -> tuple[int, ...]:
-    """First and last of each stretch of consecutive ids; empty if that would save little, or the ids are not in order."""
-    known = memo.get(id(ids)) if memo is not None else None
-    if known is None:
-        known = (ids, _find_stretches(ids))
+    """Return first and last id of each stretch of consecutive ids; empty if that would save little, or the ids are not in
+    order."""
+    cached = memo.get(id(ids)) if memo is not None else None
+    if cached is None:
+        cached = (ids, _find_stretches(ids))
         if memo is not None:
-            memo[id(ids)] = known
-    return known[1]
+            memo[id(ids)] = cached
+    return cached[1]
 
 
 def _find_stretches(ids: Sequence[int]) -> tuple[int, ...]:
@@ -173,19 +173,19 @@ def _ids(record: bytes) -> tuple[int, ...]:
 
 
 def _checked(runs: Sequence[int]) -> tuple[int, ...]:
-    """The ids of stored stretches.
+    """Return the ids of stored stretches.
 
     Raises:
-        msgspec.ValidationError: they make no sense.
+        msgspec.ValidationError: they contradict themselves.
     """
     lengths = [last - first + 1 for first, last in zip(runs[::2], runs[1::2], strict=False)]
-    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MOST:
-        raise msgspec.ValidationError("the stretches of page ids make no sense")
+    if len(runs) % 2 or min(lengths, default=1) < 1 or sum(lengths) > MAX_IDS:
+        raise msgspec.ValidationError("the stretches of page ids contradict themselves")
     return expanded(runs)
 
 
 def _shortened(data: Data) -> Data:
-    """An event's data with stretches in place of its long lists of page ids."""
+    """Return an event's data with stretches in place of its long lists of page ids."""
     if data.keys().isdisjoint(LISTS):
         return data
     return cast(Data, {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()})
@@ -194,7 +194,7 @@ def _shortened(data: Data) -> Data:
 def _as_stretches(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_stretches(ids) for key, ids in value.items()}
-    if not isinstance(value, list | tuple) or len(value) <= LONG or set(map(type, value)) != {int}:
+    if not isinstance(value, list | tuple) or len(value) <= MAX_PLAIN_IDS or set(map(type, value)) != {int}:
         return value
     runs = _find_stretches(value)
     return {RUNS: runs} if runs else value
@@ -210,41 +210,41 @@ def _as_ids(value: Any) -> Any:
     return list(_checked(value[RUNS])) if RUNS in value else {key: _as_ids(ids) for key, ids in value.items()}
 
 
-SHORTEST = 6
-"""Characters of the shortest word by which a page is known."""
+MIN_WORD_CHARS = 6
+"""Minimum length of a word that identifies a page."""
 
 
 def telling_words(page: Page) -> set[str]:
-    """Words by which an event's data might quote a page. Very short words are left out, because they would match other
-    text too."""
-    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= SHORTEST}
+    """Return words by which an event's data might quote a page. Very short words would match other text too, and are left
+    out."""
+    return {word for word in (page.digest, page.extra, page.label, page.call) if word and len(word) >= MIN_WORD_CHARS}
 
 
 class Quotations:
-    """Finds telling words in texts, in a time that does not grow with their number."""
+    """Finds telling words in texts, in time independent of their number."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words: dict[str, list[str]] = {}
         for word in words:
-            self._words.setdefault(word[:SHORTEST], []).append(word)
+            self._words.setdefault(word[:MIN_WORD_CHARS], []).append(word)
 
     def are_in(self, text: str) -> bool:
         """Return whether a text contains one of the words."""
-        beginnings = ((at, text[at : at + SHORTEST]) for at in range(len(text) - SHORTEST + 1))
+        beginnings = ((at, text[at : at + MIN_WORD_CHARS]) for at in range(len(text) - MIN_WORD_CHARS + 1))
         return any(text.startswith(word, at) for at, letters in beginnings for word in self._words.get(letters, ()))
 
 
 def concerns(event: Event, pages: AbstractSet[int]) -> bool:
-    """Whether an event may quote one of these pages: it is about it, or names it as what superseded another."""
+    """Whether an event may quote one of these pages: it is about the page, or names it as the successor of another."""
     by = event.data.get("by")
     return not pages.isdisjoint(event.pages) or (isinstance(by, int) and by in pages)
 
 
 def scrub(event: Event, words: Quotations) -> Event:
-    """The event without its reason, and without values in its data that contain one of these words. The keys are
-    Kilburn's own and stay. So does the reason of a person who forgets, unless it contains one of the words."""
+    """Return the event without its reason, and without values in its data that contain one of these words. The keys are
+    Kilburn's own and stay. The reason of a person who forgets stays too, unless it contains one of the words."""
     why = _blank(event.why, words) if event.act is Act.DROP else ""
-    # Thousands of page ids have no word.
+    # Thousands of page ids contain no words.
     ids = LISTS if event.act in STATE else frozenset()
     data = {key: value if key in ids else _blank(value, words) for key, value in event.data.items()}
     return msgspec.structs.replace(event, why=why, data=data)
@@ -264,7 +264,7 @@ OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 
 
 def is_observation(act: bytes, body: bytes) -> bool:
-    """Whether a damaged event changed no state. Its column and its record say so; a record that cannot be read says nothing."""
+    """Whether a damaged event changed no state, according to its column and, if readable, its record."""
     try:
         return act in OBSERVATIONS and event_of(body).act not in STATE
     except UNREADABLE:
@@ -272,10 +272,10 @@ def is_observation(act: bytes, body: bytes) -> bool:
 
 
 def act_name(act: object) -> str:
-    """The act of a damaged event, for messages."""
+    """Return the act of a damaged event, for messages."""
     return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
 def call_of(page: Page) -> str | None:
-    """The id of the call that a page is, if it is one."""
+    """Return the call id of a page that is a call, or None."""
     return page.call if page.kind is Kind.CALL else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import apsw
 
-from kilburn.backend import LONGEST_NAME, SegmentKind, State
+from kilburn.backend import MAX_NAME_CHARS, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored
 from kilburn.backends.connection import row, rows
@@ -29,7 +29,7 @@ KINDS = frozenset(kind.encode() for kind in SegmentKind)
 OF_NO_SESSION = "WHERE segment NOT IN (SELECT id FROM segment NOT INDEXED)"
 
 
-LEFT = (
+DELETE_REMAINS = (
     "DELETE FROM page WHERE segment = ?",
     "DELETE FROM event WHERE segment = ?",
     "DELETE FROM mention WHERE segment = ?",
@@ -38,46 +38,48 @@ LEFT = (
     "DELETE FROM embedded WHERE segment = ?",
     "DELETE FROM quarantine WHERE segment = ?",
 )
-"""Removes what stays of a segment when its texts, their passages and vectors, and what they cite are gone."""
+"""Statements that remove the rest of a segment after its texts, passages, vectors and citations."""
 
 
 def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> None:
-    """Make text index, index of citations and counters again from pages and ledger, remove damaged vectors and content that
-    no page uses, and quarantine stray rows and observations that cannot be read."""
+    """Rebuild text index, index of citations and counters from pages and ledger, remove damaged vectors and unused content, and
+    quarantine stray rows and unreadable observations."""
     _redigest(db, tenant)
     db.execute("REINDEX")
     index.drop()
     index.create()
-    # No session has these; those of a session are made again below.
+    # These belong to no segment; those of segments are rebuilt below.
     db.execute("DELETE FROM passage WHERE id >> 32 NOT IN (SELECT id FROM segment NOT INDEXED)")
-    named: set[str] | None = set()
+    digests: set[str] | None = set()
     db.execute("DELETE FROM checkpoint WHERE segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)", (tenant,))
-    # Whoever recognises histories makes them again from the pages. Where a reply is, the ledger says: see below.
+    # Whoever recognises histories derives the digests from the pages again. The rows of replies are rebuilt below.
     db.execute(f"DELETE FROM history {OF_NO_SESSION}")
-    said = "DELETE FROM history WHERE message > 0 AND segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)"
-    db.execute(said, (tenant,))
+    delete_digests = "DELETE FROM history WHERE message > 0 AND segment IN (SELECT id FROM segment NOT INDEXED WHERE tenant = ?)"
+    db.execute(delete_digests, (tenant,))
     for segment in sealed.segments(tenant):
-        named = _relink(db, sealed, tenant, segment, named)
+        digests = _relink(db, sealed, tenant, segment, digests)
         if segment.quarantined:
             continue
         if not segment.damaged:
             _quarantine_strays(db, sealed, segment)
         _quarantine_observations(db, sealed, segment)
         _restate(db, sealed, segment)
-        made, characters = _rebuild_segment(db, index, segment)
-        _recount(db, sealed, segment, made, characters)
-    segments = [one for one in sealed.segments(tenant) if not one.damaged]
-    db.executemany("DELETE FROM citation WHERE citing_segment = ?", [(one.number,) for one in segments])
-    citations.add(db, citations.cited_by((one, sealed.each_page(one)) for one in segments))
-    mentions.fill(db, [one.number for one in segments])
-    for one in segments:
-        histories.fill_replies(db, tenant, one.number)
-        calls = [(call_of(page), one.number, number) for number, page, _ in sealed.each_page(one) if isinstance(page, Page)]
+        entries, characters = _rebuild_segment(db, index, segment)
+        _recount(db, sealed, segment, entries, characters)
+    segments = [segment for segment in sealed.segments(tenant) if not segment.damaged]
+    db.executemany("DELETE FROM citation WHERE citing_segment = ?", [(segment.number,) for segment in segments])
+    citations.add(db, citations.cited_by((segment, sealed.each_page(segment)) for segment in segments))
+    mentions.fill(db, [segment.number for segment in segments])
+    for session in segments:
+        histories.fill_replies(db, tenant, session.number)
+        calls = [
+            (call_of(page), session.number, number) for number, page, _ in sealed.each_page(session) if isinstance(page, Page)
+        ]
         db.executemany("UPDATE page SET call = ?1 WHERE segment = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
-    # If a page cannot be read, its text is not known either.
+    # The text of an unreadable page is unknown, so nothing is removed then.
     for number, digest in rows(db, f"SELECT id, CAST(digest AS BLOB) FROM content WHERE tenant = ? AND {OF_NO_PAGE}", tenant):
-        if named is not None and not (isinstance(digest, bytes) and digest.hex() in named):
+        if digests is not None and not (isinstance(digest, bytes) and digest.hex() in digests):
             db.execute("DELETE FROM content WHERE id = ?", (number,))
     db.execute(
         "UPDATE tenant SET sessions = (SELECT count(*) FROM segment NOT INDEXED WHERE tenant = ?1) WHERE id = ?1", (tenant,)
@@ -85,58 +87,60 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
 
 
 def _redigest(db: apsw.Connection, tenant: int) -> None:
-    """Store texts whose digest was damaged under their real digest again."""
+    """Store texts with damaged digests under their actual digests."""
     for number, digest, size, codec, data in rows(
         db, "SELECT id, digest, size, codec, data FROM content NOT INDEXED WHERE tenant = ? AND codec <> ?", tenant, COLD
     ):
         try:
-            own = digest_of_stored(codec, data, size, Wholes(db).text)
+            actual = digest_of_stored(codec, data, size, Wholes(db).text)
         except StoreCorrupt:
             continue
-        if own != digest:
-            db.execute("UPDATE OR IGNORE content SET digest = ? WHERE id = ?", (own, number))
+        if actual != digest:
+            db.execute("UPDATE OR IGNORE content SET digest = ? WHERE id = ?", (actual, number))
 
 
 def content_row(db: apsw.Connection, tenant: int, digest: str) -> int | None:
     """Return the number of a text's row."""
-    found = row(db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", tenant, bytes.fromhex(digest)) if digest else None
-    return found[0] if found else None
+    content = row(db, "SELECT id FROM content WHERE tenant = ? AND digest = ?", tenant, bytes.fromhex(digest)) if digest else None
+    return content[0] if content else None
 
 
-def _relink(db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow, named: set[str] | None) -> set[str] | None:
-    """Let a session's pages refer to the rows of the texts that they name; returns the digests named so far, or None
-    once a page cannot be read."""
+def _relink(
+    db: apsw.Connection, sealed: SealedRows, tenant: int, segment: SegmentRow, digests: set[str] | None
+) -> set[str] | None:
+    """Let a segment's pages refer to the rows of the texts that they name. Return the digests named so far, or None once a page
+    is unreadable."""
     for number, page, _ in sealed.each_page(segment):
         if isinstance(page, str):
-            named = None
+            digests = None
             continue
         db.execute(
             "UPDATE page SET content = ?1, extra = ?2 WHERE segment = ?3 AND id = ?4 AND (content IS NOT ?1 OR extra IS NOT ?2)",
             (content_row(db, tenant, page.digest), content_row(db, tenant, page.extra), segment.number, number),
         )
-        if named is not None:
-            named |= {page.digest, page.extra}
-    return named
+        if digests is not None:
+            digests |= {page.digest, page.extra}
+    return digests
 
 
 def _quarantine(db: apsw.Connection, segment: int, kind: str, number: int, record: object) -> None:
-    stored = record if isinstance(record, bytes) else repr(record).encode()
+    data = record if isinstance(record, bytes) else repr(record).encode()
     db.execute(
         "INSERT INTO quarantine(segment, kind, number, record) VALUES(?, ?, ?, ?)",
-        (segment, kind, number if isinstance(number, int) else 0, stored),
+        (segment, kind, number if isinstance(number, int) else 0, data),
     )
 
 
 def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the session's own
-    pages are here."""
+    """Quarantine rows that came from elsewhere: events after the head, and damaged pages if all of the segment's own pages are
+    present."""
     for number, _, body, _ in stored_events(db, segment):
         if not isinstance(number, int) or number > segment.head:
             _quarantine(db, segment.number, "event", number, body)
             db.execute("DELETE FROM event WHERE segment = ? AND number IS ?", (segment.number, number))
-    read = list(sealed.each_page(segment))
-    strays = [number for number, page, _ in read if isinstance(page, str)]
-    if len(read) - len(strays) != segment.pages:
+    page_rows = list(sealed.each_page(segment))
+    strays = [number for number, page, _ in page_rows if isinstance(page, str)]
+    if len(page_rows) - len(strays) != segment.pages:
         return
     for number in strays:
         ((record,),) = rows(db, "SELECT record FROM page WHERE segment = ? AND id IS ?", segment.number, number)
@@ -145,7 +149,7 @@ def _quarantine_strays(db: apsw.Connection, sealed: SealedRows, segment: Segment
 
 
 def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Replace an observation that cannot be read by a note."""
+    """Replace unreadable observations by notes."""
     time = 0.0
     for number, act, body, seal in stored_events(db, segment):
         event = sealed.event(segment.number, number, act, body, seal)
@@ -154,77 +158,76 @@ def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: S
         elif is_observation(act, body) and not is_fork_note(db, segment, number):
             _quarantine(db, segment.number, "event", number, body)
             note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": act_name(act)})
-            *_, stands, again, sealing = sealed_event(segment.number, note)
+            *_, stands, note_body, sealing = sealed_event(segment.number, note)
             db.execute(
                 "UPDATE event SET act = ?, body = ?, seal = ? WHERE segment = ? AND number = ?",
-                (stands, again, sealing, segment.number, number),
+                (stands, note_body, sealing, segment.number, number),
             )
 
 
 def _restate(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> None:
-    """Replace a page's state that was altered by a readable one. The right state follows from the ledger (see `kilburn
-    fsck`)."""
+    """Replace altered states of pages by readable ones. The right state follows from the ledger (see `kilburn fsck`)."""
     wrong = [number for number, page, state in sealed.each_page(segment) if isinstance(page, Page) and isinstance(state, str)]
     set_states(db, segment.number, dict.fromkeys(wrong, State()))
 
 
-def _rebuild_segment(db: apsw.Connection, index: TextIndex, stored: SegmentRow) -> tuple[int, int]:
-    """Index a session's pages again. A page whose passages have numbers that fit its text keeps them, because their vectors
-    are known by them; any other gets new ones.
+def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: SegmentRow) -> tuple[int, int]:
+    """Rebuild the index of a segment. A page keeps the numbers of its passages if they fit its text, because its vectors have
+    these numbers; otherwise it gets new ones.
 
     Returns:
-        Entries ever made, and their characters together.
+        The number of entries ever added, and their total characters.
     """
-    segment = stored.number
+    segment = segment_row.number
     select = (
         "SELECT id, first_passage, last_passage FROM page"
         " WHERE segment = ? AND first_passage IS NOT NULL AND content IS NOT NULL ORDER BY first_passage DESC"
     )
-    kept: list[tuple[int, int, int, int]] = []
+    reused: list[tuple[int, int, int, int]] = []
     words: list[tuple[int, str]] = []
-    again: list[tuple[int, str]] = []
+    unindexed: list[tuple[int, str]] = []
     for page, first, last in rows(db, select, segment):
         try:
             text = searchable_of(db, segment, page)
         except StoreCorrupt:
-            # Reported by `inspect`; what cannot be read cannot be searched.
+            # The inspection reports it; an unreadable text cannot be searched.
             continue
-        own = [
+        expected = [
             (entry_of(segment, number, length_class(stop - start)), page, start, stop)
             for number, (start, stop) in enumerate(passages(text), number_of(last))
         ]
-        others = {other for (other,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
-        if own and (own[0][0], own[-1][0]) == (last, first) and not others:
-            kept += own
-            words += [(entry, text[start:stop]) for entry, _, start, stop in own]
+        intruders = {owner for (owner,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
+        if expected and (expected[0][0], expected[-1][0]) == (last, first) and not intruders:
+            reused += expected
+            words += [(entry, text[start:stop]) for entry, _, start, stop in expected]
         else:
-            again.append((page, text))
+            unindexed.append((page, text))
     db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (segment << 32, (segment + 1 << 32) - 1))
-    db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", kept)
-    whole = {page for _, page, _, _ in kept}
+    db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", reused)
+    whole = {page for _, page, _, _ in reused}
     for (page,) in rows(db, "SELECT id FROM page WHERE segment = ? AND first_passage IS NOT NULL", segment):
         if page not in whole:
             db.execute("UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?", (segment, page))
     index.put(words)
-    made = max([stored.passages, *(number_of(entry) + 1 for entry, *_ in kept)])
-    characters = stored.characters or sum(stop - start for *_, start, stop in kept)
-    entries = index_pages(db, index, segment, made, [(page, words_of(text)) for page, text in again])
-    return made + len(entries), characters + sum(one.stop - one.start for one in entries)
+    count = max([segment_row.passages, *(number_of(entry) + 1 for entry, *_ in reused)])
+    characters = segment_row.characters or sum(stop - start for *_, start, stop in reused)
+    entries = index_pages(db, index, segment, count, [(page, words_of(text)) for page, text in unindexed])
+    return count + len(entries), characters + sum(entry.stop - entry.start for entry in entries)
 
 
 def _recount(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow, entries: int, characters: int) -> None:
-    """Count a session again: all counters if they were altered, else only those of the index, which are given."""
-    ((used, head, pages, tokens, _, _, created),) = rows(
+    """Store a segment's counters: all recounted if they were altered, otherwise only the given ones of the index."""
+    ((last_used, head, pages, tokens, _, _, created),) = rows(
         db, f"SELECT {', '.join(COUNTERS)}, created FROM segment WHERE id = ?", segment.number
     )
     if "counters" in segment.damaged:
-        read = [page for _, page, _ in sealed.each_page(segment) if isinstance(page, Page)]
-        events = [sealed.event(segment.number, *one) for one in stored_events(db, segment)]
-        head, pages, tokens = len(events), len(read), sum(page.tokens for page in read)
-        used = max([created, *(event.time for event in events if isinstance(event, Event))])
+        pages_read = [page for _, page, _ in sealed.each_page(segment) if isinstance(page, Page)]
+        events = [sealed.event(segment.number, *stored_event) for stored_event in stored_events(db, segment)]
+        head, pages, tokens = len(events), len(pages_read), sum(page.tokens for page in pages_read)
+        last_used = max([created, *(event.time for event in events if isinstance(event, Event))])
     elif segment.damaged:
         return
-    set_counters(db, segment.number, (used, head, pages, tokens, entries, characters))
+    set_counters(db, segment.number, (last_used, head, pages, tokens, entries, characters))
 
 
 def stored_events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, bytes, bytes, object]]:
@@ -234,13 +237,13 @@ def stored_events(db: apsw.Connection, segment: SegmentRow) -> list[tuple[int, b
 
 
 def is_fork_note(db: apsw.Connection, segment: SegmentRow, number: int) -> bool:
-    """Whether an event is the note of a branch that says which pages it inherited: its own are numbered on from these."""
+    """Whether an event is a branch's note of the pages that it inherited: its own pages are numbered from there."""
     first = row(db, "SELECT min(id) FROM page WHERE segment = ? AND id > 0", segment.number) if number == 1 else None
     return first is not None and (first[0] or 0) > 1
 
 
 def erase_session(db: apsw.Connection, segment: int) -> None:
-    """Delete a session's rows and the texts that no other session has; `rebuild` takes its words out of the index.
+    """Delete a segment's rows and the texts that no other segment has; `rebuild` removes its words from the index.
 
     Raises:
         StoreStale: a page of another segment cites one of it.
@@ -248,12 +251,12 @@ def erase_session(db: apsw.Connection, segment: int) -> None:
     select = "SELECT citing_segment, citing_page FROM citation WHERE segment = ?1 AND citing_segment <> ?1 LIMIT 1"
     citer = row(db, select, segment)
     if citer is not None:
-        what = f"segment {segment} is cited by {shown(citer[1])} of segment {citer[0]}"
-        raise StoreStale(what, advice="forget what cites it first, then do it again")
+        message = f"segment {segment} is cited by {shown(citer[1])} of segment {citer[0]}"
+        raise StoreStale(message, advice="forget what cites it first, then do it again")
     texts = "SELECT content FROM page WHERE segment = ?1 UNION SELECT extra FROM page WHERE segment = ?1"
     contents = [number for (number,) in rows(db, texts, segment) if number is not None]
     for statement in (
-        *LEFT,
+        *DELETE_REMAINS,
         "DELETE FROM passage WHERE id >> 32 = ?",
         "DELETE FROM vector WHERE entry >> 32 = ?",
         "DELETE FROM citation WHERE citing_segment = ?",
@@ -263,18 +266,17 @@ def erase_session(db: apsw.Connection, segment: int) -> None:
     remove_unused(db, contents)
 
 
-def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
-    """Delete what is left of a segment of which every page is forgotten. An empty row keeps its number, which is in
-    the ledgers of others.
+def erase_segment(db: apsw.Connection, segment_row: SegmentRow, tenant: int) -> None:
+    """Delete the rest of a segment whose pages are all forgotten. An empty row keeps its number, which other ledgers contain.
 
     Raises:
         StoreError: it has pages that are not forgotten.
     """
-    segment = stored.number
-    left = row(db, "SELECT count(*) FROM page WHERE segment = ? AND place != ?", segment, Place.DROPPED)
-    if left is None or left[0]:
+    segment = segment_row.number
+    remaining = row(db, "SELECT count(*) FROM page WHERE segment = ? AND place != ?", segment, Place.DROPPED)
+    if remaining is None or remaining[0]:
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
-    for statement in LEFT:
+    for statement in DELETE_REMAINS:
         db.execute(statement, (segment,))
     citations.remove(db, [citations.mark_of(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}", SegmentKind.FORGOTTEN.value
@@ -286,18 +288,18 @@ def erase_segment(db: apsw.Connection, stored: SegmentRow, tenant: int) -> None:
 
 
 def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
-    """Give a session that cannot be read a name that says so; returns it. Its rows stay as they are."""
+    """Rename an unreadable segment to a quarantine name, which is returned. Its other rows stay as they are."""
     select = (
         "SELECT CAST(name AS BLOB), created, CAST(kind AS BLOB), CAST(owner AS BLOB) FROM segment WHERE id = ? AND tenant = ?"
     )
-    found = row(db, select, segment, tenant)
-    if found is None:
+    segment_row = row(db, select, segment, tenant)
+    if segment_row is None:
         raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
-    before, created, kind, owner = found
-    before = before.decode("utf-8", "replace") if isinstance(before, bytes) else f"session {segment}"
+    old_name, created, kind, owner = segment_row
+    old_name = old_name.decode("utf-8", "replace") if isinstance(old_name, bytes) else f"session {segment}"
     created = created if isinstance(created, float) else 0.0
     suffix = f" (quarantined, {segment})"
-    name = before[: LONGEST_NAME - len(suffix)] + suffix
+    name = old_name[: MAX_NAME_CHARS - len(suffix)] + suffix
     kind = kind if kind in KINDS else b"session"
     owner = owner if isinstance(owner, bytes) else b""
     seal = seal_of_segment(segment, tenant, name.encode(), created, 1, kind, owner)

@@ -28,6 +28,9 @@ SCHEMA = 1
 MIGRATIONS: Mapping[int, Callable[[apsw.Connection], None]] = {}
 """Functions that change a file with this schema number to the next one; `prepare_schema` calls them in one transaction."""
 
+FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
+"""Flags the file: it or its write-ahead log may contain erased bytes."""
+
 TABLES = """
 -- seal: a checksum of the columns that never change. counters_seal, state_seal: of those that do.
 -- sessions: the number of segments of the tenant, by which a lost row is detected.

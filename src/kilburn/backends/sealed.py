@@ -1,6 +1,6 @@
 """Reads sealed rows (sessions, pages, events) and verifies each one.
 
-A row that is not as it was written raises a `StoreCorrupt` that names the session and the record.
+An altered row raises a `StoreCorrupt` that names the session and the record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADVICE = "run `kilburn fsck`; other sessions are not affected"
 TENANT_ADVICE = "run `kilburn fsck --repair`; tenants whose own rows are whole are not affected"
 
 QUARANTINED = "it was quarantined by `kilburn fsck --repair`"
-"""What `damaged` says for a session that was quarantined by a person."""
+"""The value of `damaged` of a session that was quarantined."""
 
 COUNTERS = ("used", "head", "pages", "tokens", "passages", "characters")
 """The counters of a segment: columns of its row, under a separate seal."""
@@ -45,8 +45,8 @@ def seal_of_state(segment: int, page: int, place: bytes, pinned: int, importance
     return seal_of("state", segment, page, place, pinned, importance, until)
 
 
-REMEMBERED = 100_000
-"""Sessions that are known as they were last read, for each connection: about .5 KB each."""
+MAX_CACHED_SEGMENTS = 100_000
+"""Cached rows of segments for each connection: about 0.5 KB each."""
 
 _PLACES = {place.value.encode(): place for place in Place}
 
@@ -59,7 +59,7 @@ _SKIMMED = f"SELECT segment, page.id, record, CAST(place AS BLOB), pinned, impor
 
 @lru_cache
 def state_of(place: bytes, pinned: int, importance: float, until: float | None) -> State:
-    """Return the state of a row. Most pages have one of a few."""
+    """Return the state of a row. Few states are common, so they are cached."""
     return State(_PLACES[place], bool(pinned), importance, until)
 
 
@@ -67,7 +67,7 @@ class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
     """One row of `segment`. In a damaged row (`damaged` says why) only number and name are meaningful.
 
     Args:
-        passages: entries that it ever made in the text index; `characters`: their total length.
+        passages: entries that it ever added to the text index. characters: their total length.
         quarantined: whether `fsck --repair` quarantined it.
     """
 
@@ -77,7 +77,7 @@ class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
 
     @property
     def info(self) -> SegmentInfo:
-        """The session as callers of the store see it."""
+        """The segment without its internal figures."""
         return SegmentInfo(
             number=self.number,
             name=self.name,
@@ -92,35 +92,35 @@ class SegmentRow(SegmentInfo, frozen=True, kw_only=True):
         )
 
     def whole(self) -> SegmentRow:
-        """Itself.
+        """Return this row.
 
         Raises:
             StoreCorrupt: it is damaged.
         """
         if self.damaged:
-            erase = f"work goes on under its old name; `kilburn forget {self.name!r} --all` erases what is left of it"
+            erase = f"work goes on under its old name; `kilburn forget {self.name!r} --all` erases the rest"
             raise StoreCorrupt(f"session {self.name!r}: {self.damaged}", advice=erase if self.quarantined else ADVICE)
         return self
 
 
 def shown(page: object) -> str:
-    """The address of a page as a damaged record may give it: a value of any type."""
+    """Return the address of a page for messages; in a damaged record its id may be of any type."""
     return address_of(page) if isinstance(page, int) else f"page {page!r}"
 
 
 PageRows = Iterable[tuple[int, Page | str, State | str]]
-"""Every row of a session's pages: its number, and page and state or what is wrong with them."""
+"""The rows of a session's pages: number, page or its problem, state or its problem."""
 
 
 class Seals:
-    """Verifies rows and decodes them; the same for every backend."""
+    """Verifies and decodes rows, for every backend."""
 
-    def segment_of(self, found: Row) -> SegmentRow:
-        """The segment of a row, which says so if it is damaged."""
-        number, tenant, stored, created, quarantined, kind, owner, seal, *counters, counters_seal = found
-        name = stored.decode("utf-8", "replace") if isinstance(stored, bytes) else f"session {number}"
+    def segment_of(self, columns: Row) -> SegmentRow:
+        """Return the segment of a row; `damaged` tells what is wrong with it."""
+        number, tenant, name_bytes, created, quarantined, kind, owner, seal, *counters, counters_seal = columns
+        name = name_bytes.decode("utf-8", "replace") if isinstance(name_bytes, bytes) else f"session {number}"
         damaged = ""
-        if seal != seal_of_segment(number, tenant, stored, created, quarantined, kind, owner):
+        if seal != seal_of_segment(number, tenant, name_bytes, created, quarantined, kind, owner):
             damaged, quarantined = "its row is not what was written", False
         elif counters_seal != seal_of("counters", number, *counters):
             damaged, quarantined = "its counters are not what was written", False
@@ -132,20 +132,20 @@ class Seals:
         return SegmentRow(number=number, name=name, created=created, **owned, **dict(zip(COUNTERS, counters, strict=True)))
 
     def page(self, segment: int, number: int, record: bytes, seal: object) -> Page:
-        """One page.
+        """Return the page of a row.
 
         Raises:
-            StoreCorrupt: it is not what was written.
+            StoreCorrupt: it is altered.
         """
         page = self.page_of(segment, number, record, seal)
         if isinstance(page, str):
             raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
         return page
 
-    # The next two are called for each page that a search finds, so they call little themselves.
+    # The next two run for each page that a search finds, so they avoid calls.
 
     def page_of(self, segment: int, number: int, record: bytes, seal: object) -> Page | str:
-        """The page of a row, or what is wrong with it."""
+        """Return the page of a row, or a description of what is wrong with it."""
         if seal != seal_of("page", segment, number, record):
             return "its record is not what was written"
         try:
@@ -157,7 +157,7 @@ class Seals:
     def state_of(
         self, segment: int, number: int, place: bytes, pinned: int, importance: float, until: float | None, seal: object
     ) -> State | str:
-        """The state of a row, or what is wrong with it."""
+        """Return the state of a row, or a description of what is wrong with it."""
         if seal != seal_of_state(segment, number, place, pinned, importance, until):
             return "its state is not what was written"
         try:
@@ -165,31 +165,31 @@ class Seals:
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 
-    def pages_of(self, segment: SegmentRow, each: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
-        """All pages of a segment from its rows, which come in order: p1, p2, ..., then f1, f2, ...
+    def pages_of(self, segment: SegmentRow, page_rows: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
+        """Return all pages of a segment from its ordered rows: p1, p2, ..., then f1, f2, ...
 
         Raises:
-            StoreCorrupt: one is missing, or not what was written.
+            StoreCorrupt: one is missing or altered.
         """
-        found: list[tuple[Page, State]] = []
+        pages: list[tuple[Page, State]] = []
         wrong: list[str] = []
-        for number, page, state in each:
+        for number, page, state in page_rows:
             if isinstance(page, Page) and isinstance(state, State):
-                found.append((page, state))
+                pages.append((page, state))
             else:
                 wrong.append(f"{shown(number)} of session {segment.name!r}: {page if isinstance(page, str) else state}")
-        # A row of another session is skipped.
-        if len(found) != segment.pages:
-            what = f"session {segment.name!r} has {len(found)} pages where {segment.pages} were written"
-            raise StoreCorrupt(wrong[0] if wrong else what, advice=ADVICE)
-        first = next((at for at, (page, _) in enumerate(found) if page.id > 0), len(found))
-        return [*found[first:], *found[:first][::-1]]
+        # Rows of other sessions are skipped.
+        if len(pages) != segment.pages:
+            message = f"session {segment.name!r} has {len(pages)} pages where {segment.pages} were written"
+            raise StoreCorrupt(wrong[0] if wrong else message, advice=ADVICE)
+        first = next((at for at, (page, _) in enumerate(pages) if page.id > 0), len(pages))
+        return [*pages[first:], *pages[:first][::-1]]
 
     def whole_event(self, segment: SegmentRow, number: int, act: bytes, body: bytes, seal: object) -> Event:
-        """One event.
+        """Return the event of a row.
 
         Raises:
-            StoreCorrupt: it is not what was written.
+            StoreCorrupt: it is altered.
         """
         event = self.event(segment.number, number, act, body, seal)
         if isinstance(event, str):
@@ -197,7 +197,7 @@ class Seals:
         return event
 
     def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
-        """One event, or what is wrong with it."""
+        """Return the event of a row, or a description of what is wrong with it."""
         if seal != seal_of("event", segment, number, act, body):
             return "it is not what was written"
         try:
@@ -208,12 +208,11 @@ class Seals:
 
 
 class SealedRows(Seals):
-    """The rows of one file."""
+    """Reads the rows of one file."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        # What was last read of each session, and the hash of its row, which says as much as a seal: a row that is still the same
-        # is not verified again.
+        # The last row read of each segment, and its hash: an unchanged row is not verified again.
         self._read_before: dict[int, tuple[int, SegmentRow]] = {}
 
     def tenant(self, name: str) -> int | None:
@@ -222,14 +221,14 @@ class SealedRows(Seals):
         Raises:
             StoreCorrupt: its row is damaged, or a row is damaged that might be its row.
         """
-        found = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
-        if found is not None:
-            number, stored, seal = found
-            if stored != name.encode() or seal != seal_of("tenant", number, stored):
+        tenant_row = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
+        if tenant_row is not None:
+            number, name_bytes, seal = tenant_row
+            if name_bytes != name.encode() or seal != seal_of("tenant", number, name_bytes):
                 raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
             return int(number)
-        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            if stored == name.encode() or seal != seal_of("tenant", number, stored):
+        for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            if name_bytes == name.encode() or seal != seal_of("tenant", number, name_bytes):
                 raise StoreCorrupt(
                     f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
                 )
@@ -242,12 +241,12 @@ class SealedRows(Seals):
         """Check that the rows are sealed with the key of this process.
 
         Raises:
-            StoreError: no tenant is, and no segment.
+            StoreError: neither a tenant nor a segment is.
         """
         tenants = rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED")
         if any(seal == seal_of("tenant", number, name) for number, name, seal in tenants):
             return
-        segments = [self._segment(found) for found in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
+        segments = [self._segment(columns) for columns in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
         if segments and all(segment.damaged and not segment.quarantined for segment in segments):
             advice = "set KILBURN_SEAL_KEY, or leave it out, as when the store was made"
             raise StoreError("no row is sealed with the key of this process", advice=advice)
@@ -255,61 +254,61 @@ class SealedRows(Seals):
     def restore_tenant(self, name: str) -> bool:
         """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""
         restored = False
-        for number, stored, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            own = seal_of("tenant", number, name.encode())
-            if (stored == name.encode()) != (seal == own):
-                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, own, number))
+        for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
+            expected = seal_of("tenant", number, name.encode())
+            if (name_bytes == name.encode()) != (seal == expected):
+                self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, expected, number))
                 restored = True
         return restored
 
     def segments(self, tenant: int) -> list[SegmentRow]:
-        """All sessions of a tenant, oldest first; read from the table, because an index may be damaged."""
-        found = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
-        return [self._segment(one) for one in found]
+        """Return all segments of a tenant, oldest first. They are read from the table, because an index may be damaged."""
+        segment_rows = rows(self._db, f"{_SESSIONS} NOT INDEXED WHERE tenant = ? ORDER BY id", tenant)
+        return [self._segment(columns) for columns in segment_rows]
 
     def named(self, tenant: int, name: str) -> SegmentRow | None:
-        """The session of that name."""
-        found = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
-        return self._segment(found) if found else None
+        """Return the segment of that name."""
+        columns = row(self._db, f"{_SESSIONS} WHERE tenant = ? AND name = ?", tenant, name)
+        return self._segment(columns) if columns else None
 
     def under(self, tenant: int, name: str) -> list[SegmentRow]:
-        """The sessions whose names begin with this one and a slash, oldest first."""
+        """Return the segments whose names begin with this name and a slash, oldest first."""
         # In the order of UTF-8, "0" comes right behind "/".
         between = f"{_SESSIONS} WHERE tenant = ? AND name >= ? AND name < ? ORDER BY id"
-        return [self._segment(one) for one in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
+        return [self._segment(columns) for columns in rows(self._db, between, tenant, f"{name}/", f"{name}0")]
 
     def segment(self, tenant: int, number: int) -> SegmentRow | None:
-        """The session of that number."""
-        found = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
-        return self._segment(found) if found else None
+        """Return the segment of that number."""
+        columns = row(self._db, f"{_SESSIONS} WHERE id = ? AND tenant = ?", number, tenant)
+        return self._segment(columns) if columns else None
 
     def to_write(self, tenant: int, number: int) -> tuple[SegmentRow | None, bool]:
-        """The session of that number, and whether erased bytes may lie in the file: what whoever writes has to know."""
+        """Return the segment of that number, and whether the file may contain erased bytes: what a writer needs."""
         select = f"{_SESSION}, EXISTS(SELECT 1 FROM erasure) FROM segment WHERE id = ? AND tenant = ?"
-        found = row(self._db, select, number, tenant)
-        return (self._segment(found[:-1]), bool(found[-1])) if found else (None, False)
+        columns = row(self._db, select, number, tenant)
+        return (self._segment(columns[:-1]), bool(columns[-1])) if columns else (None, False)
 
-    def _segment(self, found: Row) -> SegmentRow:
-        known, read = self._read_before.get(found[0]), hash(found)
-        if known is not None and known[0] == read:
-            return known[1]
-        segment = self.segment_of(found)
-        if isinstance(found[0], int):
-            self._read_before[found[0]] = read, segment
-            if len(self._read_before) > REMEMBERED:
+    def _segment(self, columns: Row) -> SegmentRow:
+        cached, row_hash = self._read_before.get(columns[0]), hash(columns)
+        if cached is not None and cached[0] == row_hash:
+            return cached[1]
+        segment = self.segment_of(columns)
+        if isinstance(columns[0], int):
+            self._read_before[columns[0]] = row_hash, segment
+            if len(self._read_before) > MAX_CACHED_SEGMENTS:
                 del self._read_before[next(iter(self._read_before))]
         return segment
 
     def pages(self, segment: SegmentRow) -> list[tuple[Page, State]]:
-        """A session's pages with their states: p1, p2, ..., then f1, f2, ...
+        """Return a segment's pages with their states: p1, p2, ..., then f1, f2, ...
 
         Raises:
-            StoreCorrupt: one is missing, or not what was written.
+            StoreCorrupt: one is missing or altered.
         """
         return self.pages_of(segment, self.each_page(segment))
 
     def each_page(self, segment: SegmentRow) -> Iterator[tuple[int, Page | str, State | str]]:
-        """Every row of a session's pages: its number, and page and state or what is wrong with them."""
+        """Yield the rows of a segment's pages; see `PageRows`."""
         select = f"SELECT {_PAGE} FROM page WHERE segment = ? ORDER BY id"
         for number, record, seal, *state in rows(self._db, select, segment.number):
             yield number, self.page_of(segment.number, number, record, seal), self.state_of(segment.number, number, *state)
@@ -328,7 +327,7 @@ class SealedRows(Seals):
             yield (segment, number), (page, state)
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
-        """As `read`, but nothing is verified.
+        """Return pages like `read`, but unverified.
 
         Raises:
             StoreCorrupt: one cannot be decoded.
@@ -342,45 +341,45 @@ class SealedRows(Seals):
             raise StoreCorrupt(f"a record cannot be read: {error}", advice=ADVICE) from error
 
     def events(self, segment: SegmentRow, after: int, limit: int) -> Iterator[Event]:
-        """At most `limit` events of a session's ledger from `after` + 1 on.
+        """Yield at most `limit` events of a ledger from number `after` + 1.
 
         Raises:
-            StoreCorrupt: one is missing, or not what was written.
+            StoreCorrupt: one is missing or altered.
         """
         select = (
             "SELECT number, CAST(act AS BLOB), body, seal FROM event"
             " WHERE segment = ? AND number > ? AND number <= ? ORDER BY number LIMIT ?"
         )
-        found = rows(self._db, select, segment.number, after, segment.head, limit)
-        for number, act, body, seal in found:
+        event_rows = rows(self._db, select, segment.number, after, segment.head, limit)
+        for number, act, body, seal in event_rows:
             after += 1
             if number != after:
                 raise StoreCorrupt(f"event {after} of session {segment.name!r} is missing", advice=ADVICE)
             yield self.whole_event(segment, number, act, body, seal)
-        if len(found) < limit and after < segment.head:
+        if len(event_rows) < limit and after < segment.head:
             raise StoreCorrupt(f"event {after + 1} of session {segment.name!r} is missing", advice=ADVICE)
 
     def numbered(self, segment: SegmentRow, numbers: Sequence[int]) -> Iterator[Event]:
-        """The events with these numbers.
+        """Yield the events with these numbers.
 
         Raises:
-            StoreCorrupt: one is missing, or not what was written.
+            StoreCorrupt: one is missing or altered.
         """
         select = "SELECT number, CAST(act AS BLOB), body, seal FROM event WHERE segment = ? AND number = ?"
-        wanted = [(segment.number, number) for number in numbers if number <= segment.head]
-        there = 0
-        for number, act, body, seal in rows_of_each(self._db, select, wanted):
-            there += 1
+        requested = [(segment.number, number) for number in numbers if number <= segment.head]
+        event_rows = 0
+        for number, act, body, seal in rows_of_each(self._db, select, requested):
+            event_rows += 1
             yield self.whole_event(segment, number, act, body, seal)
-        if there < len(wanted):
+        if event_rows < len(requested):
             raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
 
     def checkpoint(self, segment: SegmentRow, until: int) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a session at or before an event, with the number of its event; None if there is none, or it
-        is not what was written: it is derived from the ledger."""
+        """Return the number of the event and the data of the newest checkpoint up to an event; None if there is none, or it is
+        altered: it is derived from the ledger."""
         select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE segment = ? AND head <= ? ORDER BY head DESC LIMIT 1"
-        found = row(self._db, select, segment.number, until)
-        if found is None or found[-1] != seal_of("checkpoint", segment.number, *found[:-1]):
+        checkpoint_row = row(self._db, select, segment.number, until)
+        if checkpoint_row is None or checkpoint_row[-1] != seal_of("checkpoint", segment.number, *checkpoint_row[:-1]):
             return None
-        head, size, codec, data, _ = found
+        head, size, codec, data, _ = checkpoint_row
         return head, inflate(codec, data, size, b"")

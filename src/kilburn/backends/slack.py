@@ -26,8 +26,8 @@ CHUNK = 256
 """Pages read at a time."""
 
 HEADERS = {2: 12, 5: 12, 10: 8, 13: 8}
-"""Bytes of the header of a page of a tree, by its first byte: of an index, of a table, and the leaves of both. Any other page
-starts with the number of a page, and so with a smaller byte."""
+"""Header bytes of a tree page by its first byte: index, table, and the leaves of both. Any other page starts with the number of
+a page, and thus with a smaller byte."""
 
 LOG_HEADER, FRAME_HEADER = 32, 24
 """Bytes before the frames of a write-ahead log, and before the page of a frame."""
@@ -43,7 +43,7 @@ _Size = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_
 
 
 class _Methods(ctypes.Structure):
-    """`sqlite3_io_methods`, as far as it is used here."""
+    """The used part of `sqlite3_io_methods`."""
 
     _fields_ = (
         ("version", ctypes.c_int),
@@ -57,11 +57,11 @@ class _Methods(ctypes.Structure):
 
 
 class _File:
-    """A file that SQLite has open: `sqlite3_file`. Whoever has one holds the connection's lock."""
+    """A file that SQLite has open: `sqlite3_file`. The caller holds the connection's lock."""
 
-    def __init__(self, db: apsw.Connection, which: int) -> None:
+    def __init__(self, db: apsw.Connection, opcode: int) -> None:
         self._file = ctypes.c_void_p()
-        db.file_control("main", which, ctypes.addressof(self._file))
+        db.file_control("main", opcode, ctypes.addressof(self._file))
         self._methods = ctypes.cast(self._file, ctypes.POINTER(ctypes.POINTER(_Methods)))[0][0]
 
     def size(self) -> int:
@@ -84,7 +84,7 @@ class _File:
         try:
             code = getattr(self._methods, verb)(self._file, *arguments)
         except SystemError as error:
-            # A VFS in Python has raised, and not only returned a code.
+            # A VFS in Python has raised an error instead of returning a code.
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None
@@ -93,7 +93,7 @@ class _File:
 
 
 def logged_pages(db: apsw.Connection) -> set[int]:
-    """Return the numbers of the pages that are in the write-ahead log; some of them if another program empties it meanwhile."""
+    """Return the numbers of the pages in the write-ahead log; only some of them if another program empties it meanwhile."""
     pages = set[int]()
     file = _File(db, apsw.SQLITE_FCNTL_JOURNAL_POINTER)
     size = file.size()
@@ -106,7 +106,7 @@ def logged_pages(db: apsw.Connection) -> set[int]:
             chunk = file.read(min(CHUNK, (size - start) // frame) * frame, start)
             for at in range(0, len(chunk), frame):
                 if chunk[at + 8 : at + 16] != salts:
-                    return pages  # the frames of an earlier log, which was begun anew
+                    return pages  # frames of an earlier log: it was restarted
                 pages.add(int.from_bytes(chunk[at : at + 4]))
     except apsw.IOError as error:
         if getattr(error, "extendedresult", None) != apsw.SQLITE_IOERR_SHORT_READ:  # a VFS in Python gives none
@@ -117,13 +117,13 @@ def logged_pages(db: apsw.Connection) -> set[int]:
 def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
     """Overwrite the slack of every page, or of `only` these pages, with zeros, durably.
 
-    Only bytes that mean nothing are written, so that it may end anywhere and readers may read meanwhile. The caller is in a
-    write transaction with nothing in the log: so every page is in the file, and nobody else can write. A page that SQLite has
-    in memory still has its slack there. So the caller has emptied its own cache, and then commits something, because that
-    makes other connections empty theirs.
+    Only unused bytes are written, so that it may be interrupted anywhere and readers may read meanwhile. The caller is in a
+    write transaction with an empty log: so every page is in the file, and nobody else can write. Pages that SQLite has cached
+    still have their slack. So the caller has emptied its own cache, and commits something afterwards, which makes other
+    connections empty theirs.
 
     Returns:
-        The numbers of pages that are damaged. They are left as they are.
+        The numbers of damaged pages, which are left unchanged.
 
     Raises:
         apsw.Error: the disk fails.
@@ -135,7 +135,7 @@ def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
     length = 65536 if length == 1 else length
     pages, usable = size // length, length - header[20]
     zeros = bytes(length)
-    damaged, written = list[int](), False
+    damaged, is_changed = list[int](), False
     runs = [1, pages] if only is None else stretches(sorted(page for page in only if page <= pages))
     chunks = (
         (first, min(CHUNK, last + 1 - first))
@@ -158,31 +158,31 @@ def wipe(db: apsw.Connection, only: Collection[int] | None = None) -> list[int]:
             for start, stop in spans:
                 if chunk[at + start : at + stop] != zeros[: stop - start]:
                     file.clear(stop - start, (number - 1) * length + start)
-                    written = True
-    if written:
+                    is_changed = True
+    if is_changed:
         file.sync()
     return damaged
 
 
 def _is_clean(chunk: bytes, at: int, head: int, zeros: bytes) -> bool:
-    """Whether the page that starts there has nothing in the gap before its rows, nor in its free blocks."""
+    """Whether the gap before a page's rows and its free blocks are empty."""
     free, cells, content, _ = _head(chunk, head)
     start, stop = head + HEADERS[chunk[head]] + 2 * cells, at + (content or 65536)
     if stop < start or chunk[start:stop] != zeros[: stop - start]:
         return False
     while free:
-        after, size = _pair(chunk, at + free)
-        if 0 < after <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
+        next_free, size = _pair(chunk, at + free)
+        if 0 < next_free <= free or size < 4 or chunk[at + free + 4 : at + free + size] != zeros[: size - 4]:
             return False
-        free = after
+        free = next_free
     return True
 
 
 def _slack(page: bytes, head: int, pages: int) -> list[tuple[int, int]]:
-    """The stretches of a page of a tree that belong to no row.
+    """Return the stretches of a tree page that belong to no row.
 
     Raises:
-        ValueError, IndexError, struct.error: the page contradicts itself, or may be none of a tree.
+        ValueError, IndexError, struct.error: the page contradicts itself, or may not be a tree page.
     """
     # In a file of more than 128 GiB the number of a page may begin as these pages do.
     if head == 0 and int.from_bytes(page[:4]) <= pages:
@@ -190,57 +190,57 @@ def _slack(page: bytes, head: int, pages: int) -> list[tuple[int, int]]:
     kind = page[head]
     free, cells, content, fragments = _head(page, head)
     pointers = head + HEADERS[kind]
-    used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
+    cells_used = _cells(page, kind, struct.unpack_from(f">{cells}H", page, pointers))
     slack: list[tuple[int, int]] = []
     while free:
-        after, size = _pair(page, free)
-        if 0 < after <= free or size < 4:
-            raise ValueError("a free block that is none")
-        used.append((free, free + size))
+        next_free, size = _pair(page, free)
+        if 0 < next_free <= free or size < 4:
+            raise ValueError("an impossible free block")
+        cells_used.append((free, free + size))
         slack.append((free + 4, free + size))
-        free = after
+        free = next_free
     last = content or 65536
     if last < pointers + 2 * cells:
         raise ValueError("rows in the header")
     slack.append((pointers + 2 * cells, last))
-    for start, stop in sorted(used):
+    for start, stop in sorted(cells_used):
         if start < last or stop > len(page):
             raise ValueError("rows that overlap")
         fragments -= start - last
         slack.append((last, start))
         last = stop
     if fragments != len(page) - last:
-        raise ValueError("bytes that are not accounted for")
+        raise ValueError("unaccounted bytes")
     slack.append((last, len(page)))
     return slack
 
 
 def _cells(page: bytes, kind: int, starts: Iterable[int]) -> list[tuple[int, int]]:
-    """The cells that start there: from where to where each is, without what is on other pages."""
+    """Return start and end of the cells with these starts, without their overflow on other pages."""
     usable = len(page)
-    # What is longer is on other pages too; a row of a table may have more than one of an index.
-    longest, least = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
+    # Longer payloads overflow to other pages; a row of a table may be longer than one of an index.
+    max_local, min_local = (usable - 12) * 64 // 255 - 23, (usable - 12) * 32 // 255 - 23
     if kind == 13:
-        longest = usable - 35
-    found: list[tuple[int, int]] = []
+        max_local = usable - 35
+    spans: list[tuple[int, int]] = []
     for start in starts:
         at = start + 4 if kind in (2, 5) else start
-        # A number of one byte, as most are, needs no call: there are many cells.
+        # Most numbers have one byte and need no call: there are many cells.
         size, at = (page[at], at + 1) if page[at] < 0x80 else varint(page, at)
         if kind == 5:
-            found.append((start, at))
+            spans.append((start, at))
             continue
         if kind == 13:
             at = at + 1 if page[at] < 0x80 else varint(page, at)[1]
-        if size > longest:
-            size = least + (size - least) % (usable - 4)
-            size = (size if size <= longest else least) + 4
-        found.append((start, max(start + 4, at + size)))
-    return found
+        if size > max_local:
+            size = min_local + (size - min_local) % (usable - 4)
+            size = (size if size <= max_local else min_local) + 4
+        spans.append((start, max(start + 4, at + size)))
+    return spans
 
 
 def varint(page: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends.
+    """Return a number of variable length, and where it ends.
 
     Raises:
         IndexError: the bytes end before it.

@@ -1,9 +1,8 @@
 """The durable store: one SQLite file for content, ledger, state and text index.
 
-Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that can wait for
-several commits at once opens it with less, and calls `sync`.
-Several processes may read while one writes. One object serves one tenant; no method takes one. An
-SQLite that can lose data and a file that is not Kilburn's are refused.
+Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that groups commits
+opens the store with less durability and calls `sync`. Several processes may read while one writes. One object serves one
+tenant. SQLite versions that can lose data and foreign files are refused.
 """
 
 from __future__ import annotations
@@ -11,22 +10,23 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import apsw
 import msgspec
 
-from kilburn.backend import Batch, Scope, SegmentInfo, SegmentKind, State, check_name
-from kilburn.backends import citations, mentions
-from kilburn.backends.chilling import ColdRows
-from kilburn.backends.coldtable import ColdTable
+from kilburn.backend import Batch, Digests, HistoryOwner, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
+from kilburn.backends import citations, histories, mentions
+from kilburn.backends.chilling import ChangesRows, Chilling, ColdRows, ReadsRows
+from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.connection import row, rows, rows_of_each, translate_errors, write_transaction
-from kilburn.backends.contenttable import ContentTable
+from kilburn.backends.contenttable import ColdTable, ContentTable, searchable_of
 from kilburn.backends.directory import Directory
-from kilburn.backends.durable import PassageIndex
-from kilburn.backends.parts import SqliteContents, SqliteHistories, SqliteSettings, SqliteVectors, SqliteView
+from kilburn.backends.durable import READ_ROWS, IndexView, PassageIndex
+from kilburn.backends.ranked import Extents
 from kilburn.backends.records import seal_of
 from kilburn.backends.repair import erase_segment, erase_session, rebuild
 from kilburn.backends.schema import prepare_schema, schema_number
@@ -37,11 +37,208 @@ from kilburn.backends.transaction import Transaction, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
-from kilburn.page import Page
+from kilburn.page import Page, Span
 
 T = TypeVar("T")
 
 log = logging.getLogger("kilburn")
+
+
+MAX_READS = 20
+"""How often cold texts are read again while another program moves them."""
+
+Reading = Callable[[str], AbstractContextManager[None]]
+"""One snapshot for a block, named in errors by what it does."""
+
+
+class WriteScope(Protocol):
+    """Opens a write transaction for a block."""
+
+    def __call__(self, doing: str, *, wait: bool = True, to: Collection[int] | None = None) -> AbstractContextManager[None]:
+        """See `StoreFile._writing`."""
+        ...
+
+
+class SqliteContents(Chilling):
+    """See `kilburn.backend.ContentStore`."""
+
+    def __init__(self, store: Sqlite, table: ContentTable, read_rows: ReadsRows, change: ChangesRows) -> None:
+        super().__init__(store.path, read_rows, change, store.sync, store._keeps_objects)
+        self._store, self._table = store, table
+
+    def texts(self, digests: Iterable[str]) -> dict[str, str]:
+        """See `ContentStore`."""
+        keys = {digest: key_of(digest) for digest in digests}
+        with self._store._lock:
+            texts = self._read_texts(keys)
+        if len(texts) < len(keys):
+            missing = next(digest for digest in keys if digest not in texts)
+            raise StoreCorrupt(f"content {missing} is missing", advice="run `kilburn fsck`")
+        return texts
+
+    def _read_texts(self, digests: Mapping[str, bytes]) -> dict[str, str]:
+        for attempt in range(MAX_READS + 1):
+            version = self._store._written_by_others()
+            try:
+                with self._store._reading("reading"):
+                    return dict(self._table.texts(digests))
+            except StoreCorrupt as error:
+                # The object of a cold text is gone if another program has just brought the text back, or forgotten it.
+                if self._store._is_joined() and self._is_superseded(digests.values()):
+                    message = "another program has forgotten or moved a cold text since this snapshot began"
+                    raise StoreStale(message, advice="do it again from the beginning") from error
+                if attempt == MAX_READS or self._store._written_by_others() == version:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _is_superseded(self, keys: Iterable[bytes]) -> bool:
+        """Whether others have changed the rows of these texts since the present snapshot began."""
+        store, select = self._store, "SELECT codec, data FROM content WHERE tenant = ? AND digest = ?"
+        values = [(store._number, key) for key in keys]
+        present = apsw.Connection(store.path, flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            return list(rows_of_each(present, select, values)) != list(rows_of_each(store._db, select, values))
+        finally:
+            present.close()
+
+
+class SqliteView:
+    """See `kilburn.backends.durable.IndexView`."""
+
+    def __init__(self, index: TextIndex, directory: Directory, reading: Reading) -> None:
+        self.index, self._table, self._directory, self._reading = index, index, directory, reading
+
+    def read(self, do: Callable[[IndexView], T]) -> T:
+        """Call a function with the passages in one snapshot."""
+        with self._reading("searching"):
+            return do(self)
+
+    def extents(self, segments: Collection[int] | None) -> Extents:
+        """See `IndexView`."""
+        return self._directory.extents() if segments is None else self._directory.extents_of(list(segments))
+
+    def whole(self, segments: Iterable[int]) -> set[int]:
+        """See `IndexView`."""
+        return {number for number, segment in self._directory.numbered(set(segments)).items() if not segment.damaged}
+
+    def page_entries(self, keys: Sequence[tuple[int, int]]) -> Iterable[tuple[tuple[int, int], int, Span]]:
+        """See `IndexView`."""
+        return self._table.of_pages(keys)
+
+
+class SqliteVectors:
+    """See `kilburn.backend.VectorIndex`."""
+
+    def __init__(
+        self, db: apsw.Connection, table: VectorTable, directory: Directory, reading: Reading, writing: WriteScope
+    ) -> None:
+        self._db, self._table, self._directory, self._reading, self._writing = db, table, directory, reading, writing
+
+    def unembedded(
+        self, embedder: str, limit: int, damaged: MutableMapping[int, StoreCorrupt] | None = None
+    ) -> list[tuple[int, str]]:
+        """See `VectorIndex`."""
+        name, errors = check_name(embedder, "embedder"), damaged if damaged is not None else {}
+        with self._reading("reading"):
+            # A search asks this every time: after "none waits" nothing is looked at until somebody writes.
+            segments = self._directory.waits_in(embedder)
+            if segments is not None and not segments:
+                return []
+            passages = sound_passages(
+                limit, lambda count: self._table.waiting(name, count, segments), partial(searchable_of, self._db), errors
+            )
+            if not passages and not errors and limit > 0:
+                self._directory.nothing_waits(embedder)
+        return passages
+
+    def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
+        """See `VectorIndex`."""
+        with self._writing("writing", to=()):
+            self._table.keep(check_name(embedder, "embedder"), rows)
+
+    def read(self, embedder: str, after: int = 0) -> Iterator[Vector]:
+        """See `VectorIndex`. `fsck --repair` drops damaged vectors; their passages then wait for new ones."""
+        while True:
+            with self._reading("reading"):
+                vectors, after = self._table.read(embedder, after, READ_ROWS)
+            yield from vectors
+            if not after:
+                return
+
+    def embedders(self) -> list[str]:
+        """See `VectorIndex`."""
+        with self._reading("reading"):
+            return self._table.names()
+
+    def drop(self, embedder: str) -> None:
+        """See `VectorIndex`."""
+        with self._writing("writing"):
+            self._table.drop(embedder)
+
+
+class SqliteSettings:
+    """See `kilburn.backend.SettingStore`."""
+
+    def __init__(self, db: apsw.Connection, tenant: int, reading: Reading, writing: WriteScope) -> None:
+        self._db, self._tenant, self._reading, self._writing = db, tenant, reading, writing
+
+    def all(self) -> dict[str, str]:
+        """See `SettingStore`. A damaged setting is left out; `fsck` reports it."""
+        with self._reading("reading"):
+            return self._all()
+
+    def put(self, name: str, value: str | None) -> None:
+        """See `SettingStore`."""
+        with self._writing("writing", to=()):
+            self._put(name, value)
+
+    def replace(self, name: str, expected: str | None, value: str | None) -> bool:
+        """See `SettingStore`."""
+        with self._writing("writing", to=()):
+            is_known = self._all().get(name) == expected
+            if is_known:
+                self._put(name, value)
+            return is_known
+
+    def _all(self) -> dict[str, str]:
+        select = "SELECT name, value, seal FROM setting WHERE tenant = ? ORDER BY name"
+        return {
+            name: value
+            for name, value, seal in rows(self._db, select, self._tenant)
+            if seal == seal_of("setting", self._tenant, name, value)
+        }
+
+    def _put(self, name: str, value: str | None) -> None:
+        if value is None:
+            self._db.execute("DELETE FROM setting WHERE tenant = ? AND name = ?", (self._tenant, name))
+            return
+        insert = (
+            "INSERT INTO setting(tenant, name, value, seal) VALUES(?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET value = excluded.value, seal = excluded.seal"
+        )
+        self._db.execute(insert, (self._tenant, name, value, seal_of("setting", self._tenant, name, value)))
+
+
+class SqliteHistories:
+    """See `kilburn.backend.HistoryIndex`."""
+
+    def __init__(self, db: apsw.Connection, tenant: int, reading: Reading, writing: WriteScope) -> None:
+        self._db, self._tenant, self._reading, self._writing = db, tenant, reading, writing
+
+    def put(self, segment: int, digests: Digests, *, page: int) -> bool:
+        """See `HistoryIndex`."""
+        with self._writing("writing", to=()):
+            return histories.put(self._db, self._tenant, segment, digests, page)
+
+    def owners(self, digest: bytes, limit: int, *, tail: bool = False) -> list[HistoryOwner]:
+        """See `HistoryIndex`."""
+        with self._reading("reading"):
+            return histories.owners(self._db, self._tenant, digest, limit, tail=tail)
+
+    def missing(self, root: str, user: str, limit: int) -> list[str]:
+        """See `HistoryIndex`."""
+        with self._reading("reading"):
+            return histories.missing(self._db, self._tenant, root, user, limit)
 
 
 class _Surveyed(NamedTuple):
@@ -56,22 +253,22 @@ class Sqlite(StoreFile):
     """A store in one SQLite file.
 
     Args:
-        path: the file, made where there is none (mode 0600), or ":memory:".
+        path: the file, created if it is missing (mode 0600), or ":memory:".
         tenant: the partition that this object serves.
         readonly: refuse every write.
         busy_timeout: seconds to wait for another writer.
-        synchronous: "FULL" survives a power cut; "NORMAL" may lose the commits after the last `sync` in one, and
-            "OFF" the file; neither loses anything to a killed process.
-        vfs: the name of a registered APSW VFS. Such a one has no shared memory, so that the file is
-            held by this object alone, and `sync` does nothing.
-        restore: make the tenant's own row good where it is damaged, instead of refusing the file.
+        synchronous: "FULL": commits survive a power cut. "NORMAL": a power cut may lose the commits after the last `sync`.
+            "OFF": a power cut may lose the file. A killed process never loses a commit.
+        vfs: the name of a registered APSW VFS. It has no shared memory, so this object holds the file exclusively, and `sync`
+            does nothing.
+        restore: restore the tenant's own row if it is damaged, instead of refusing the file.
 
     Raises:
         StoreVersion: SQLite older than 3.51.3, or a file of a newer Kilburn or of a development version.
         StoreCorrupt: not a Kilburn file.
         StoreReadOnly: the folder or file may not be written.
         StoreError: `readonly` and no such file.
-        SpecError: no name of a tenant.
+        SpecError: not a valid tenant name.
     """
 
     def __init__(
@@ -125,7 +322,7 @@ class Sqlite(StoreFile):
         self.histories = SqliteHistories(db, number, reading, writing)
 
     def _register(self, *, restore: bool) -> int:
-        """The tenant's number in the file; 0 where it is read only and has none."""
+        """Return the tenant's number in the file; 0 if the file is read-only and does not have this tenant."""
         if self.readonly:
             if schema_number(self._db, self.path) == 0:
                 raise StoreCorrupt(f"{self.path} is empty", advice="open it for writing first, or give another path")
@@ -154,64 +351,60 @@ class Sqlite(StoreFile):
         return number
 
     def _set_index(self, number: int) -> None:
-        """Give the text index its settings again if they were lost: without them forgotten words would stay in it."""
+        """Restore the settings of the text index if they were lost: without them forgotten words would stay in it."""
         try:
             index = TextIndex(self._db, number)
             if not index.is_configured():
                 with write_transaction(self._db):
                     index.configure()
         except (apsw.CorruptError, apsw.SQLError) as error:
-            # A damaged index must not prevent reading, or the repair.
+            # A damaged index must prevent neither reading nor the repair.
             log.warning("%s: the text index is damaged, run `kilburn fsck --repair`: %s", self.path, error)
 
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user.
+        """See `Backend`.
 
         Raises:
-            StoreCorrupt: it is damaged; or it is to be made, and a session that might be it is damaged or lost.
-            SpecError: no name of a user.
+            StoreCorrupt: it is damaged; or it would be created, and a damaged or lost session might be the same.
+            SpecError: not a valid user name.
         """
         if user:
             check_name(user, "user")
         with self._reading("reading"):
-            found = self._sealed.named(self._number, name)
-        if found is not None:
-            return found.whole().info
+            stored_row = self._sealed.named(self._number, name)
+        if stored_row is not None:
+            return stored_row.whole().info
         if not create:
             return None
-        made: list[int] = []
-        with self._writing("writing", to=made):
-            found = self._sealed.named(self._number, name)
-            if found is None:
-                made.append(self._create(name, time, kind, user))
-                found = self._sealed.segment(self._number, made[0])
-        return found.whole().info if found is not None else None
+        created: list[int] = []
+        with self._writing("writing", to=created):
+            stored_row = self._sealed.named(self._number, name)
+            if stored_row is None:
+                created.append(self._create(name, time, kind, user))
+                stored_row = self._sealed.segment(self._number, created[0])
+        return stored_row.whole().info if stored_row is not None else None
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
-        """Create a session at `time`, for this user, and do its first batch, as one transaction: both, or nothing.
-
-        Raises:
-            StoreStale: the name is taken by now. What `segment` raises when it creates, and what `commit` raises.
-        """
+        """See `Backend`."""
         if user:
             check_name(user, "user")
         self._remove_stale_marks(wait=batch.wait)
-        made, work = list[int](), prepared(batch)
-        with self._writing("writing", wait=batch.wait, to=made):
+        created, work = list[int](), prepared(batch)
+        with self._writing("writing", wait=batch.wait, to=created):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            made.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._transaction.write(made[0], batch, sealed_in(made[0], batch, work))
-            found = self._sealed.segment(self._number, made[0])
-            assert found is not None
+            created.append(self._create(name, time, SegmentKind.SESSION, user))
+            self._transaction.write(created[0], batch, sealed_in(created[0], batch, work))
+            stored_row = self._sealed.segment(self._number, created[0])
+            assert stored_row is not None
         if self.anchor is not None:
-            self.anchor.note(made[0], batch)
-        return found.whole().info
+            self.anchor.note(created[0], batch)
+        return stored_row.whole().info
 
     def _create(self, name: str, time: float, kind: SegmentKind, user: str) -> int:
-        """Add the row of a segment, in a transaction; returns its number."""
+        """Add the row of a segment, in a transaction, and return its number."""
         self._survey(name)
         insert = "INSERT INTO segment(tenant, name, created, used, kind, owner) VALUES(?, ?, ?, ?, ?, ?)"
         self._db.execute(insert, (self._number, name, time, time, kind.value, user))
@@ -223,80 +416,74 @@ class Sqlite(StoreFile):
         return number
 
     def _survey(self, name: str) -> None:
-        """Check that no damage hides a session of this name. Otherwise an agent would start a new session instead of
-        continuing the old one."""
+        """Check that no damage hides a session of this name. An agent would otherwise start a new session instead of continuing
+        the hidden one."""
         state = self._db.pragma("data_version")
         if self._surveyed is not None and self._surveyed.state == state:
-            # Since then only this connection has written: what a new session costs does not grow with their number.
+            # Only this connection has written since. So the cost of a new session does not grow with their number.
             return
-        made, before = self._sessions_made(), self._surveyed
-        if before is not None:
-            # Others have: what they made is looked at, each row once; all rows, if there are not as many more as were made.
-            there, same, last = self._count_sessions(name, before.last)
-            if not same and there == made - before.made:
-                self._surveyed = _Surveyed(state, max(last, before.last), made)
+        expected, survey = self._sessions_made(), self._surveyed
+        if survey is not None:
+            # Others have written. Their new rows are checked once; all rows, if their number does not match.
+            count, same, last = self._count_sessions(name, survey.last)
+            if not same and count == expected - survey.made:
+                self._surveyed = _Surveyed(state, max(last, survey.last), expected)
                 return
-        known = self._sealed.segments(self._number) if before is None else []
-        there, same, last = self._count_sessions(name, 0)
-        if same or there < made or any(one.damaged and not one.quarantined for one in known):
+        segments = self._sealed.segments(self._number) if survey is None else []
+        count, same, last = self._count_sessions(name, 0)
+        if same or count < expected or any(segment.damaged and not segment.quarantined for segment in segments):
             raise StoreCorrupt(
                 f"session {name!r} may be here already, damaged", advice="run `kilburn fsck --repair`, then open it again"
             )
-        self._surveyed = _Surveyed(state, last, made)
+        self._surveyed = _Surveyed(state, last, expected)
 
-    def _count_sessions(self, name: str, after: int) -> tuple[int, int, int]:
-        """Of the rows behind one in the table, which no damaged index hides: how many there are, how many have this name, and
-        the last."""
+    def _count_sessions(self, name: str, first: int) -> tuple[int, int, int]:
+        """Return the number of rows behind one, how many of them have this name, and the last row's number. The table itself is
+        read, so a damaged index hides none."""
         count = "SELECT count(*), total(name = ?2), ifnull(max(id), 0) FROM segment NOT INDEXED WHERE tenant = ?1 AND id > ?3"
-        ((there, same, last),) = rows(self._db, count, self._number, name, after)
-        return there, same, last
+        ((total, same, last),) = rows(self._db, count, self._number, name, first)
+        return total, same, last
 
     def _sessions_made(self) -> int:
-        """How many sessions this tenant must have; 0 where that is not known."""
-        found = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
-        return found[0] if found and isinstance(found[0], int) else 0
+        """Return how many sessions this tenant has created; 0 if unknown."""
+        tenant_row = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
+        return tenant_row[0] if tenant_row and isinstance(tenant_row[0], int) else 0
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
-        """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
+        """See `Backend`."""
         with self._reading("reading"):
             if under:
-                return [one.info for one in self._sealed.under(self._number, under)]
+                return [segment.info for segment in self._sealed.under(self._number, under)]
             infos = list(self._directory.infos().values())
             return [*infos, *self._missing(len(infos))]
 
-    def _missing(self, there: int) -> list[SegmentInfo]:
-        """What stands for sessions that must be there beside these and are not."""
-        lost = self._sessions_made() - there
+    def _missing(self, present: int) -> list[SegmentInfo]:
+        """Return a placeholder for missing sessions, given how many are present."""
+        lost = self._sessions_made() - present
         return [SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}")] if lost > 0 else []
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
         with self._reading("reading"):
-            found = self._directory.scope(kinds, user)
+            scope = self._directory.scope(kinds, user)
             if SegmentKind.SESSION in kinds and (lost := self._missing(len(self._directory.infos()))):
-                found = msgspec.structs.replace(found, damaged=(*found.damaged, *lost))
-        return found
+                scope = msgspec.structs.replace(scope, damaged=(*scope.damaged, *lost))
+        return scope
 
     def _segment(self, segment: int) -> SegmentRow | None:
-        """A session of this tenant that is whole; None where there is none of that number.
+        """Return the row of an undamaged segment of this tenant, or None if there is no segment of that number.
 
         Raises:
             StoreCorrupt: it is damaged.
         """
-        found = self._sealed.segment(self._number, segment)
-        return found.whole() if found is not None else None
+        stored_row = self._sealed.segment(self._number, segment)
+        return stored_row.whole() if stored_row is not None else None
 
     def commit(self, segment: int, batch: Batch) -> None:
-        """Do the whole batch durably, or raise and do nothing.
+        """See `Backend`.
 
-        When this returns, erased bytes are gone from the file, unless another process is reading an older state at
-        that moment. In this case a flag in the file says so, and they are removed by the next commit of any writer,
-        its `close`, or the next opening for writing.
-
-        Raises:
-            StoreStale: the segment's ledger has moved on. StoreBusy, StoreFull, StoreReadOnly.
-            StoreCorrupt: what is there already is damaged.
-            StoreError: a batch that contradicts itself, or an I/O error.
+        When this returns, erased bytes are wiped from the file, unless another process is reading an older state. In that case
+        the file is flagged, and the next commit of any writer, its `close`, or the next opening for writing wipes them.
         """
         self._remove_stale_marks(wait=batch.wait)
         work = sealed_in(segment, batch, prepared(batch))
@@ -305,27 +492,23 @@ class Sqlite(StoreFile):
         if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:
-            # First, as an object's name is a hash of what it holds.
+            # Before the wipe, because an object's name is a hash of its content.
             self._chilling.sweep()
         if unwiped or self._unwiped:
             with self._lock:
-                # What another thread has erased meanwhile is not forgotten by this.
+                # Another thread may have erased something meanwhile.
                 self._unwiped = self._unwiped or unwiped
                 self._wipe(wait=bool(batch.erase))
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
-        """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
+        """See `Backend`."""
         with self._reading("reading"):
-            stored = self._segment(segment)
-            found = self._sealed.pages(stored) if stored is not None else []
-        yield from found
+            stored_row = self._segment(segment)
+            page_rows = self._sealed.pages(stored_row) if stored_row is not None else []
+        yield from page_rows
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
-        """Single pages with their states; what does not exist is left out.
-
-        Raises:
-            StoreCorrupt: one is not what was written.
-        """
+        """See `Backend`."""
         with self._reading("reading"):
             return dict(self._sealed.read(self._there(keys)))
 
@@ -335,74 +518,74 @@ class Sqlite(StoreFile):
             return self._sealed.skim(self._there(keys))
 
     def _there(self, keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of segments of this tenant, each once.
+        """Return the keys whose segments belong to this tenant, without duplicates.
 
         Raises:
             StoreCorrupt: such a segment is damaged.
         """
-        wanted = dict.fromkeys(keys)
-        there = self._directory.numbered({segment for segment, _ in wanted})
-        for segment in there.values():
+        requested = dict.fromkeys(keys)
+        segments = self._directory.numbered({segment for segment, _ in requested})
+        for segment in segments.values():
             segment.whole()
-        return [key for key in wanted if key[0] in there]
+        return [key for key in requested if key[0] in segments]
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """See `Backend`."""
         with self._reading("reading"):
-            stored = self._sealed.segment(self._number, segment)
-            if stored is None:
+            stored_row = self._sealed.segment(self._number, segment)
+            if stored_row is None:
                 return []
-            wanted = set(pages)
-            found = citations.citing(self._db, segment, wanted)
-            if stored.kind is SegmentKind.SESSION and not stored.damaged:
-                found.update((segment, page) for page in self._made_from(stored, wanted))
-            return sorted(found)
+            requested = set(pages)
+            citing = citations.citing(self._db, segment, requested)
+            if stored_row.kind is SegmentKind.SESSION and not stored_row.damaged:
+                citing.update((segment, page) for page in self._made_from(stored_row, requested))
+            return sorted(citing)
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
-        """The other pages of a session that have any of these among their sources."""
+        """Return the other pages of a session with any of these pages among their sources."""
         numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
-        made = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
-        read = self._sealed.read([(segment.number, page) for page in sorted(made)])
-        return (page.id for _, (page, _) in read if page.digest and not pages.isdisjoint(page.sources))
+        candidates = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
+        page_rows = self._sealed.read([(segment.number, page) for page in sorted(candidates)])
+        return (page.id for _, (page, _) in page_rows if page.digest and not pages.isdisjoint(page.sources))
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
-        """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
+        """See `Backend`."""
         select = "SELECT call, id FROM page WHERE segment = ? AND call "
         with self._reading("reading"):
             if among is None:
                 return dict(rows(self._db, f"{select} IS NOT NULL ORDER BY id", segment)) if self._owns(segment) else {}
             if not self._owns(segment):
                 return {}
-            wanted = list(among)
-            plain = msgspec.json.encode([call for call in wanted if "\0" not in call]).decode()
-            # One question for thousands. SQLite ends a text of JSON at NUL.
+            requested = list(among)
+            plain = msgspec.json.encode([call for call in requested if "\0" not in call]).decode()
+            # One query for thousands of calls. SQLite ends a text of JSON at NUL, so ids with NUL are looked up singly.
             inside = "SELECT call, page.id FROM json_each(?2) CROSS JOIN page ON segment = ?1 AND call = value"
-            found: dict[str, int] = dict(rows(self._db, inside, segment, plain))
-            odd = [(segment, call) for call in wanted if "\0" in call]
-            return found | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else found
+            pages: dict[str, int] = dict(rows(self._db, inside, segment, plain))
+            odd = [(segment, call) for call in requested if "\0" in call]
+            return pages | dict(rows_of_each(self._db, f"{select} = ? ORDER BY id", odd)) if odd else pages
 
     def forgotten(self, segment: int) -> list[int]:
-        """The ids of the pages of a segment that are forgotten, in order."""
+        """See `Backend`."""
         select = "SELECT id FROM page WHERE segment = ? AND content IS NULL ORDER BY id"
         with self._reading("reading"):
             return [page for (page,) in rows(self._db, select, segment)] if self._owns(segment) else []
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        """See `Backend`."""
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return None
-            return self._sealed.checkpoint(stored, stored.head if until is None else min(until, stored.head))
+            return self._sealed.checkpoint(stored_row, stored_row.head if until is None else min(until, stored_row.head))
 
     def _read_events(self, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return []
             if act is None:
-                return list(self._sealed.events(stored, after, limit))
-            return list(self._sealed.numbered(stored, self._numbers(segment, after, act, limit)))
+                return list(self._sealed.events(stored_row, after, limit))
+            return list(self._sealed.numbered(stored_row, self._numbers(segment, after, act, limit)))
 
     def _mark_leaving(self, keys: Collection[tuple[int, int]], marks: set[citations.Citation]) -> None:
         with self._writing("writing", to=()):
@@ -418,21 +601,21 @@ class Sqlite(StoreFile):
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
         """See `Backend`."""
-        wanted = set(pages)
+        requested = set(pages)
         with self._reading("reading"):
-            stored = self._segment(segment)
-            if stored is None:
+            stored_row = self._segment(segment)
+            if stored_row is None:
                 return []
-            found = self._sealed.numbered(stored, mentions.events_of(self._db, segment, mentions.nodes_of(wanted)))
-            return [event for event in found if not wanted.isdisjoint((*event.pages, event.data.get("fold", 0)))]
+            events = self._sealed.numbered(stored_row, mentions.events_of(self._db, segment, mentions.nodes_of(requested)))
+            return [event for event in events if not requested.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
-        """The numbers of at most so many events of one act; of notes they are in an index."""
+        """Return the numbers of at most `limit` events of one act. Only notes have an index."""
         notes = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
-        others = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
+        by_act = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
         if act is Act.NOTE:
             return [number for (number,) in rows(self._db, notes, segment, after, limit)]
-        return [number for (number,) in rows(self._db, others, segment, after, act.value, limit)]
+        return [number for (number,) in rows(self._db, by_act, segment, after, act.value, limit)]
 
     def now(self) -> float:
         """See `Backend`: the clock of this machine."""
@@ -447,25 +630,21 @@ class Sqlite(StoreFile):
             return do(self._cold)
 
     def erase(self, segment: int, *, wipe: bool = True) -> None:
-        """Erase what is left of a segment of which every page is forgotten: its name, its user and its ledger.
+        """See `Backend`.
 
-        Of a session that was quarantined, everything: its rows, the texts that no other session has, its index entries and
-        its quarantined bytes; the index is built again. No byte is left, as when `commit` erases pages, but see `wipe` in
-        `Backend`.
-
-        Raises:
-            StoreError: no such segment, or it has pages that are not forgotten.
+        A quarantined session is erased as a whole: its rows, the texts that no other session has, its index entries and its
+        quarantined bytes. The index is rebuilt.
         """
         with self._removing("erasing") if wipe else self._writing("erasing"):
-            found = self._sealed.segment(self._number, segment)
-            if found is None:
+            stored_row = self._sealed.segment(self._number, segment)
+            if stored_row is None:
                 raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
-            if found.quarantined:
+            if stored_row.quarantined:
                 erase_session(self._db, segment)
                 rebuild(self._db, self._sealed, self._index, self._vector_table, self._number)
             else:
-                erase_segment(self._db, found.whole(), self._number)
+                erase_segment(self._db, stored_row.whole(), self._number)
 
     def lasting(self) -> AbstractContextManager[None]:
-        """See `Backend`. What is committed waits for `sync` here: threads that come together wait for the disk once."""
+        """See `Backend`. It has no effect here: threads that call `sync` at the same time wait for the disk once."""
         return nullcontext()

@@ -23,9 +23,8 @@ from kilburn.backends.connection import (
 )
 from kilburn.backends.directory import Directory
 from kilburn.backends.durable import DurableStore
-from kilburn.backends.schema import check_library, schema_number
+from kilburn.backends.schema import FLAG, check_library, schema_number
 from kilburn.backends.slack import logged_pages, wipe
-from kilburn.backends.transaction import FLAG
 from kilburn.errors import StoreError, StoreReadOnly
 
 log = logging.getLogger("kilburn")
@@ -104,7 +103,7 @@ class StoreFile(DurableStore):
     def _connect(self, vfs: str | None) -> StoreConnection:
         writes = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         db = StoreConnection(self.path, flags=apsw.SQLITE_OPEN_READONLY if self.readonly else writes, vfs=vfs)
-        # Before the first statement: a writer that just opens or leaves the file holds it for a moment.
+        # Set before the first statement: a writer that opens or closes the file holds it for a moment.
         db.set_busy_timeout(self._milliseconds)
         if not self.readonly:
             return db
@@ -112,8 +111,8 @@ class StoreFile(DurableStore):
             self._retry(lambda: db.pragma("user_version"))
         except (apsw.CantOpenError, apsw.ReadOnlyError):
             db.close(True)
-            # A folder where not even the shared memory of readers can be made: with no log beside it
-            # the file is complete, and nobody can change it while it is read.
+            # The folder does not even allow the shared memory of readers. Without a log beside it the file is complete,
+            # and nobody can change it while it is read.
             if os.path.exists(f"{self.path}-wal"):
                 raise
             name = f"file:{quote(os.path.abspath(self.path))}?immutable=1"
@@ -128,7 +127,7 @@ class StoreFile(DurableStore):
         db = self._db
         db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-        # Nothing of a page may reach a temporary file.
+        # No text of a page may reach a temporary file.
         db.pragma("temp_store", "MEMORY")
         db.pragma("cache_size", -16_000)
         db.pragma("cell_size_check", True)
@@ -137,8 +136,7 @@ class StoreFile(DurableStore):
         if exclusive:
             db.pragma("locking_mode", "EXCLUSIVE")
         schema_number(db, self.path)
-        # SQLite does not wait here as it does elsewhere: of two that open a new file at once, one is
-        # told at once that it is busy.
+        # SQLite does not wait here: of two programs that open a new file at once, one gets "busy" immediately.
         self._retry(lambda: db.pragma("journal_mode", "WAL"))
         db.pragma("synchronous", synchronous)
         db.pragma("secure_delete", True)
@@ -153,8 +151,8 @@ class StoreFile(DurableStore):
     def _move_log(self) -> None:
         """Move the content of the write-ahead log into the file. Other writers wait only at the end of the move.
 
-        SQLite's own way, a move after each commit that finds a long log, ends only if nobody writes meanwhile: with two writers
-        it moved little after nearly each commit, and waited for the disk twice each time.
+        SQLite's automatic checkpoint runs after each commit that finds a long log, and completes only if nobody writes meanwhile.
+        With two writers it moved little after nearly every commit, and waited for the disk twice each time.
         """
         self._moved = self._log
         self._db.set_busy_timeout(MOVE_TIMEOUT_MS)
@@ -181,7 +179,7 @@ class StoreFile(DurableStore):
 
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
-        """One snapshot for all statements of the block."""
+        """Run the statements of the block in one snapshot."""
         with self._lock, translate_errors(self.path, doing):
             if self._joined:
                 yield
@@ -192,12 +190,12 @@ class StoreFile(DurableStore):
 
     @contextmanager
     def _writing(self, doing: str, *, wait: bool = True, to: Collection[int] | None = None) -> Iterator[None]:
-        """One write transaction: all of the block or nothing of it.
+        """Run the block as one write transaction, which succeeds as a whole or changes nothing.
 
-        While another process writes, this object's other threads go on reading.
+        While another process writes, this object's other threads can read.
 
         Args:
-            to: the segments whose rows it changes, known at its end; None if that may be any.
+            to: the segments whose rows the block changes, complete at its end; None for any.
         """
         deadline, since, first = time.monotonic() + (self._patience if wait else 0.0), 0.0, False
         try:
@@ -231,7 +229,7 @@ class StoreFile(DurableStore):
                 if first:
                     time.sleep(min(max((time.monotonic() - since) / 4, MIN_PAUSE), MAX_PAUSE))
                 else:
-                    # Not for long: whoever is first may need the lock that this thread holds.
+                    # Waits briefly: the first thread of the queue may need the lock that this thread holds.
                     first, since = self._queue.acquire(timeout=MAX_PAUSE), time.monotonic()
         finally:
             if first:
@@ -239,7 +237,7 @@ class StoreFile(DurableStore):
 
     @contextmanager
     def _removing(self, doing: str) -> Iterator[None]:
-        """One write transaction that removes rows, and their bytes afterwards."""
+        """Run the block as one write transaction that removes rows, and wipe their bytes afterwards."""
         with self._writing(doing):
             yield
             self._db.execute(FLAG)
@@ -249,7 +247,7 @@ class StoreFile(DurableStore):
             self._wipe(wait=True)
 
     def _begin(self, *, last: bool) -> bool:
-        """Become the writer; False where another is and this is not the `last` try."""
+        """Become the writer. Return False if another process is, unless this is the `last` attempt, which raises."""
         self._db.set_busy_timeout(0)
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -262,7 +260,7 @@ class StoreFile(DurableStore):
         return True
 
     def _written_by_others(self) -> int:
-        """A number that is another one when another connection has written."""
+        """Return a number that changes when another connection has written."""
         with translate_errors(self.path, "reading"):
             return int(self._db.pragma("data_version"))
 
@@ -283,7 +281,7 @@ class StoreFile(DurableStore):
 
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
-        """See `Backend`. Other threads wait, too, whatever the segments are; not while this one waits for another process."""
+        """See `Backend`. Other threads wait too, whatever the segments, but not while this thread waits for another process."""
         with self._lock:
             if self._joined:
                 yield
@@ -295,7 +293,7 @@ class StoreFile(DurableStore):
                     yield
                 finally:
                     self._joined = False
-                    # What was read in the meantime may be undone.
+                    # The transaction may be undone, and with it what was read in it.
                     self._directory.clear()
         finally:
             self._chilling.sweep()
@@ -303,14 +301,14 @@ class StoreFile(DurableStore):
                 self._wipe(wait=True)
 
     def sync(self, segment: int | None = None) -> None:
-        """See `Backend`. Threads that wait for the same disk share what it does."""
-        wanted = self._commits
+        """See `Backend`. Threads that wait at the same time share one sync."""
+        commits = self._commits
         with self._sync_lock:
-            if self._synced >= wanted or not self._lazy:
+            if self._synced >= commits or not self._lazy:
                 return
             upto = self._commits
             try:
-                # Without synchronous="FULL" SQLite writes the log and leaves it to the system when it is on the disk.
+                # Without synchronous="FULL" SQLite writes the log, and the system decides when it reaches the disk.
                 log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
                 try:
                     SYNC(log)
@@ -330,21 +328,20 @@ class StoreFile(DurableStore):
                 self._wipe(wait=False)
                 self._end_log()
             except (apsw.Error, OSError) as error:
-                # Nothing is lost: the next forget wipes all of the file.
+                # Nothing is lost: the next erasure wipes the whole file.
                 log.debug("%s: its log is not emptied: %s", self.path, error)
             finally:
                 self._unwiped, self._commits = False, 0
                 self._db.close(True)
 
     def _is_unwiped(self) -> bool:
-        """Whether the file says that erased bytes may still be there."""
+        """Whether the file is flagged as possibly containing erased bytes."""
         return row(self._db, "SELECT 1 FROM erasure") is not None
 
     def _wipe(self, *, wait: bool) -> None:
         """Remove erased bytes from the file and its log, if there may be any.
 
-        The erasure itself is committed, and so is the flag that its bytes may still be there. If something goes wrong
-        here, it is tried again at the next occasion.
+        The erasure itself is committed, and so is the flag for its bytes. A failure here is retried at the next occasion.
         """
         if not self._unwiped or self._joined or self._is_erasing():
             return
@@ -357,7 +354,7 @@ class StoreFile(DurableStore):
                     return
             self._unwiped = False
         except apsw.BusyError:
-            # A reader still needs the log, or another writer is at work.
+            # A reader still needs the log, or another process writes.
             return
         except apsw.Error as error:
             log.warning("%s: erased bytes may still lie in it: %s", self.path, error)
@@ -365,22 +362,22 @@ class StoreFile(DurableStore):
             self._db.set_busy_timeout(self._milliseconds)
 
     def _is_as_wiped(self) -> bool:
-        """Whether nobody has written to the file itself since all of its pages were wiped."""
+        """Whether the file itself is unchanged since all of its pages were wiped."""
         noted = row(self._db, "SELECT modified FROM wiped") if self._is_plain else None
         return noted is not None and os.path.exists(self.path) and os.stat(self.path).st_mtime_ns == noted[0]
 
     def _note_wiped(self) -> None:
-        """Note, in a write transaction with nothing in the log, that every page of the file is wiped."""
+        """Record that every page of the file is wiped, in a write transaction with an empty log."""
         if not self._is_plain:
             return
-        # A time of its own: of two writes in a moment, the system may say the same time.
+        # A distinct time: the system may give two writes in quick succession the same one.
         modified = time.time_ns()
-        with suppress(OSError):  # the file of another user, who lets this one write
+        with suppress(OSError):  # a file of another user that this one may write
             os.utime(self.path, ns=(modified, modified))
         self._db.execute("INSERT OR REPLACE INTO wiped VALUES(1, ?)", (modified,))
 
     def _end_log(self) -> None:
-        """Empty the log before the file is closed, so that it is still as it was wiped when it is opened again."""
+        """Empty the log before the file is closed, so that the next opening finds the file as it was wiped."""
         if not self._commits or not self._is_as_wiped():
             return
         self._db.set_busy_timeout(0)
@@ -393,35 +390,35 @@ class StoreFile(DurableStore):
                 os.utime(self.path, ns=(noted, noted))
 
     def _empty_log(self, *, erased: bool = False) -> bool:
-        """Move all of the write-ahead log into the file, so that it is begun anew, and wipe the pages that were in it; False
-        where another writer came between, or a reader needs the log.
+        """Move the whole write-ahead log into the file, so that it restarts, and wipe the pages that were in it. Return False if
+        another writer interfered, or a reader needs the log.
 
         Args:
-            erased: whether erased bytes may be in both. Then the log is cut to nothing, and all of the file is wiped where others
-                have moved a log into it.
+            erased: whether both may contain erased bytes. Then the log is truncated, and the whole file is wiped if others have
+                moved a log into it.
         """
         if self.path == ":memory:":
             if erased:
                 self._db.execute("DELETE FROM erasure")
             return True
-        # In this order: whoever empties the log meanwhile changes the file's time, or commits.
+        # The order matters: a process that empties the log meanwhile changes the file's time, or commits.
         version, pages, was_wiped = self._written_by_others(), logged_pages(self._db), self._is_as_wiped()
         if not was_wiped:
-            # Or a power cut could bring that time back.
+            # A power cut must not bring that time back.
             self._db.execute("DELETE FROM wiped")
         if not erased:
-            logged, moved = self._db.wal_checkpoint()
-            if moved < logged:
-                return False  # a reader needs what was there before
-        # A log that is written over is synced faster than one that grows.
+            logged, copied = self._db.wal_checkpoint()
+            if copied < logged:
+                return False  # a reader needs an earlier state
+        # A log that is overwritten is synced faster than one that grows.
         self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE if erased else apsw.SQLITE_CHECKPOINT_RESTART)
         self._moved = self._log = 0
         if not erased and not was_wiped:
             return True
         if erased:
-            # A page that is still in memory would be written again as it was before it was wiped. This forgets the pages of
-            # this connection; those that it reads before it wipes, of the schema and of the flag, never had a text. Other
-            # connections forget theirs because the flag is removed: they see that somebody has written.
+            # A page that is cached in memory would be written again unwiped. This drops the cache of this connection. The pages
+            # that it reads before it wipes, of the schema and of the flag, never contained text. Other connections drop their
+            # caches because removing the flag is a write that they notice.
             self._db.release_memory()
         with write_transaction(self._db):
             if self._db.pragma("data_version") != version:

@@ -1,7 +1,7 @@
-"""The text index of one tenant. Words of a query are always bound as values, never interpreted as syntax.
+"""The text index of one tenant. Words of a query are bound as values, never interpreted as syntax.
 
-How entries are numbered and ranked: see `kilburn.backends.ranked`. FTS5 reads upwards a third faster than downwards, and its own
-`rank` visits every passage that has any word, which for common words is all of them.
+`kilburn.backends.ranked` explains the numbers of entries and the ranking. FTS5 reads upwards a third faster than downwards, and
+its own `rank` visits every passage with any of the words, which for common words is all of them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import apsw
 import msgspec
 
 from kilburn.backends.connection import Row, by_segment, insert, listed, rows, rows_of_each
-from kilburn.backends.passages import TOKENIZER, passages, searchable
+from kilburn.backends.passages import TOKENIZER, add_name_parts, passages
 from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
 from kilburn.backends.slack import varint
 from kilburn.page import Span
 
 SETTINGS = {"secure-delete": 1, "automerge": 2}
-"""Of FTS5; see `TextIndex.create`."""
+"""Settings of FTS5; see `TextIndex.create`."""
 
 PARTS = ("data", "idx", "content", "docsize", "config")
-"""The tables that FTS5 makes for an index."""
+"""The tables that FTS5 creates for an index."""
 
 
 CHUNK = 1000
@@ -33,7 +33,7 @@ _integers = msgspec.json.Decoder(list[int]).decode
 
 
 class PassageWords(NamedTuple):
-    """A passage of a text: its span, and the words by which it is found."""
+    """The span of a passage in its text, and the words by which it is found."""
 
     start: int
     stop: int
@@ -41,7 +41,7 @@ class PassageWords(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """A passage of a page, under its number."""
+    """A numbered passage of a page."""
 
     number: int
     page: int
@@ -51,38 +51,38 @@ class IndexEntry(NamedTuple):
 
 
 def words_of(text: str) -> list[PassageWords]:
-    """The passages of a text."""
-    return [PassageWords(start, stop, searchable(text[start:stop])) for start, stop in passages(text)]
+    """Return the passages of a text."""
+    return [PassageWords(start, stop, add_name_parts(text[start:stop])) for start, stop in passages(text)]
 
 
 def entries_of(
-    segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+    segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> tuple[list[IndexEntry], dict[int, tuple[int, int]]]:
-    """The entries of pages of a segment that has made `used` entries before, and the range of each page."""
-    found: list[IndexEntry] = []
+    """Return the entries of pages of a segment with `passages_made` earlier entries, and the range of each page."""
+    entries: list[IndexEntry] = []
     ranges: dict[int, tuple[int, int]] = {}
-    for page, some in pages:
-        for one in some:
-            number = entry_of(segment, used + len(found), length_class(one.stop - one.start))
-            found.append(IndexEntry(number, page, *one))
-            # Each further one has a lower number.
+    for page, page_passages in pages:
+        for passage in page_passages:
+            number = entry_of(segment, passages_made + len(entries), length_class(passage.stop - passage.start))
+            entries.append(IndexEntry(number, page, *passage))
+            # Numbers descend.
             ranges[page] = number, ranges.get(page, (0, number))[1]
-    return found, ranges
+    return entries, ranges
 
 
 class TextIndex(RankedIndex):
-    """Add, remove and search passages. It does not open transactions: its caller does."""
+    """Adds, removes and finds passages within the caller's transactions."""
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         super().__init__(db)
         self._db = db
-        # SQL cannot bind a table's name. This is the only place that makes SQL from a value, and the value
-        # is an integer that the file itself gave out, never a name or a text.
+        # SQL cannot bind a table's name. This is the only place that builds SQL from a value, and the value is an integer from
+        # the file itself, never a name or a text.
         name = self._name = f"text_{int(tenant):d}"
         self._insert = f"INSERT INTO {name}(rowid, words) VALUES(?, ?)"
         self._insert_all = f"INSERT INTO {name}(rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)"
         self._delete = f"INSERT INTO {name}({name}, rowid, words) VALUES('delete', ?, ?)"
-        # One array in place of many rows: half the time.
+        # One array instead of many rows takes half the time.
         self._scan = (
             "SELECT json_group_array(rowid)"
             f" FROM (SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?)"
@@ -90,8 +90,7 @@ class TextIndex(RankedIndex):
         self._newest = f"SELECT rowid FROM {name} WHERE {name} MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid LIMIT ?"
         self._flush = f"INSERT INTO {name}({name}) VALUES('flush')"
         pages = f"{name}_idx CROSS JOIN {name}_data ON id = (segid << 37) + (pgno >> 1)"
-        self._guides = f"SELECT segid, term, block FROM {pages}"
-        # Of each segment the page on which each word is or would be, if its guide begins this word.
+        # For each segment of the index, the page on which each word is or would be, if the word begins with its guide.
         self._guides_of = (
             f"WITH segment(id) AS (SELECT min(segid) FROM {name}_idx UNION ALL"
             f" SELECT (SELECT min(segid) FROM {name}_idx WHERE segid > id) FROM segment WHERE id IS NOT NULL),"
@@ -106,12 +105,12 @@ class TextIndex(RankedIndex):
         self._reguide = f"UPDATE {name}_idx SET term = ? WHERE segid = ? AND term = ?"
 
     def create(self) -> None:
-        """Make the index.
+        """Create the index.
 
-        Contentless: the words only, not the text a second time. `detail=none`: which passage has which
-        word, not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words
-        leave the index at once, not at some later merge. `automerge=2`: a search opens every segment for
-        every word, so few segments are worth more than cheap merging.
+        Contentless: it has the words only, not a second copy of the text. `detail=none`: it stores which passage has which word,
+        not where, since no search asks for neighbours. `secure-delete`: a deleted entry's words leave the index at once, not at
+        a later merge. `automerge=2`: a search opens every segment for every word, so few segments are worth more than cheap
+        merging.
         """
         tokenizer = " ".join(f"''{word}''" for word in TOKENIZER)
         options = f"content='', columnsize=0, detail=none, tokenize='{tokenizer}'"
@@ -119,24 +118,24 @@ class TextIndex(RankedIndex):
         self.configure()
 
     def configure(self) -> None:
-        """Give the index its settings."""
+        """Store the settings of the index."""
         self._db.executemany(f"INSERT INTO {self._name}({self._name}, rank) VALUES(?, ?)", SETTINGS.items())
 
     def is_configured(self) -> bool:
-        """Whether it has its settings: without `secure-delete` forgotten words would stay in it."""
+        """Whether the index has its settings: without `secure-delete` forgotten words would stay in it."""
         return (
             SETTINGS.items()
             <= {str(name): value for name, value in rows(self._db, f"SELECT k, v FROM {self._name}_config")}.items()
         )
 
     def look_again(self) -> None:
-        """Let FTS5 read anew which pages the index has. A search does so by itself; SQLite's check of the file goes by what this
-        connection read last, and would miss the pages that another one has merged since. What is damaged, that check finds."""
+        """Let FTS5 reread which pages the index has. A search does so by itself. SQLite's integrity check uses what this
+        connection read last, and would miss pages that another connection has merged since. It reports any damage."""
         with suppress(apsw.CorruptError, apsw.SQLError):
             rows(self._db, self._newest, '"a"', 0, 0, 1)
 
     def drop(self) -> None:
-        """Remove the index. If it is so damaged that FTS5 refuses it, its plain tables are removed one by one."""
+        """Remove the index. If FTS5 refuses because of damage, its plain tables are removed one by one."""
         db = self._db
         try:
             db.execute(f"DROP TABLE {self._name}")
@@ -155,24 +154,24 @@ class TextIndex(RankedIndex):
             db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
     def add(self, entries: Sequence[IndexEntry]) -> None:
-        """Index passages that have their numbers."""
-        # Upwards, or FTS5 would write out its buffer before each entry.
+        """Index numbered passages."""
+        # In ascending order, or FTS5 would flush its buffer before each entry.
         upwards = sorted(entries)
         for at in range(0, len(upwards), CHUNK):
-            some = [(one.number, one.words) for one in upwards[at : at + CHUNK]]
-            if len(some) == 1:
-                self._db.execute(self._insert, some[0])
+            chunk = [(entry.number, entry.words) for entry in upwards[at : at + CHUNK]]
+            if len(chunk) == 1:
+                self._db.execute(self._insert, chunk[0])
             else:
-                self._db.execute(self._insert_all, (msgspec.json.encode(some).decode(),))
-        made = ((one.number, one.page, one.start, one.stop) for one in upwards)
-        insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", made)
+                self._db.execute(self._insert_all, (msgspec.json.encode(chunk).decode(),))
+        passage_rows = ((entry.number, entry.page, entry.start, entry.stop) for entry in upwards)
+        insert(self._db, "INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", passage_rows)
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:
-        """Index passages that have their numbers already."""
-        self._db.executemany(self._insert, [(number, searchable(text)) for number, text in sorted(texts)])
+        """Index passages again under their numbers."""
+        self._db.executemany(self._insert, [(number, add_name_parts(text)) for number, text in sorted(texts)])
 
     def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
-        """Take pages' entries out again, given as first entry, last entry and the page's text, lowest entries first."""
+        """Remove the entries of pages, given as first entry, last entry and the page's text, lowest entries first."""
         ranges: list[tuple[int, int]] = []
         words: set[str] = set()
         select = "SELECT id, start, stop FROM passage WHERE id BETWEEN ? AND ?"
@@ -182,39 +181,34 @@ class TextIndex(RankedIndex):
                 ranges.append((first, last))
                 for number, start, stop in rows(self._db, select, first, last):
                     words.update(self.stems(text[start:stop]))
-                    yield number, searchable(text[start:stop])
+                    yield number, add_name_parts(text[start:stop])
 
-        # Upwards, or FTS5 would write out its buffer before each entry.
+        # In ascending order, or FTS5 would flush its buffer before each entry.
         self._db.executemany(self._delete, entries())
         self._db.executemany("DELETE FROM passage WHERE id BETWEEN ? AND ?", ranges)
         self._reguide_past(words)
 
     def _reguide_past(self, words: Collection[str]) -> None:
-        """Take words that may have left the index out of its guides."""
-        # Until then FTS5 has noted what is to be removed, and removed nothing.
+        """Remove words that may have left the index from its guides."""
+        # Until then FTS5 has only recorded what to remove.
         self._db.execute(self._flush)
         self._set_guides(rows_of_each(self._db, self._guides_of, [(msgspec.json.encode(list(words)).decode(),)]))
 
-    def reguide(self) -> None:
-        """Take every word that has left the index out of its guides."""
-        self._set_guides(rows_of_each(self._db, self._guides, [()]))
-
     def _set_guides(self, pages: Iterable[Row]) -> None:
-        """Give pages of the index, each as (segment, guide, page), another guide if theirs has left it.
+        """Replace the guides of pages of the index, each given as (segment, guide, page), whose words have left it.
 
-        FTS5 finds a page of the index by its guide: a beginning of what was the first word of the page when it was
-        written, often all of that word. It leaves the guide when the word leaves. A beginning of the word that is the
-        first one now does as well.
+        FTS5 finds a page of the index by its guide: a beginning of the first word when the page was written, often the whole
+        word. FTS5 keeps the guide when the word leaves. A beginning of the present first word serves as well.
         """
         stale: list[tuple[bytes, int, bytes]] = []
         for segment, guide, page in pages:
             first = _first_word(page)
             if first and not first.startswith(guide):
-                # The shortest one that still comes after all words of the pages before.
+                # The shortest beginning that sorts after all words of the pages before.
                 shared = next(at for at in range(len(guide)) if first[at : at + 1] != guide[at : at + 1])
                 stale.append((first[: shared + 1], segment, guide))
         if stale:
-            # The index does not offer to write this.
+            # FTS5 has no interface for this.
             self._db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
             try:
                 self._db.executemany(self._reguide, stale)
@@ -223,39 +217,38 @@ class TextIndex(RankedIndex):
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
-        # A quoted word is never syntax: the tokenizer leaves letters, digits and `_` in it, no quote.
+        # A quoted word is never syntax: the tokenizer leaves only letters, digits and `_` in it.
         match = f'"{word}"'
         if among:
-            others = '" OR "'.join(among)
-            match = f'{match} AND ("{others}")'
-        each = max(DEPTH, depth // len(ranges))
-        bindings = [(match, low, high, each) for low, high in ranges]
-        found: list[int] = []
+            alternatives = '" OR "'.join(among)
+            match = f'{match} AND ("{alternatives}")'
+        limit = max(DEPTH, depth // len(ranges))
+        bindings = [(match, low, high, limit) for low, high in ranges]
+        entries: list[int] = []
         for (numbers,) in rows_of_each(self._db, self._scan, bindings):
-            found += _integers(numbers)
-        return found
+            entries += _integers(numbers)
+        return entries
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
-        """The newest entries of a segment that have every one of these words, and one of the others if there are any: those with
-        the lowest numbers."""
-        words, others = self.terms(every), self.terms(some) if some else {}
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
+        """See `RankedIndex`."""
+        words, alternatives = self.terms(every), self.terms(any_of) if any_of else {}
         if not words or limit < 1:
             return []
         match = " AND ".join(f'"{word}"' for word in words)
-        if others:
-            listed = '" OR "'.join(others)
+        if alternatives:
+            listed = '" OR "'.join(alternatives)
             match = f'{match} AND ("{listed}")'
-        found = rows(self._db, self._newest, match, segment << 32, (segment + 1 << 32) - 1, limit)
-        return [number for (number,) in found if isinstance(number, int)]
+        entries = rows(self._db, self._newest, match, segment << 32, (segment + 1 << 32) - 1, limit)
+        return [number for (number,) in entries if isinstance(number, int)]
 
     def postings(self) -> Iterator[tuple[str, int]]:
-        """Every word of the index with every entry that has it."""
+        """Yield every word of the index with every entry that has it."""
         view = f"temp.{self._name}_words"
         self._db.execute(f"CREATE VIRTUAL TABLE IF NOT EXISTS {view} USING fts5vocab(main, {self._name}, instance)")
         yield from cast("Iterator[tuple[str, int]]", self._db.execute(f"SELECT term, doc FROM {view}"))
 
     def spans(self, numbers: Sequence[int]) -> dict[int, tuple[int, Span]]:
-        """Page and span of entries."""
+        """See `RankedIndex`."""
         select = "SELECT value, page, start, stop FROM json_each(?) CROSS JOIN passage ON passage.id = value"
         spans = rows(self._db, select, listed(numbers))
         return {
@@ -265,7 +258,7 @@ class TextIndex(RankedIndex):
         }
 
     def of_pages(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, Span]]:
-        """The entries of pages with their spans, of each page in reading order."""
+        """Yield the entries of pages with their spans, in reading order for each page."""
         select = (
             "SELECT segment, page.id, passage.id, start, stop FROM json_each(?)"
             " CROSS JOIN page ON segment = ? AND page.id = value"
@@ -278,12 +271,12 @@ class TextIndex(RankedIndex):
 
 
 def _is_span(start: object, stop: object) -> bool:
-    """A nonsensical entry is damage, which `fsck` reports; it is not a hit."""
+    """Whether these are a span. An impossible span is damage, which `fsck` reports; it is not a hit."""
     return isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop
 
 
 def _first_word(leaf: bytes) -> bytes:
-    """The first word of a page of the index, as it is stored; empty where there is none."""
+    """Return the first word of a page of the index as stored, or b"" if there is none."""
     try:
         footer, _ = varint(leaf, int.from_bytes(leaf[2:4]))
         length, start = varint(leaf, footer)

@@ -1,4 +1,4 @@
-"""What the gateways over one store share besides it, by its place: where they count, and where their keys are."""
+"""Opens what the gateways over one store share: their common counts, and their keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 BESIDE = "-requests"
-"""How the name of the file ends in which gateways over a store in a file count together; it stands beside the store."""
+"""Suffix of the file, beside a store in a file, in which its gateways count together."""
 
 
 def open_turnstile(place: str) -> Turnstile:
-    """Where the gateways over a store count together: in its database, or in a file beside its file.
+    """Open the common counts of the gateways over a store: in its database, or in a file beside its file.
 
     Raises:
-        StoreError: it cannot be opened. SpecError: no URL. MissingExtra: a URL, and psycopg is not installed.
+        StoreError: it cannot be opened. SpecError: an invalid URL. MissingExtra: a URL, and psycopg is not installed.
     """
     if not is_url(place):
         return FileTurnstile(place if place == ":memory:" else f"{place}{BESIDE}")
@@ -29,10 +29,10 @@ def open_turnstile(place: str) -> Turnstile:
 
 
 def open_keys(url: str) -> StoredKeys:
-    """Where the keys of gateways are, in a database.
+    """Open the keys of gateways in a database.
 
     Raises:
-        StoreError: it cannot be opened. SpecError: no URL. MissingExtra: psycopg is not installed.
+        StoreError: it cannot be opened. SpecError: an invalid URL. MissingExtra: psycopg is not installed.
     """
     from kilburn.backends.postgres.keys import StoredKeys
 

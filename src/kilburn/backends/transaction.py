@@ -1,7 +1,4 @@
-"""One commit, step by step, inside a transaction that its caller opened and will close.
-
-Nothing is caught here: any error rolls the whole batch back.
-"""
+"""The steps of one commit, within a transaction of the caller. Any error rolls the whole batch back."""
 
 from __future__ import annotations
 
@@ -16,8 +13,9 @@ from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
-from kilburn.backends.contenttable import ContentTable, Packed, packed_texts, remove_unused, searchable_of
+from kilburn.backends.contenttable import GIVE_UP, ContentTable, Packed, packed_texts, remove_unused, searchable_of
 from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.schema import FLAG
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
 from kilburn.backends.vectortable import VectorTable
@@ -26,33 +24,26 @@ from kilburn.event import Act, Event
 from kilburn.message import Kind
 from kilburn.page import Place, searchable, tombstone_of
 
-GIVE_UP = "UPDATE cold_object SET deleting = ? WHERE tenant = ? AND deleting = 0"
-"""Whoever is writing these objects to the cold place finds out."""
-
-FLAG = "INSERT INTO erasure(id) VALUES(1) ON CONFLICT DO NOTHING"
-"""Says that erased bytes may still lie in the file or its write-ahead log."""
-
-
-FEW = 16
-"""Pages that are worked out before other writers wait for them, at most."""
+SMALL_BATCH = 16
+"""Pages that are prepared before the write lock is taken, at most."""
 
 
 class Prepared(NamedTuple):
-    """What is worked out of a batch before other writers wait for it: all in which the rows of the file have no say.
+    """The parts of a batch that are computed without the file, before the write lock is taken.
 
     Args:
-        records: of its new pages. bodies: of its events.
-        words: the passages of the new pages that are to be found, whose texts come with the batch; others: the other pages.
-        mentions: what its events name: (segment, node, number of the event).
-        pages, events: what is stored of them, see `sealed_in`; of a page without what its texts and passages are. Of many pages
-            this, and the passages, are worked out one by one when they are written: a long history is not in memory twice.
+        records: records of its new pages. bodies: records of its events.
+        words: passages of the pages to index whose texts come with the batch. unprepared: the other pages to index.
+        mentions: rows of the index of mentions: (segment, node, number of the event).
+        pages, events: rows of pages (without texts and passages) and of events, see `sealed_in`. In a large batch these rows and
+            the passages are computed one by one while they are written, so that a long history is not in memory twice.
     """
 
     texts: dict[str, Packed]
     records: Iterable[bytes]
     bodies: list[bytes]
     words: Iterable[tuple[int, list[PassageWords]]]
-    others: list[int]
+    unprepared: list[int]
     mentions: list[tuple[int, int, int]]
     checkpoint: tuple[int, bytes] | None
     pages: Iterable[tuple[object, ...]] = ()
@@ -60,7 +51,7 @@ class Prepared(NamedTuple):
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
-    """What can be worked out of a batch alone; or what is wrong with it, which is raised if nothing of the file is in its way."""
+    """Return the prepared parts of a batch; or the batch's error, which is raised unless the file causes another one first."""
     memo: Memo = {}
     quoting = {page.id: page for page in batch.pages if page.sources}
     texts = {"": "", **batch.texts}
@@ -71,14 +62,14 @@ def prepared(batch: Batch) -> Prepared | StoreError:
         (page.id, words_of(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
         for page in pages
     )
-    few = len(batch.pages) <= FEW
+    is_small = len(batch.pages) <= SMALL_BATCH
     try:
         return Prepared(
             texts=packed_texts(batch),
-            records=list(records) if few else records,
+            records=list(records) if is_small else records,
             bodies=[record_of_event(event, memo) for event in batch.events],
-            words=list(words) if few else words,
-            others=[number for number in dict.fromkeys(batch.index) if number not in new],
+            words=list(words) if is_small else words,
+            unprepared=[number for number in dict.fromkeys(batch.index) if number not in new],
             mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
@@ -86,10 +77,10 @@ def prepared(batch: Batch) -> Prepared | StoreError:
         return error
 
 
-def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepared | StoreError:
-    """The same with the rows of a segment, as soon as its number is known."""
-    if isinstance(made, StoreError):
-        return made
+def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepared | StoreError:
+    """Return the prepared parts with the rows of a segment, whose number is known now."""
+    if isinstance(work, StoreError):
+        return work
     pages: Iterable[tuple[object, ...]] = (
         (
             page.call if page.kind is Kind.CALL else None,
@@ -97,19 +88,19 @@ def sealed_in(segment: int, batch: Batch, made: Prepared | StoreError) -> Prepar
             record,
             seal_of("page", segment, page.id, record),
         )
-        for page, record in zip(batch.pages, made.records, strict=True)
+        for page, record in zip(batch.pages, work.records, strict=True)
     )
-    if len(batch.pages) <= FEW:
+    if len(batch.pages) <= SMALL_BATCH:
         pages = list(pages)
     events = []
-    for event, body in zip(batch.events, made.bodies, strict=True):
+    for event, body in zip(batch.events, work.bodies, strict=True):
         act = event.act.value
         events.append((segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)))
-    return made._replace(pages=pages, events=events, mentions=[(segment, *one[1:]) for one in made.mentions])
+    return work._replace(pages=pages, events=events, mentions=[(segment, *mention[1:]) for mention in work.mentions])
 
 
 class Transaction:
-    """The steps of writing one batch to one segment; one object does them for a file, a batch at a time."""
+    """Writes batches, one at a time."""
 
     def __init__(
         self, db: apsw.Connection, sealed: SealedRows, contents: ContentTable, index: TextIndex, vectors: VectorTable, tenant: int
@@ -122,62 +113,64 @@ class Transaction:
         self._tenant = tenant
         self._segment = 0
 
-    def write(self, segment: int, batch: Batch, made: Prepared | StoreError) -> bool:
-        """All of the batch. Returns whether erased bytes may lie in the file."""
+    def write(self, segment: int, batch: Batch, work: Prepared | StoreError) -> bool:
+        """Write the whole batch. Return whether the file may contain erased bytes."""
         self._segment = segment
-        known, unwiped = self._sealed.to_write(self._tenant, segment)
-        if known is None:
+        stored_row, unwiped = self._sealed.to_write(self._tenant, segment)
+        if stored_row is None:
             raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
-        if known.whole().kind is SegmentKind.FORGOTTEN:
+        if stored_row.whole().kind is SegmentKind.FORGOTTEN:
             raise StoreStale(f"segment {segment} was forgotten", advice="open it again, as a new one")
-        batch.check_continues(segment, known.head, known.used)
+        batch.check_continues(segment, stored_row.head, stored_row.used)
         if batch.above is not None:
             above = self._sealed.segment(self._tenant, batch.above[0])
             batch.check_above(above.head if above is not None else 0)
-        # An append into a window with room only adds: the other steps are for batches that have something for them.
+        # Most batches only append. Each further step runs only if the batch needs it.
         citing = [page for page in batch.pages if page.digest and (page.cites or page.sources)]
         if citing and not batch.copied:
             citations.check_cited(self._db, self._tenant, citing)
         if batch.erase and not batch.copied:
             citations.check_uncited(self._db, segment, batch.erase)
-        if isinstance(made, StoreError):
-            raise made
-        contents = self._contents.add(made.texts)
-        made.texts.clear()
-        entries, ranges = entries_of(segment, known.passages, made.words)
+        if isinstance(work, StoreError):
+            raise work
+        contents = self._contents.add(work.texts)
+        work.texts.clear()
+        entries, ranges = entries_of(segment, stored_row.passages, work.words)
         if batch.pages:
-            self._add_pages(batch, made.pages, contents, ranges)
+            self._add_pages(batch, work.pages, contents, ranges)
         if citing:
-            citations.add(self._db, {one for page in citing for one in citations.citations_of(segment, known.kind, page)})
+            citations.add(
+                self._db, {citation for page in citing for citation in citations.citations_of(segment, stored_row.kind, page)}
+            )
         if entries:
             self._index.add(entries)
-        if made.others:
-            entries += self._add_entries(made.others, known.passages + len(entries))
+        if work.unprepared:
+            entries += self._add_entries(work.unprepared, stored_row.passages + len(entries))
         if batch.unindex or batch.erase:
             self._remove_entries({*batch.unindex, *batch.erase})
-        if moved := batch.states.keys() - {page.id for page in batch.pages}:
-            self._set_states(batch, moved)
-        insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", made.events)
-        insert(self._db, mentions.INSERT, made.mentions)
+        if changed_pages := batch.states.keys() - {page.id for page in batch.pages}:
+            self._set_states(batch, changed_pages)
+        insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", work.events)
+        insert(self._db, mentions.INSERT, work.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
-        if batch.again:
+        if batch.replaced:
             self._replace_events(batch)
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
-        if batch.checkpoint is not None and made.checkpoint is not None:
-            self._keep_checkpoint(batch, len(batch.checkpoint), *made.checkpoint)
-        if batch.said is not None and (new := [page.id for page in batch.pages if page.id > 0]):
-            histories.add(self._db, self._tenant, segment, batch.said, min(new), max(new))
+        if batch.checkpoint is not None and work.checkpoint is not None:
+            self._keep_checkpoint(batch, len(batch.checkpoint), *work.checkpoint)
+        if batch.digests is not None and (new := [page.id for page in batch.pages if page.id > 0]):
+            histories.add(self._db, self._tenant, segment, batch.digests, min(new), max(new))
         if batch.erase or batch.inherited:
-            self._erase(batch, msgspec.structs.replace(known, head=known.head + len(batch.events)))
+            self._erase(batch, msgspec.structs.replace(stored_row, head=stored_row.head + len(batch.events)))
         counters = (
-            float(max([known.used, *(event.time for event in batch.events)])),
-            known.head + len(batch.events),
-            known.pages + len(batch.pages),
-            known.tokens + sum(page.tokens for page in batch.pages),
-            known.passages + len(entries),
-            known.characters + sum(one.stop - one.start for one in entries),
+            float(max([stored_row.used, *(event.time for event in batch.events)])),
+            stored_row.head + len(batch.events),
+            stored_row.pages + len(batch.pages),
+            stored_row.tokens + sum(page.tokens for page in batch.pages),
+            stored_row.passages + len(entries),
+            stored_row.characters + sum(citation.stop - citation.start for citation in entries),
         )
         set_counters(self._db, segment, counters)
         return unwiped or bool(batch.erase or batch.inherited)
@@ -185,14 +178,14 @@ class Transaction:
     def _add_pages(
         self,
         batch: Batch,
-        made: Iterable[tuple[object, ...]],
+        page_rows: Iterable[tuple[object, ...]],
         contents: Mapping[str, int | None],
         ranges: Mapping[int, tuple[int, int]],
     ) -> None:
         contents = {"": None, **contents}
         new = (
-            (self._segment, page.id, contents[page.digest], contents[page.extra], *ranges.get(page.id, (None, None)), *stored)
-            for page, stored in zip(batch.pages, made, strict=True)
+            (self._segment, page.id, contents[page.digest], contents[page.extra], *ranges.get(page.id, (None, None)), *columns)
+            for page, columns in zip(batch.pages, page_rows, strict=True)
         )
         try:
             insert(
@@ -207,25 +200,25 @@ class Transaction:
                 "a new page has the id of one that exists", advice="pages are immutable; give it its own id"
             ) from error
 
-    def _add_entries(self, pages: Sequence[int], used: int) -> list[IndexEntry]:
-        """Index pages whose texts did not come with the batch."""
-        found: list[tuple[int, list[PassageWords]]] = []
+    def _add_entries(self, pages: Sequence[int], passages_made: int) -> list[IndexEntry]:
+        """Index pages whose texts are not in the batch."""
+        page_words: list[tuple[int, list[PassageWords]]] = []
         for number in pages:
             select = "SELECT first_passage FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL"
-            known = row(self._db, select, self._segment, number)
-            if known is None:
+            page_row = row(self._db, select, self._segment, number)
+            if page_row is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
-            if known[0] is None:
-                found.append((number, words_of(searchable_of(self._db, self._segment, number))))
-        return index_pages(self._db, self._index, self._segment, used, found)
+            if page_row[0] is None:
+                page_words.append((number, words_of(searchable_of(self._db, self._segment, number))))
+        return index_pages(self._db, self._index, self._segment, passages_made, page_words)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
         select = "SELECT first_passage, last_passage, id FROM page WHERE segment = ? AND id = ?"
-        wanted = [(self._segment, page) for page in pages]
-        known = list(rows_of_each(self._db, select, wanted))
-        if missing := {page for _, page in wanted} - {page for *_, page in known}:
+        keys = [(self._segment, page) for page in pages]
+        page_rows = list(rows_of_each(self._db, select, keys))
+        if missing := {page for _, page in keys} - {page for *_, page in page_rows}:
             raise StoreError(f"no page {min(missing)} in segment {self._segment}", advice="name pages that exist")
-        ranges = sorted((first, last, page) for first, last, page in known if first is not None)
+        ranges = sorted((first, last, page) for first, last, page in page_rows if first is not None)
         if not ranges:
             return
         self._index.remove((first, last, searchable_of(self._db, self._segment, page)) for first, last, page in ranges)
@@ -236,25 +229,25 @@ class Transaction:
         )
 
     def _set_states(self, batch: Batch, pages: Set[int]) -> None:
-        before = self._db.total_changes()
+        changes = self._db.total_changes()
         set_states(self._db, self._segment, {page: batch.states[page] for page in sorted(pages)})
-        if self._db.total_changes() - before != len(pages):
+        if self._db.total_changes() - changes != len(pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
 
     def _replace_events(self, batch: Batch) -> None:
-        """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
-        of. What they name stays the same."""
-        before = self._db.total_changes()
-        made = [sealed_event(self._segment, event) for event in batch.again]
+        """Replace events. In the store that this is a copy of, their data about a forgotten page was removed; the pages that they
+        name are the same."""
+        changes = self._db.total_changes()
+        event_rows = [sealed_event(self._segment, event) for event in batch.replaced]
         self._db.executemany(
             "UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ? AND act = ?",
-            [(body, seal, segment, number, act) for segment, number, act, body, seal in made],
+            [(body, seal, segment, number, act) for segment, number, act, body, seal in event_rows],
         )
-        if self._db.total_changes() - before != len(made):
-            raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
+        if self._db.total_changes() - changes != len(event_rows):
+            raise StoreError("the batch replaces an event that does not exist", advice="give its number and its act")
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
-        """Keep the parent's last one before the fork: this segment is read from it."""
+        """Retain the parent's last checkpoint before the fork: this segment is read from it."""
         keep = (
             "UPDATE checkpoint SET forked = 1 WHERE segment = ?1 AND head ="
             " (SELECT max(head) FROM checkpoint WHERE segment = ?1 AND head <= ?2)"
@@ -275,7 +268,7 @@ class Transaction:
         contents: set[int] = set()
         cited: set[citations.Citation] = set()
         blank = []
-        # `_remove_entries` has checked that all of them exist.
+        # `_remove_entries` has checked that they exist.
         select = "SELECT id, content, extra, record, seal FROM page WHERE segment = ? AND id = ?"
         for number, content, extra, record, seal in rows_of_each(
             self._db, select, [(self._segment, page) for page in batch.erase]
@@ -296,7 +289,7 @@ class Transaction:
         )
         if batch.inherited:
             self._db.execute("DELETE FROM history WHERE segment = ?", (self._segment,))
-        # The file's trigger takes all that the session has said, and no reply says anything.
+        # A trigger of the file removes all digests of the session. Replies have no text, so their rows are added again.
         histories.add_replies(self._db, self._tenant, self._segment, replies)
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
@@ -306,28 +299,28 @@ class Transaction:
                 *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((body, seal, self._segment, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
-        # The quarantined bytes may contain its words too, and forgetting matters more than keeping a damaged record.
+        # Quarantined bytes may contain its words too; forgetting takes precedence over preserving a damaged record.
         self._db.execute("DELETE FROM quarantine WHERE segment = ?", (self._segment,))
-        # So may an object that is just being written to the cold place: whoever writes it finds this out.
+        # So may an object that is being written to the cold place: its writer will notice.
         self._db.execute(GIVE_UP, (time.time(), self._tenant))
         self._db.execute(FLAG)
 
 
 def index_pages(
-    db: apsw.Connection, index: TextIndex, segment: int, used: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
+    db: apsw.Connection, index: TextIndex, segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> list[IndexEntry]:
-    """Index pages that are there, of a segment that has made `used` entries before, and note with each which are its."""
-    entries, ranges = entries_of(segment, used, pages)
+    """Index stored pages of a segment with `passages_made` earlier entries, and record each page's range."""
+    entries, ranges = entries_of(segment, passages_made, pages)
     index.add(entries)
     db.executemany(
         "UPDATE page SET first_passage = ?, last_passage = ? WHERE segment = ? AND id = ?",
-        [(*some, segment, page) for page, some in ranges.items()],
+        [(*range_, segment, page) for page, range_ in ranges.items()],
     )
     return entries
 
 
 def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
-    """A page's state as it is stored, with its seal. SQLite does not keep a negative zero."""
+    """Return the stored form of a page's state, with its seal. SQLite does not preserve a negative zero."""
     pinned, importance = int(state.pinned), float(state.importance) + 0.0
     until = None if state.until is None else float(state.until) + 0.0
     return state.at, pinned, importance, until, seal_of_state(segment, page, state.at.encode(), pinned, importance, until)
@@ -342,7 +335,7 @@ def set_states(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
 
 
 def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
-    """An event's row."""
+    """Return the row of an event."""
     body, act = record_of_event(event, memo), event.act.value
     return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
 

@@ -11,13 +11,12 @@ from functools import partial
 
 import apsw
 
-from kilburn.backend import Backend, SegmentKind
+from kilburn.backend import Backend, Finding, SegmentKind
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import unpack
 from kilburn.backends.connection import row, rows, rows_of_each
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, searchable_of, thawed
 from kilburn.backends.findings import (
-    Finding,
     IndexedWords,
     cold_findings,
     gather,
@@ -85,27 +84,27 @@ def quarantine_segment(backend: Sqlite, segment: int) -> str:
 
 
 def inspect(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: VectorTable, tenant: int) -> list[Finding]:
-    """Everything that is wrong; empty when all is well. What is quarantined is left out. Never raises for damage."""
-    found: list[Finding] = []
+    """Return everything that is wrong, except in quarantined segments. Damage never raises."""
+    findings: list[Finding] = []
     segments: list[SegmentRow] = []
-    gather(found, "session", _sessions(db, sealed, tenant, segments))
-    whole = [one for one in segments if not one.quarantined]
-    gather(found, "file", _file(db, index))
-    gather(found, "content", _contents(db, tenant))
+    gather(findings, "session", _sessions(db, sealed, tenant, segments))
+    whole = [segment for segment in segments if not segment.quarantined]
+    gather(findings, "file", _file(db, index))
+    gather(findings, "content", _contents(db, tenant))
     for segment in whole:
-        gather(found, "page", _pages(db, sealed, tenant, segment), segment.number)
-        gather(found, "ledger", _ledger(db, sealed, segment), segment.number)
+        gather(findings, "page", _pages(db, sealed, tenant, segment), segment.number)
+        gather(findings, "ledger", _ledger(db, sealed, segment), segment.number)
         if segment.kind is SegmentKind.NOTES:
-            gather(found, "page", wrong_names(segment, sealed.each_page(segment)), segment.number)
-    gather(found, "orphan", _strays(db))
-    gather(found, "index", _entries(db, index, tenant, whole))
-    gather(found, "index", _citations(db, sealed, tenant, whole))
+            gather(findings, "page", wrong_names(segment, sealed.each_page(segment)), segment.number)
+    gather(findings, "orphan", _strays(db))
+    gather(findings, "index", _entries(db, index, tenant, whole))
+    gather(findings, "index", _citations(db, sealed, tenant, whole))
     for segment in whole:
-        gather(found, "index", _mentions(db, sealed, segment), segment.number)
-        gather(found, "index", _replies(db, tenant, segment), segment.number)
-        gather(found, "checkpoint", _checkpoints(db, segment), segment.number)
-    gather(found, "vector", _vectors(vectors))
-    return found
+        gather(findings, "index", _mentions(db, sealed, segment), segment.number)
+        gather(findings, "index", _replies(db, tenant, segment), segment.number)
+        gather(findings, "checkpoint", _checkpoints(db, segment), segment.number)
+    gather(findings, "vector", _vectors(vectors))
+    return findings
 
 
 def _file(db: apsw.Connection, index: TextIndex) -> Iterator[Finding]:
@@ -118,9 +117,9 @@ def _file(db: apsw.Connection, index: TextIndex) -> Iterator[Finding]:
 def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
     segments += sealed.segments(tenant)
     yield from wrong_segments(segments)
-    wanted = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
-    if wanted is not None and wanted[0] != len(segments):
-        yield Finding(kind="session", what=f"{len(segments)} sessions are here where {wanted[0]} were made", derived=True)
+    tenant_row = row(db, "SELECT sessions FROM tenant WHERE id = ?", tenant)
+    if tenant_row is not None and tenant_row[0] != len(segments):
+        yield Finding(kind="session", what=f"{len(segments)} sessions are here where {tenant_row[0]} were made", derived=True)
     for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
         if seal != seal_of("tenant", number, name):
             yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
@@ -129,8 +128,8 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
 
 
 def _strays(db: apsw.Connection) -> Iterator[Finding]:
-    """Rows whose session does not exist, and sessions whose tenant does not exist."""
-    for what, select in (
+    """Yield rows of missing segments, and segments and texts of missing tenants."""
+    for kind, select in (
         ("pages", f"SELECT DISTINCT segment FROM page NOT INDEXED {OF_NO_SESSION}"),
         ("events", f"SELECT DISTINCT segment FROM event NOT INDEXED {OF_NO_SESSION}"),
         (
@@ -142,8 +141,8 @@ def _strays(db: apsw.Connection) -> Iterator[Finding]:
         ("texts", "SELECT id FROM content NOT INDEXED WHERE tenant NOT IN (SELECT id FROM tenant NOT INDEXED)"),
     ):
         for (number,) in rows(db, select):
-            owner = "tenant" if what in ("sessions", "texts") else "embedder" if what == "vectors" else "session"
-            yield Finding(kind="orphan", what=f"{what} whose {owner} is not there: {number}", derived=what == "histories")
+            owner = "tenant" if kind in ("sessions", "texts") else "embedder" if kind == "vectors" else "session"
+            yield Finding(kind="orphan", what=f"{kind} whose {owner} is not there: {number}", derived=kind == "histories")
 
 
 def _contents(db: apsw.Connection, tenant: int) -> Iterator[Finding]:
@@ -174,11 +173,11 @@ def _ledger(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Ite
 
 
 def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
-    owners = {one.number for one in segments}
-    known = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED")}
+    owners = {segment_.number for segment_ in segments}
+    segment_numbers = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED")}
     words = IndexedWords(index.stems)
     select = "SELECT segment, id, first_passage, last_passage FROM page WHERE segment = ? AND first_passage IS NOT NULL"
-    for segment, number, first, last in [found for one in segments for found in rows(db, select, one.number)]:
+    for segment, number, first, last in [page_row for segment_ in segments for page_row in rows(db, select, segment_.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
             text: str | None = searchable_of(db, segment, number)
@@ -187,42 +186,48 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[
         yield from words.wrong_passages(segment, number, text, entries)
     if tenant and not index.is_configured():
         yield Finding(kind="index", what="the text index has lost its settings", derived=True)
-    there = [entry for (entry,) in rows(db, "SELECT id FROM passage")]
-    yield from words.wrong_entries([entry for entry in there if entry >> 32 in owners or entry >> 32 not in known], owners)
+    stored_entries = [entry for (entry,) in rows(db, "SELECT id FROM passage")]
+    yield from words.wrong_entries(
+        [entry for entry in stored_entries if entry >> 32 in owners or entry >> 32 not in segment_numbers], owners
+    )
     quarantined = {number for (number,) in rows(db, "SELECT id FROM segment WHERE tenant = ? AND quarantined", tenant)}
-    # A tenant that a read-only file does not have has no index either.
+    # A tenant that is missing in a read-only file has no index.
     yield from words.wrong_words(index.postings() if tenant else (), quarantined)
 
 
 def _citations(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: list[SegmentRow]) -> Iterator[Finding]:
-    """Compares the index of citations with the pages, and looks for what they cite."""
-    segments = [one for one in segments if not one.damaged]
-    wanted = citations.cited_by((one, sealed.each_page(one)) for one in segments)
-    names = {one.number for one in segments}
-    there = {one for number in names for one in rows(db, f"{citations.SELECT} WHERE citing_segment = ?", number)}
-    known = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED WHERE tenant = ?", tenant)}
+    """Compare the index of citations with the pages, and look up the cited pages."""
+    segments = [session for session in segments if not session.damaged]
+    expected = citations.cited_by((session, sealed.each_page(session)) for session in segments)
+    names = {session.number for session in segments}
+    indexed = {session for number in names for session in rows(db, f"{citations.SELECT} WHERE citing_segment = ?", number)}
+    segment_numbers = {number for (number,) in rows(db, "SELECT id FROM segment NOT INDEXED WHERE tenant = ?", tenant)}
 
     def content(segment: int, page: int) -> tuple[object] | None:
-        found = row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, page) if segment in known else None
-        return (found[0],) if found is not None else None
+        page_row = (
+            row(db, "SELECT content FROM page WHERE segment = ? AND id = ?", segment, page)
+            if segment in segment_numbers
+            else None
+        )
+        return (page_row[0],) if page_row is not None else None
 
-    yield from wrong_citations(wanted, there, known - names, content)
+    yield from wrong_citations(expected, indexed, segment_numbers - names, content)
 
 
 def _mentions(db: apsw.Connection, sealed: SealedRows, segment: SegmentRow) -> Iterator[Finding]:
-    """Compares the index of mentions, and that of calls, with ledger and pages."""
-    wanted, unread = mentions.mentions_in(db, segment.number)
-    yield from wrong_mentions(segment, wanted ^ set(rows(db, mentions.SELECT, segment.number)), unread)
+    """Compare the indexes of mentions and of calls with ledger and pages."""
+    expected, unread = mentions.mentions_in(db, segment.number)
+    yield from wrong_mentions(segment, expected ^ set(rows(db, mentions.SELECT, segment.number)), unread)
     calls: dict[object, object] = dict(rows(db, "SELECT id, call FROM page NOT INDEXED WHERE segment = ?", segment.number))
     yield from wrong_calls(segment, sealed.each_page(segment), calls)
 
 
 def _replies(db: apsw.Connection, tenant: int, segment: SegmentRow) -> Iterator[Finding]:
-    """Compares the rows of replies with the ledger."""
+    """Compare the rows of replies with the ledger."""
     noted, unread = histories.replies_in(db, segment.number)
     select = "SELECT message, digest, tenant, is_last, last_page FROM history WHERE segment = ? AND message <= 0"
-    there = set(rows(db, select, segment.number))
-    yield from wrong_replies(segment, {(at, key, tenant, 0, 0) for at, key in noted} ^ there, unread)
+    indexed = set(rows(db, select, segment.number))
+    yield from wrong_replies(segment, {(at, key, tenant, 0, 0) for at, key in noted} ^ indexed, unread)
 
 
 def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
@@ -232,8 +237,8 @@ def _checkpoints(db: apsw.Connection, segment: SegmentRow) -> Iterator[Finding]:
 
 def _vectors(vectors: VectorTable) -> Iterator[Finding]:
     for number, entry in vectors.damaged():
-        what = f"vector {number} is not what was written, or its passage is not there"
-        yield Finding(kind="vector", what=what, derived=True, segment=entry >> 32 if isinstance(entry, int) else 0)
+        problem = f"vector {number} is altered, or its passage is missing"
+        yield Finding(kind="vector", what=problem, derived=True, segment=entry >> 32 if isinstance(entry, int) else 0)
     for segment, name in vectors.mistaken():
-        what = f"passages wait for a vector of {name!r}, and nobody knows"
-        yield Finding(kind="vector", what=what, derived=True, segment=segment)
+        problem = f"passages without a vector of {name!r} are not listed as waiting"
+        yield Finding(kind="vector", what=problem, derived=True, segment=segment)

@@ -1,7 +1,7 @@
-"""The vectors of one tenant's passages, by embedder, and which passages wait for one.
+"""The vectors of one tenant's passages, by embedder, and the passages that wait for one.
 
-Vectors are derived: they can be made from the passages again. Passages of a segment get their vectors in the order in
-which they were made, so one number for each segment and embedder says which wait, and a commit need not queue anything.
+Vectors are derived from the passages. The passages of a segment get their vectors in the order in which they were indexed, so
+one number for each segment and embedder tells which are waiting, and a commit need not queue anything.
 """
 
 from __future__ import annotations
@@ -18,57 +18,56 @@ from kilburn.errors import StoreError
 
 
 class VectorTable:
-    """Keep, read and remove vectors. It does not open transactions: its caller does."""
+    """Stores, reads and removes vectors within the caller's transactions."""
 
     def __init__(self, db: apsw.Connection, tenant: int) -> None:
         self._db, self._tenant = db, tenant
 
     def embedder(self, name: str) -> int:
-        """The number of an embedder; 0 if it has no vectors here."""
-        found = row(self._db, "SELECT id FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
-        return found[0] if found else 0
+        """Return the number of an embedder; 0 if it has no vectors here."""
+        embedder_row = row(self._db, "SELECT id FROM embedder WHERE tenant = ? AND name = ?", self._tenant, name)
+        return embedder_row[0] if embedder_row else 0
 
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
         return seal_of("vector", self._tenant, name, entry, data)
 
     def names(self) -> list[str]:
-        """The embedders, in the order in which they first came."""
+        """Return the embedders in the order of their first vectors."""
         return [name for (name,) in rows(self._db, "SELECT name FROM embedder WHERE tenant = ? ORDER BY id", self._tenant)]
 
     def waiting(self, name: str, limit: int, among: Collection[int] | None = None) -> list[tuple[int, int, int, int]]:
-        """At most so many passages without a vector of this embedder, of the newest segments first: entry, page, start,
-        stop.
+        """Return at most `limit` passages without a vector of this embedder, newest segments first: entry, page, start, stop.
 
         Args:
-            among: the segments in which one may wait; None for all.
+            among: the segments that may have waiting passages; None for all.
         """
         embedder = self.embedder(name)
         joined = "LEFT JOIN embedded ON embedded.segment = segment.id AND embedder = ?1"
         where = "tenant = ?2 AND NOT quarantined AND passages > coalesce(passages_done, 0) ORDER BY segment.id DESC"
         select = "SELECT segment.id, coalesce(passages_done, 0) FROM"
-        some = f"{select} json_each(?3) CROSS JOIN segment ON segment.id = value {joined} WHERE {where}"
+        in_segments = f"{select} json_each(?3) CROSS JOIN segment ON segment.id = value {joined} WHERE {where}"
         every = f"{select} segment NOT INDEXED {joined} WHERE {where}"
-        found: list[tuple[int, int, int, int]] = []
-        sql, more = (every, ()) if among is None else (some, (listed(among),))
-        # Read as far as need be: there may be very many.
-        for segment, done in rows_of_each(self._db, sql, [(embedder, self._tenant, *more)]):
-            if len(found) >= limit:
+        passages: list[tuple[int, int, int, int]] = []
+        sql, more = (every, ()) if among is None else (in_segments, (listed(among),))
+        # Read lazily: there may be very many.
+        for segment, count in rows_of_each(self._db, sql, [(embedder, self._tenant, *more)]):
+            if len(passages) >= limit:
                 break
-            found += self._without(embedder, segment, done, limit - len(found))
-        return found
+            passages += self._without(embedder, segment, count, limit - len(passages))
+        return passages
 
-    def _without(self, embedder: int, segment: int, done: int, limit: int) -> list[tuple[int, int, int, int]]:
+    def _without(self, embedder: int, segment: int, count: int, limit: int) -> list[tuple[int, int, int, int]]:
         select = (
             "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?"
             " AND NOT EXISTS(SELECT 1 FROM vector WHERE entry = passage.id AND embedder = ?) ORDER BY id DESC LIMIT ?"
         )
-        return rows(self._db, select, segment << 32, entry_of(segment, done, 15), embedder, limit)
+        return rows(self._db, select, segment << 32, entry_of(segment, count, 15), embedder, limit)
 
     def keep(self, name: str, vectors: Sequence[tuple[int, bytes]]) -> None:
-        """Store vectors; those of passages that do not exist are left out.
+        """Store vectors. Those of missing passages are left out.
 
         Raises:
-            StoreError: a vector of another length.
+            StoreError: a vector has another length.
         """
         if not vectors:
             return
@@ -80,51 +79,51 @@ class VectorTable:
         size = last[0] if last else len(vectors[0][1])
         wrong = next((len(data) for _, data in vectors if len(data) != size), None)
         if wrong is not None or not size:
-            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
-            raise StoreError(what, advice="give another model another name")
-        named = listed({entry >> 32 for entry, _ in vectors})
+            message = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(message, advice="give another model another name")
+        segments = listed({entry >> 32 for entry, _ in vectors})
         select = "SELECT segment.id FROM json_each(?) CROSS JOIN segment ON segment.id = value WHERE tenant = ?"
-        owned = {number for (number,) in rows(self._db, select, named, self._tenant)}
-        # Numbers are given upwards, also to a vector that replaces another.
+        owned = {number for (number,) in rows(self._db, select, segments, self._tenant)}
+        # Numbers ascend, also that of a vector that replaces another.
         insert = (
             "INSERT OR REPLACE INTO vector(embedder, entry, data, seal) SELECT ?1, ?2, ?3, ?4"
             " WHERE EXISTS(SELECT 1 FROM passage WHERE id = ?2)"
         )
-        kept = [(embedder, entry, data, self._seal(name, entry, data)) for entry, data in vectors if entry >> 32 in owned]
-        self._db.executemany(insert, kept)
-        for segment in sorted({entry >> 32 for _, entry, *_ in kept}):
+        vector_rows = [(embedder, entry, data, self._seal(name, entry, data)) for entry, data in vectors if entry >> 32 in owned]
+        self._db.executemany(insert, vector_rows)
+        for segment in sorted({entry >> 32 for _, entry, *_ in vector_rows}):
             self._advance(embedder, segment)
 
     def _advance(self, embedder: int, segment: int) -> None:
-        """Note how many of a segment's first passages do not wait any more."""
-        before = row(self._db, "SELECT passages_done FROM embedded WHERE embedder = ? AND segment = ?", embedder, segment)
-        done = before[0] if before else 0
-        waiting = self._without(embedder, segment, done, 1)
+        """Record how many of a segment's first passages have vectors."""
+        progress = row(self._db, "SELECT passages_done FROM embedded WHERE embedder = ? AND segment = ?", embedder, segment)
+        count = progress[0] if progress else 0
+        waiting = self._without(embedder, segment, count, 1)
         if waiting:
-            done = number_of(waiting[0][0])
+            count = number_of(waiting[0][0])
         else:
-            ((done,),) = rows(self._db, "SELECT passages FROM segment WHERE id = ?", segment)
+            ((count,),) = rows(self._db, "SELECT passages FROM segment WHERE id = ?", segment)
         insert = (
             "INSERT INTO embedded(embedder, segment, passages_done) VALUES(?, ?, ?)"
             " ON CONFLICT DO UPDATE SET passages_done = excluded.passages_done"
         )
-        self._db.execute(insert, (embedder, segment, done))
+        self._db.execute(insert, (embedder, segment, count))
 
     def read(self, name: str, after: int, limit: int) -> tuple[list[Vector], int]:
-        """Of at most so many vectors with a greater number than `after`, those that are whole; and the number of the last
-        one that was looked at, or 0 if there are no more."""
+        """Return the undamaged ones of at most `limit` vectors with a number greater than `after`, and the number of the last one
+        examined; 0 if there are no more."""
         embedder = self.embedder(name)
         select = "SELECT id, entry, data, seal FROM vector WHERE embedder = ? AND id > ? ORDER BY id LIMIT ?"
-        found = rows(self._db, select, embedder, after, limit)
+        vector_rows = rows(self._db, select, embedder, after, limit)
         whole = [
             Vector(number=number, entry=entry, data=data)
-            for number, entry, data, seal in found
+            for number, entry, data, seal in vector_rows
             if seal == self._seal(name, entry, data)
         ]
-        return whole, found[-1][0] if found else 0
+        return whole, vector_rows[-1][0] if vector_rows else 0
 
     def remove(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Remove the vectors of ranges of entries, of every embedder."""
+        """Remove every embedder's vectors of ranges of entries."""
         self._db.executemany("DELETE FROM vector WHERE entry BETWEEN ? AND ?", ranges)
 
     def drop(self, name: str) -> None:
@@ -139,37 +138,37 @@ class VectorTable:
                 self._db.execute(statement, (embedder,))
 
     def mistaken(self) -> Iterator[tuple[int, str]]:
-        """Segments and embedders of which a passage waits for a vector, and the table says that none does."""
+        """Yield segments and embedders with a waiting passage that the table does not list."""
         select = (
             "SELECT embedder.id, name, segment, passages_done FROM embedded"
             " JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
         )
-        for embedder, name, segment, done in rows(self._db, select, self._tenant):
+        for embedder, name, segment, count in rows(self._db, select, self._tenant):
             waiting = self._without(embedder, segment, 0, 1)
-            if waiting and number_of(waiting[0][0]) < done:
+            if waiting and number_of(waiting[0][0]) < count:
                 yield segment, name
 
     def clean(self) -> None:
-        """Remove what is damaged or of no passage, and find out again which passages wait."""
+        """Remove damaged vectors and those of missing passages, and recompute which passages wait."""
         self._db.executemany("DELETE FROM vector WHERE id = ?", [(number,) for number, _ in list(self.damaged())])
         self._db.execute("DELETE FROM vector WHERE embedder NOT IN (SELECT id FROM embedder NOT INDEXED)")
         select = "SELECT id FROM embedder WHERE tenant = ?"
         for (embedder,) in rows(self._db, select, self._tenant):
             self._db.execute("DELETE FROM embedded WHERE embedder = ?", (embedder,))
-            # Of a segment whose passages all have vectors, this is found out when the next one gets its own.
-            done = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
-            for (segment,) in rows(self._db, done, embedder):
+            # For a segment whose passages all have vectors, the next added vector does this.
+            indexed_segments = "SELECT DISTINCT entry >> 32 FROM vector WHERE embedder = ?"
+            for (segment,) in rows(self._db, indexed_segments, embedder):
                 self._advance(embedder, segment)
-        # Such a name may be a damaged one.
+        # A name without vectors may be damaged.
         unused = "DELETE FROM embedder WHERE tenant = ? AND id NOT IN (SELECT embedder FROM vector NOT INDEXED)"
         self._db.execute(unused, (self._tenant,))
 
     def damaged(self) -> Iterator[tuple[int, int]]:
-        """Number and entry of the vectors that are not what was written, or whose passage does not exist."""
+        """Yield number and entry of the vectors that are altered or whose passage is missing."""
         select = (
             "SELECT vector.id, entry, name, data, seal, passage.id IS NOT NULL FROM vector"
             " LEFT JOIN passage ON passage.id = entry JOIN embedder ON embedder.id = embedder WHERE tenant = ?"
         )
-        for number, entry, name, data, seal, there in rows_of_each(self._db, select, [(self._tenant,)]):
-            if not there or seal != self._seal(name, entry, data):
+        for number, entry, name, data, seal, has_passage in rows_of_each(self._db, select, [(self._tenant,)]):
+            if not has_passage or seal != self._seal(name, entry, data):
                 yield number, entry

@@ -24,7 +24,7 @@ from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, Why, Yes, app
 from kilburn.errors import SpecError
 from kilburn.file import write_file
-from kilburn.forgetting.erasure import UNREACHED, Erasure, copies_of, described, pages_of
+from kilburn.forgetting.erasure import UNREACHED, Erasure, described, find_copies, receipt_pages
 from kilburn.forgetting.listed import listed, read_list, to_forget_again
 from kilburn.kernel.store import Store
 from kilburn.page import Page, address_of
@@ -190,8 +190,8 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
     """
     with progress("searching for derived pages"):
         receipt = forget(True)
-    going = pages_of(store.backend, receipt)
-    copies = copies_of(store.backend, going)
+    going = receipt_pages(store.backend, receipt)
+    copies = find_copies(store.backend, going)
     if not json:
         _announce(receipt, going, copies)
     if not dry:

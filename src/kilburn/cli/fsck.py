@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from kilburn.backend import Backend, Batch, SegmentInfo, State
+from kilburn.backend import Backend, Batch, Finding, SegmentInfo, State
 from kilburn.backends.anchor import Anchor
-from kilburn.backends.findings import Finding
 from kilburn.backends.places import anchor_of, is_url, open_backend, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite

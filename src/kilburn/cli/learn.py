@@ -15,7 +15,7 @@ from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.memory.account import describe
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.terminal import emit, line, say, tell
 
 
@@ -26,7 +26,7 @@ def learn(
         str,
         Option(
             metavar="SPEC",
-            help="Learn with this policy: plain needs no model; facts, additive, graph and consolidate ask a model.",
+            help="Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.",
         ),
     ] = "plain",
     model: Annotated[

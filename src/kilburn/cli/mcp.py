@@ -14,7 +14,7 @@ from kilburn.cli.access import writing
 from kilburn.cli.memories import RefuseSecrets, User, secrets_mode
 from kilburn.cli.serve import ended_by_signals
 from kilburn.cli.shell import Db, Tenant, app
-from kilburn.memory.retention import Quota
+from kilburn.memory.quota import Quota
 from kilburn.terminal import say
 
 

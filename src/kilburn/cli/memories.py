@@ -20,7 +20,8 @@ from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
 from kilburn.kernel.store import Store
 from kilburn.memory.account import describe, progress, provenance, versions
-from kilburn.memory.retention import Quota, sweep
+from kilburn.memory.quota import Quota
+from kilburn.memory.retention import sweep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
 from kilburn.page import Place

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from kilburn.backends.places import is_url
 from kilburn.cli.commands import command_group
 from kilburn.cli.shell import Json, Tenant
-from kilburn.errors import SpecError, StoreBusy
+from kilburn.errors import SpecError
 from kilburn.terminal import emit, line, tell
 
 postgres = command_group("postgres")
@@ -87,12 +87,14 @@ def wipe(
     from kilburn.backends.postgres.store import Postgres
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
-        if not backend.wipe():
-            raise StoreBusy("other clients use the tables, or older rows", advice="try again when there are fewer")
+        backend.wipe()
+        places = backend.contents.unreached()
     if json:
-        emit({"wiped": True})
+        emit({"wiped": True, "unreached": places})
     else:
-        tell("no forgotten text is left in the server's files")
+        tell("no forgotten text is left in the tables' files")
+        if places:
+            tell(line(f"not reached: {'; '.join(places)}"))
 
 
 @postgres.command("tend")

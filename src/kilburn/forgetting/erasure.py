@@ -1,8 +1,8 @@
-"""Forgetting by a person's word, and its receipt: what went, from which places, and what is out of reach.
+"""Forgets what a person asks for, and writes a receipt: forgotten pages, places they were erased from, places out of reach.
 
-What is asked for becomes pages of processes; what was made from them, in any process, goes first. A process that is
-forgotten as a whole loses its name, its user and its ledger too. A crash in the middle leaves nothing dangling, and
-asking again goes on.
+A request is turned into pages of sessions; pages that were made from them, in any session, are forgotten first. A session that is
+forgotten as a whole loses its name, its user and its ledger too. A crash in the middle leaves no dangling citation, and a second
+request goes on.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ UNREACHED = (
 Rows = Mapping[Key, tuple[Page, State]]
 
 TRIES = 20
-"""How often a segment is looked at again because another writer adds to it."""
+"""Attempts at forgetting a segment that another writer adds to."""
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
-    """A copy that Kilburn made and does not touch: whose, where it went, and when, in seconds since the epoch."""
+    """Is a copy that Kilburn made and does not erase: its session, its destination, and its time in seconds since the epoch."""
 
     session: str
     to: str
@@ -77,65 +77,67 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unreached(backend: Backend) -> tuple[str, ...]:
-    """Where what is erased may still be: places that this store knows of, and those that nobody can look at."""
+    """Return the places that may still hold erased text: those that the store knows of, and those that no program can look at."""
     return (*backend.contents.unreached(), *UNREACHED)
 
 
 def made_from(backend: Backend, info: SegmentInfo) -> dict[int, list[int]]:
-    """Pages of collections that were made from pages of a segment: segment -> pages, without the segment itself."""
-    found: dict[int, list[int]] = {}
+    """Return the pages of other segments that were made from pages of a segment: segment -> pages."""
+    derived: dict[int, list[int]] = {}
     pages = [page.id for page, _ in backend.pages(info.number)]
     for number, page in backend.citing(info.number, pages) if pages else ():
         if number != info.number:
-            found.setdefault(number, []).append(page)
-    return found
+            derived.setdefault(number, []).append(page)
+    return derived
 
 
 def made_by(backend: Backend, tool: str) -> dict[int, list[int]]:
-    """The results of a tool, in every session: segment -> pages."""
-    found: dict[int, list[int]] = {}
+    """Return the results of a tool, in every session: segment -> pages."""
+    results: dict[int, list[int]] = {}
     for info in backend.segments():
         if info.kind is SegmentKind.SESSION and not info.damaged:
             calls: dict[int, str | None] = {}
             for page, state in backend.pages(info.number):
                 calls[page.id] = page.name if page.kind is Kind.CALL else None
                 if page.answers and calls.get(page.answers) == tool and state.at is not Place.DROPPED:
-                    found.setdefault(info.number, []).append(page.id)
-    return found
+                    results.setdefault(info.number, []).append(page.id)
+    return results
 
 
-def erasure_of(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
-    """The receipt of forgetting these pages; nothing is changed.
+def make_receipt(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
+    """Return the receipt for forgetting these pages; change nothing.
 
     Args:
-        keys: all that goes; see `closure`.
-        receipt: what is said already.
+        keys: all pages to forget; see `closure`.
+        receipt: the receipt so far.
     """
     backend, places = home.backend, Counter[str]()
     pages: dict[int, list[int]] = {}
-    # What a branch inherited has its row above it.
+    # The row of an inherited page is in the parent's segment.
     touched: dict[int, list[int]] = {}
     for number, page in keys:
         touched.setdefault(number, []).append(page)
     names = {info.number: info.name for info in backend.segments()}
     kinds = {info.number: info.kind for info in backend.segments()}
     rows = backend.read(keys)
-    for (number, page), (known, _) in rows.items():
+    for (number, page), (page_row, _) in rows.items():
         pages.setdefault(number, []).append(page)
-        places[_place_of(known, kinds[number])] += 1
+        places[_place_of(page_row, kinds[number])] += 1
     places["index entries"] = sum(map(len, backend.words.entries(keys).values()))
-    cited = {segment for known, _ in rows.values() for segment, _ in known.cites} - pages.keys()
+    cited = {segment for page_row, _ in rows.values() for segment, _ in page_row.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
-    told = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
+    erasers = {name for number in touched for name in getattr(home.segment(number), "erasers", ())}
     exports = [export for number in sorted(touched) for export in _exports(backend, number, names[number], touched[number])]
-    made = {info.name: info.created for info in backend.segments()}
+    creation_times = {info.name: info.created for info in backend.segments()}
     for to, time in copied_to(backend).items():
-        exports += [Export(session=names[number], to=to, time=time) for number in sorted(touched) if made[names[number]] <= time]
+        exports += [
+            Export(session=names[number], to=to, time=time) for number in sorted(touched) if creation_times[names[number]] <= time
+        ]
     return msgspec.structs.replace(
         receipt,
-        pages={names[number]: ranges(some) for number, some in sorted(pages.items())},
+        pages={names[number]: ranges(page_ids) for number, page_ids in sorted(pages.items())},
         places={place: count for place, count in places.items() if count},
-        told=tuple(sorted(told)),
+        told=tuple(sorted(erasers)),
         exports=tuple(exports),
         left=(*receipt.left, *stays),
         concerned=_concerned(backend, rows),
@@ -150,10 +152,10 @@ def _concerned(backend: Backend, going: Rows) -> dict[str, tuple[str, ...]]:
     times = [page.time for (number, _), (page, _) in going.items() if number in sessions]
     users = {sessions[number].user for number, _ in going if number in sessions}
     # The owner of notes is a user or an agent. Another user's agent had other messages.
-    others = {info.user for info in sessions.values()} - users - {""}
+    other_users = {info.user for info in sessions.values()} - users - {""}
     concerned = {}
     for info in infos.values() if times else ():
-        if info.kind is SegmentKind.NOTES and info.user not in others:
+        if info.kind is SegmentKind.NOTES and info.user not in other_users:
             names = {
                 page.name or ""
                 for page, _ in backend.pages(info.number)
@@ -165,46 +167,46 @@ def _concerned(backend: Backend, going: Rows) -> dict[str, tuple[str, ...]]:
     return concerned
 
 
-def pages_of(backend: Backend, receipt: Erasure) -> list[tuple[str, Page]]:
-    """The pages that a receipt names, each with the name of its segment."""
-    found = []
+def receipt_pages(backend: Backend, receipt: Erasure) -> list[tuple[str, Page]]:
+    """Return the pages that a receipt names, each with the name of its segment."""
+    pages = []
     for info in backend.segments():
         for address in receipt.pages.get(info.name, ()):
             first, last = parse_address(address)
             rows = backend.read((info.number, number) for number in range(first, last + 1))
-            found += [(info.name, page) for page, _ in rows.values()]
-    return found
+            pages += [(info.name, page) for page, _ in rows.values()]
+    return pages
 
 
-def copies_of(backend: Backend, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
-    """Pages of this tenant that have the same text and stay."""
+def find_copies(backend: Backend, going: list[tuple[str, Page]]) -> list[dict[str, str]]:
+    """Return the pages of this tenant that have the same text and stay."""
     digests = {page.digest: page.address for _, page in going if page.digest}
-    gone = {(name, page.id) for name, page in going}
-    found = []
+    forgotten_keys = {(name, page.id) for name, page in going}
+    copies = []
     for info in backend.segments() if digests else ():
         try:
-            pages_of = list(backend.pages(info.number))
+            rows = list(backend.pages(info.number))
         except StoreCorrupt as error:
             warnings.warn(f"whether {info.name!r} has a copy cannot be said: {error.what}", DamageWarning, stacklevel=2)
             continue
-        for page, _ in pages_of:
-            if page.digest in digests and (info.name, page.id) not in gone:
-                found.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
-    return found
+        for page, _ in rows:
+            if page.digest in digests and (info.name, page.id) not in forgotten_keys:
+                copies.append({"session": info.name, "address": page.address, "of": digests[page.digest]})
+    return copies
 
 
 def described(
     receipt: Erasure, going: Iterable[tuple[str, Page]], copies: Iterable[Mapping[str, str]], *, dry: bool
 ) -> dict[str, Any]:
-    """A receipt with the addresses of all pages that went and with the copies that stay, for JSON.
+    """Return a receipt as JSON, with the addresses of all forgotten pages and with the copies that stay.
 
     Args:
-        dry: whether it only says what would go.
+        dry: whether nothing was forgotten yet.
     """
-    session, asked = receipt.asked.get("session"), receipt.asked.get("address")
-    gone = [page.address if name == session and asked else f"{name} {page.address}" for name, page in going]
-    said = {"session": session, "asked": asked or receipt.asked, "forgotten": gone, "dry": dry, "copies": list(copies)}
-    return said | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
+    session, address = receipt.asked.get("session"), receipt.asked.get("address")
+    addresses = [page.address if name == session and address else f"{name} {page.address}" for name, page in going]
+    report = {"session": session, "asked": address or receipt.asked, "forgotten": addresses, "dry": dry, "copies": list(copies)}
+    return report | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
 
 
 def _place_of(page: Page, kind: SegmentKind) -> str:
@@ -216,7 +218,7 @@ def _place_of(page: Page, kind: SegmentKind) -> str:
 
 
 def _exports(backend: Backend, number: int, name: str, pages: list[int]) -> Iterable[Export]:
-    """Exports of a segment that were made when these pages existed."""
+    """Yield the exports of a segment that were made when these pages existed."""
     first = min((page for page in pages if page > 0), default=0)
     for event in backend.events(number, act=Act.NOTE):
         if "export" in event.data and 0 < first <= int(event.data.get("last", 0)):
@@ -224,46 +226,46 @@ def _exports(backend: Backend, number: int, name: str, pages: list[int]) -> Iter
 
 
 def remember_copy(source: Backend, to: str, time: float) -> None:
-    """Note in a store that a copy of it is made, so that forgetting can name it.
+    """Note in a store that a copy of it is made, so that a receipt can name the copy.
 
     Raises:
         StoreReadOnly, StoreBusy, StoreFull.
     """
-    kept = copied_to(source)
-    kept[to] = time
-    source.settings.put("copies", msgspec.json.encode(kept).decode())
+    copies = copied_to(source)
+    copies[to] = time
+    source.settings.put("copies", msgspec.json.encode(copies).decode())
 
 
 def copied_to(source: Backend) -> dict[str, float]:
-    """The copies of a store that were made by `kilburn copy`: where each is, and when it was last brought up to date."""
+    """Return the copies of a store that `kilburn copy` made: destination -> time of the last update."""
     return msgspec.json.decode(source.settings.all().get("copies", "{}"), type=dict[str, float])
 
 
 def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], whole: Iterable[int], why: str) -> None:
-    """Forget pages, of which `keys` are the closure, and segments as a whole.
+    """Forget pages, whose closure is `keys`, and segments as a whole.
 
     Raises:
-        StoreError: others keep adding to a segment, or the disk fails; trying again goes on.
-        Exception: what was raised first where pages were to be erased outside the store; all is forgotten here.
+        StoreError: other writers keep adding to a segment, or the disk fails; a second call goes on.
+        Exception: the first error of an eraser outside the store; all pages are forgotten in the store.
     """
-    failed = list[Exception]()
+    errors = list[Exception]()
     with home.backend.erasing():
-        forget(home, roots, why, keys, failed)
+        forget(home, roots, why, keys, errors)
         names = {info.number: info.name for info in home.backend.segments()}
         for number in whole:
-            _erase(home, number, names[number], why, failed)
-    if failed:
-        raise failed[0]
+            _erase(home, number, names[number], why, errors)
+    if errors:
+        raise errors[0]
 
 
-def _erase(home: Home, number: int, name: str, why: str, failed: list[Exception]) -> None:
-    """Forget a segment as a whole, with the branches that it has by now."""
+def _erase(home: Home, number: int, name: str, why: str, errors: list[Exception]) -> None:
+    """Forget a segment as a whole, with its branches."""
     with ExitStack() as leaving:
-        for left in reversed(range(TRIES)):
-            _erase_branches(home, number, name, why, failed)
-            if some := _left_in(home, number):
-                forget(home, {number: some}, why, failed=failed)
-            # What others have added since goes in the same transaction.
+        for remaining_tries in reversed(range(TRIES)):
+            _erase_branches(home, number, name, why, errors)
+            if page_ids := _left_in(home, number):
+                forget(home, {number: page_ids}, why, errors=errors)
+            # Pages that others have added since are forgotten in the same transaction.
             try:
                 with (holder := home.segment(number)).contents.alone():
                     if _branches(home, number, name):
@@ -272,28 +274,28 @@ def _erase(home: Home, number: int, name: str, why: str, failed: list[Exception]
                     dropped = holder.contents.drop(added, why) if added else []
                     home.backend.erase(number)
             except StoreStale:
-                if not left:
+                if not remaining_tries:
                     raise
             else:
-                failed += holder.contents.erase_elsewhere(dropped)
+                errors += holder.contents.erase_elsewhere(dropped)
                 break
-            # Something was made of that: of nothing here it can be from now on.
+            # A page was made from these. From now on no page can be made from pages of this segment.
             leaving.enter_context(home.backend.leaving([(number, 0)]))
-    # One may have begun just before that; from now on none can.
-    _erase_branches(home, number, name, why, failed)
+    # A branch may have begun just before that; from now on none can.
+    _erase_branches(home, number, name, why, errors)
 
 
 def _left_in(home: Home, number: int) -> list[int]:
     return [page.id for page, state in home.backend.pages(number) if state.at is not Place.DROPPED]
 
 
-def _erase_branches(home: Home, number: int, name: str, why: str, failed: list[Exception]) -> None:
+def _erase_branches(home: Home, number: int, name: str, why: str, errors: list[Exception]) -> None:
     for info in _branches(home, number, name):
-        _erase(home, info.number, info.name, why, failed)
+        _erase(home, info.number, info.name, why, errors)
 
 
 def _branches(home: Home, number: int, name: str) -> list[SegmentInfo]:
-    """The branches of a segment, by what their ledgers say."""
-    found = named_in(home.backend, name).get(name, ())
-    forks = ((info, fork_of(origin_in(home.backend.events(info.number)))) for info in found)
+    """Return the branches of a segment, according to their ledgers."""
+    infos = named_in(home.backend, name).get(name, ())
+    forks = ((info, fork_of(origin_in(home.backend.events(info.number)))) for info in infos)
     return [info for info, fork in forks if fork is not None and fork.forked == number]

@@ -1,6 +1,6 @@
-"""The list of what a store has forgotten, with which it is forgotten again in a backup that is older.
+"""The list of forgotten pages of a store, which is applied to an older backup to forget them there again.
 
-It is kept where the store is not. It has numbers and times, and no word, no name and no digest of what was forgotten.
+It is kept away from the store. It has numbers and times, and no word, no name and no digest of a forgotten page.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kilburn.kernel.receipts import ranges
 from kilburn.page import parse_address
 
 WITNESSES = 1000
-"""Segments that tell a list of this store from that of another, at most."""
+"""Segments by which a list is matched to its store, at most."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is forgotten of one segment.
+    """Is the forgotten part of a segment.
 
     Args:
-        segment: its number. pages: their addresses, in ranges; none if all of it is forgotten.
+        segment: the segment's number. pages: addresses, in ranges; empty if the whole segment is forgotten.
     """
 
     segment: int
@@ -32,13 +32,13 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ForgottenList(msgspec.Struct, frozen=True, kw_only=True):
-    """What is forgotten in a tenant's store.
+    """Is the list of the forgotten pages of a tenant.
 
     Args:
-        time: when it was listed, in seconds since the epoch.
-        gone: by the numbers of the segments.
-        made: segments that are still there, by their numbers, and when each was made: by these the store is known.
-        check: the SHA-256 of the others, by which damage is noticed; "" in a list that somebody changed on purpose.
+        time: seconds since the epoch at which the list was made.
+        gone: forgotten parts, in the order of the segments' numbers.
+        made: creation times of segments that exist, by their numbers; they identify the store.
+        check: the SHA-256 of the other fields, which shows damage; "" in a list that somebody changed on purpose.
     """
 
     time: float
@@ -47,66 +47,68 @@ class ForgottenList(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
 
 
-def _check_of(known: ForgottenList) -> str:
-    return hashlib.sha256(msgspec.json.encode([known.time, known.gone, sorted(known.made.items())])).hexdigest()
+def _check_of(forgotten_list: ForgottenList) -> str:
+    return hashlib.sha256(
+        msgspec.json.encode([forgotten_list.time, forgotten_list.gone, sorted(forgotten_list.made.items())])
+    ).hexdigest()
 
 
 def listed(backend: Backend, time: float) -> ForgottenList:
-    """What is forgotten in a store by now. Segments that are damaged are left out."""
-    gone, made = list[Gone](), dict[int, float]()
+    """Return the list of a store's forgotten pages. Damaged segments are left out."""
+    forgotten, creation_times = list[Gone](), dict[int, float]()
     for info in backend.segments():
         if info.kind is SegmentKind.FORGOTTEN:
-            gone.append(Gone(segment=info.number))
+            forgotten.append(Gone(segment=info.number))
         elif not info.damaged:
             pages = backend.forgotten(info.number)
             if pages:
-                gone.append(Gone(segment=info.number, pages=ranges(pages)))
-            if pages or len(made) < WITNESSES:
-                made[info.number] = info.created
-    known = ForgottenList(time=time, gone=tuple(gone), made=made)
-    return msgspec.structs.replace(known, check=_check_of(known))
+                forgotten.append(Gone(segment=info.number, pages=ranges(pages)))
+            if pages or len(creation_times) < WITNESSES:
+                creation_times[info.number] = info.created
+    forgotten_list = ForgottenList(time=time, gone=tuple(forgotten), made=creation_times)
+    return msgspec.structs.replace(forgotten_list, check=_check_of(forgotten_list))
 
 
 def read_list(data: bytes) -> ForgottenList:
-    """A list as it was written.
+    """Read a list.
 
     Raises:
-        SpecError: it is none, or it is not what was written.
+        SpecError: this is no list, or it was changed since it was written.
     """
     try:
-        known = msgspec.json.decode(data, type=ForgottenList)
+        forgotten_list = msgspec.json.decode(data, type=ForgottenList)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SpecError(f"this is no list of what is forgotten: {error}", advice="`kilburn forget --list` writes one") from error
-    if known.check not in ("", _check_of(known)):
+    if forgotten_list.check not in ("", _check_of(forgotten_list)):
         raise SpecError(
             "this list is not what was written: it is damaged, or somebody changed it",
             advice='give another copy; whoever took a line out on purpose takes out that of "check", too',
         )
-    return known
+    return forgotten_list
 
 
-def to_forget_again(backend: Backend, known: ForgottenList) -> tuple[dict[int, list[int]], list[SegmentInfo]]:
-    """What of a list is not forgotten here: pages, by their segments, and segments as a whole. What is younger than the list is
-    something else under the same number, and stays.
+def to_forget_again(backend: Backend, forgotten_list: ForgottenList) -> tuple[dict[int, list[int]], list[SegmentInfo]]:
+    """Return the pages of a list that are not forgotten here, by their segments, and such segments as a whole. A page or segment
+    that is younger than the list has the number of a forgotten one by chance, and stays.
 
     Raises:
-        SpecError: the list is of another store.
+        SpecError: the list belongs to another store.
     """
-    here = {info.number: info for info in backend.segments() if info.kind is not SegmentKind.FORGOTTEN and not info.damaged}
-    older = {number: info for number, info in here.items() if info.created <= known.time}
-    agree = {number: older[number].created == made for number, made in known.made.items() if number in older}
+    segments = {info.number: info for info in backend.segments() if info.kind is not SegmentKind.FORGOTTEN and not info.damaged}
+    older = {number: info for number, info in segments.items() if info.created <= forgotten_list.time}
+    agree = {number: older[number].created == created for number, created in forgotten_list.made.items() if number in older}
     roots, whole = dict[int, list[int]](), list[SegmentInfo]()
-    for each in known.gone:
-        info = older.get(each.segment)
+    for entry in forgotten_list.gone:
+        info = older.get(entry.segment)
         if info is None:
             continue
-        if not each.pages:
+        if not entry.pages:
             whole.append(info)
             continue
-        there = sorted(page.id for page, _ in backend.pages(info.number) if page.time <= known.time)
-        left = sorted(_among(there, each.pages) - set(backend.forgotten(info.number)))
-        if left:
-            roots[info.number] = left
+        page_ids = sorted(page.id for page, _ in backend.pages(info.number) if page.time <= forgotten_list.time)
+        remaining = sorted(_among(page_ids, entry.pages) - set(backend.forgotten(info.number)))
+        if remaining:
+            roots[info.number] = remaining
     if not all(agree.values()) or ((roots or whole) and not agree):
         raise SpecError(
             "nothing says that this list is of this store" if not agree else "this list is of another store",
@@ -116,9 +118,9 @@ def to_forget_again(backend: Backend, known: ForgottenList) -> tuple[dict[int, l
 
 
 def _among(pages: Sequence[int], addresses: Sequence[str]) -> set[int]:
-    """Those of some pages, in order, that addresses name."""
-    found = set[int]()
+    """Return those of `pages`, which are sorted, that addresses name."""
+    hits = set[int]()
     for address in addresses:
         first, last = parse_address(address)
-        found.update(pages[bisect_left(pages, first) : bisect_right(pages, last)])
-    return found
+        hits.update(pages[bisect_left(pages, first) : bisect_right(pages, last)])
+    return hits

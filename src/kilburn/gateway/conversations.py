@@ -282,7 +282,7 @@ class Conversation:
     def note_kept(self, said: Digests | None) -> None:
         """The store was given this with an append."""
         if said is not None:
-            self.kept = said.after + len(said.added)
+            self.kept = said.offset + len(said.added)
 
     def extend(self, digests: Sequence[bytes]) -> None:
         """Add what was appended."""

@@ -241,7 +241,7 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
 
 
 class Keys:
-    """The keys of a file, read again whenever it changes, or of a database, read every second what has changed.
+    """The keys of a file, read again whenever it changes, or of a database, which says when they change.
 
     Args:
         path: the file, or the URL of the database.
@@ -302,11 +302,13 @@ class Keys:
 
     def _watch(self, stored: StoredKeys) -> None:
         with closing(stored):
-            while not self._ended.wait(LATE / 2):
+            while not self._ended.is_set():
                 try:
-                    self._read_changed(stored)
+                    for _ in stored.changes(self._ended):
+                        self._read_changed(stored)
                 except StoreError as error:
                     log.warning("the keys cannot be read: %s", error)
+                    self._ended.wait(LATE / 2)
 
     def _read_changed(self, stored: StoredKeys) -> None:
         began, known = time.monotonic(), dict(self._known)

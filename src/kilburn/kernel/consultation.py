@@ -181,7 +181,8 @@ class Consultation:
 
     def _find(self, find: Find) -> Answer:
         kernel, limit = self.kernel, max(0, find.limit)
-        searcher = kernel.searching(shown=None if find.shown is None else find.shown.__contains__)
+        is_shown = None if find.shown is None else find.shown.__contains__
+        searcher = kernel.searching(shown=is_shown, by_words=find.by_words)
         tokens = find.tokens or FOUND * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True

@@ -409,7 +409,7 @@ class _Copy:
             self.target.commit(number, self._batch(info, head, (), rows))
             self._new += len(rows)
         for events in chunks(changed, EVENTS):
-            self.target.commit(number, Batch(head=head, again=events, copied=True))
+            self.target.commit(number, Batch(head=head, replaced=events, copied=True))
             self._new += len(events)
 
     def _batch(self, info: SegmentInfo, head: int, events: Sequence[Event], rows: Sequence[tuple[Page, State]]) -> Batch:

@@ -187,21 +187,24 @@ class Kernel:
         *,
         alone: bool = False,
         shown: Callable[[int], bool] | None = None,
+        by_words: bool = False,
     ) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
             shown: whether a page counts as shown; None for those that stand in the window whole.
+            by_words: whether it searches by words alone.
         """
+        vectors = None if by_words else self._vectors
         if alone:
-            return Searcher(self.backend, self._ranking, self._vectors, branches)
+            return Searcher(self.backend, self._ranking, vectors, branches)
         shares = {share.segment: share for share in self.lineage.shares}
         inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
-        return Searcher(self.backend, self._ranking, self._vectors, infos, windows=windows, owner=owner, shown=shown)
+        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=shown)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be

@@ -156,7 +156,7 @@ class Pending:
             unindex=sorted(retired),
             erase=[page for page in dropped if owns(page)],
             inherited=[pages[page] for page in dropped if not owns(page)],
-            said=self.said,
+            digests=self.said,
             wait=wait,
         )
 

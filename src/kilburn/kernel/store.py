@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.backend import Backend, SegmentInfo, SegmentKind, check_name
+from kilburn.backend import Backend, SegmentInfo, SegmentKind, at_once, check_name
 from kilburn.budget import Budget, Counter
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import closure
-from kilburn.forgetting.erasure import Erasure, erase, erasure_of, made_by, made_from, unreached
+from kilburn.forgetting.erasure import Erasure, erase, made_by, made_from, make_receipt, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
 from kilburn.kernel.drive import answerer, aside
 from kilburn.kernel.kernel import Kernel
@@ -374,8 +374,9 @@ class Store:
             SpecError: no such place. StoreError.
         """
         now = self.clock() if at is None else at
-        search = self._searching(where, user, set(without))
-        hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
+        with at_once(self.backend, ahead=True) if self.vectors is None else nullcontext():
+            search = self._searching(where, user, set(without))
+            hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
 
@@ -490,7 +491,7 @@ class Store:
             left=tuple((info.name, info.damaged) for info in whole if info.damaged),
         )
         keys = closure(self, everything)
-        receipt = erasure_of(self, keys, receipt)
+        receipt = make_receipt(self, keys, receipt)
         if not dry:
             if self.backend.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to forget")

@@ -1,4 +1,4 @@
-"""What is known about a fact, as rows for JSON: its text and state, where it is from, what became of it."""
+"""Facts as rows for JSON: text and state, sources, and history."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def provenance(store: Store, memory: Collection, number: int, hidden: Container[
 
     Args:
         number: the id of the page.
-        hidden: names of sessions of which nothing is said but that there is one.
+        hidden: names of sessions of which only the existence is shown.
     """
     page, state = memory.read(number)
     row = describe(memory, page, state)

@@ -1,7 +1,7 @@
-"""Learning facts with a model in one pass that only adds (the newer versions of Mem0).
+"""Learning facts with a model, in one pass that only adds facts (as newer versions of Mem0 do).
 
-The model sees the nearest known facts and lists only what is new. Nothing is retired: what contradicts is kept on both
-sides, and a search marks it. A fact that is known in the same words, or nearly so, is not written again.
+The model sees the nearest known facts and lists only what is new. Nothing is retired: both sides of a
+contradiction are kept, and a search marks them. A fact that is known in nearly the same words is not written again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Additive:
 
     Args:
         nearest: known facts that the model sees.
-        alike: the share of a fact's words in a known one from which it is known, 0 to 1.
+        alike: the share of a fact's words that a known fact must have for the fact to count as known, 0 to 1.
         tokens: cap of the reply.
         timeout: seconds for the reply.
     """

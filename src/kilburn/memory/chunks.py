@@ -1,4 +1,4 @@
-"""A text in chunks: adjacent, at natural boundaries, and joined they are the text again, to the character.
+"""Splits a text into adjacent chunks at natural boundaries. The joined chunks are exactly the text.
 
 The library semantic-text-splitter (extra `documents`) finds the boundaries: of Markdown at headings and blocks, of code at
 its syntax tree where the grammar of its language is installed (`tree-sitter-python` and the like), of other text at
@@ -15,8 +15,8 @@ from typing import Any
 from kilburn.errors import MissingExtra
 
 CAPACITY = (400, 800)
-"""Characters of a chunk: it is full from the first on, and not longer than the second but for blanks at its end. That is one
-passage of the index."""
+"""Characters of a chunk: it may end after the first number, and is no longer than the second, except for blanks at its end. That
+is one passage of the index."""
 
 MARKDOWN = {".markdown", ".md", ".mdown", ".mdx"}
 
@@ -31,14 +31,14 @@ LANGUAGES = {
     ".rs": "rust",
     ".sh": "bash",
 }
-"""Of code: the language, after which the package of its grammar is named."""
+"""Languages of code by suffix; the package of the grammar is named after the language."""
 
 
 def chunks(text: str, name: str = "") -> list[str]:
     """Return the chunks of a text; none is blank, and a blank text has none.
 
     Args:
-        name: of its file; the ending says what kind of text it is.
+        name: name of its file; the suffix says what kind of text it is.
 
     Raises:
         MissingExtra: semantic-text-splitter is not installed.
@@ -72,7 +72,7 @@ def rechunk(old: Sequence[str], text: str, name: str = "") -> list[str]:
     while tail > head and stop - len(old[tail - 1]) >= start and text.endswith(old[tail - 1], start, stop):
         tail -= 1
         stop -= len(old[tail])
-    # What is new and short goes with a neighbour, or a text that grows line by line would fall to pieces. So does a blank.
+    # A short new piece joins a neighbour; otherwise a text that grows line by line would fall to pieces. So do blanks.
     if start < stop and (stop - start < CAPACITY[0] or text[start:stop].isspace()):
         if head:
             head -= 1

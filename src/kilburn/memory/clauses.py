@@ -1,7 +1,7 @@
 """The plain statements of a message: clauses in which somebody says something in their own name.
 
-Left out are questions, hypotheses, quotations, code, reported speech, and what was pasted to be worked on. It is cut by
-patterns for English; of a text in another language at most a few clauses are left, in which no statement is found.
+Questions, hypotheses, quotations, code, reported speech and pasted texts are left out. The patterns are for English; a text in
+another language yields at most a few clauses, in which no statement is found.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_TEXT_CHARS = 20_000
-"""Characters; of a longer text only the first and last `EDGE_CHARS` are read, because most of it was pasted."""
+"""Characters of a text that is read whole. Of a longer one, only the first and last `EDGE_CHARS` are read: most was pasted."""
 EDGE_CHARS = 2_000
 
 MAX_SENTENCE_CHARS = 800
-"""Characters of a sentence; a longer one is none that states something plainly."""
+"""Characters of a sentence; longer ones are skipped."""
 
 HOLE = "\x1a"
-"""Stands where something quoted was taken out."""
+"""Placeholder of a removed quotation."""
 
 _BLOCKS = re.compile(
     r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|<([A-Za-z][\w-]{0,40})\b[^>]{0,200}>.*?(?:</\1>|\Z)|\[[^\]\n]{0,300}\]", re.DOTALL
 )
 _BLANK = re.compile(r"\n\s*\n")
-"""Lines without a word, with the ends of the lines around them. The two patterns below would read many of them from each one."""
+"""Blank lines. They are joined first, because the two patterns below would take quadratic time on many of them."""
 _LINES = re.compile(r"^(?:>|\t| {4}|\s*[|#$%]).*$", re.MULTILINE)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s+", re.MULTILINE)
 _QUOTED = re.compile(r'"[^"\n]{0,2000}"|`[^`\n]{0,300}`')
@@ -48,7 +48,7 @@ _FICTION = re.compile(
 _WRITING = re.compile(
     r"(?:ok(?:ay)?,? |now,? |please,? |let's |can you |could you )*(?:help me )?(?:write|draft|compose)\b", re.IGNORECASE
 )
-"""What is to be written is no statement; what follows is, where it is no text that is handed over."""
+"""A request to write something is no statement. What follows may be one."""
 _ABOUT_ME = re.compile(r"\b(?:about me|myself|remember|note|mind|know|rules?|instructions?|preferences?|facts)\b", re.IGNORECASE)
 _QUESTION = re.compile(
     r"(?:^|[,;:–—-]\s*|\s(?=(?:and|so|but|then|or)\s))(?:(?:and|so|but|then|or|well|hmm|also|now|just|i'm|i was)\s+)*(?:can"
@@ -101,11 +101,11 @@ _MARKS = " ,.:!-–—"
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One clause without what introduces it ("and", "by the way").
+    """One clause without its introduction ("and", "by the way").
 
     Args:
         fix: whether it is introduced as a correction ("no,").
-        rest: from here to the end of the sentence, but for what is asked there.
+        rest: the text from here to the end of the sentence, without questions.
     """
 
     text: str
@@ -125,7 +125,7 @@ def clauses(text: str) -> Iterator[Clause]:
         if not sentence or len(sentence) > MAX_SENTENCE_CHARS:
             continue
         if _FICTION.match(sentence) or _TASK.search(sentence):
-            return  # the rest is what it is about
+            return  # the rest is the text to work on
         if _WRITING.match(sentence):
             continue
         yield from _split_sentence(sentence)

@@ -1,7 +1,7 @@
-"""Contradictions between what is new and what is in force, resolved when something is written.
+"""Resolves contradictions between new facts and facts in force when the new ones are written.
 
-The order is: an explicit correction, then confidence times recency. A statement of lower trust never retires one of
-higher trust. What cannot be resolved stays on both sides, and a search returns both, marked (`kilburn.claims`).
+An explicit correction wins; otherwise confidence times recency decides. A statement of lower trust never retires one of
+higher trust. If neither side wins, both stay in force, and a search returns both, marked (`kilburn.claims`).
 
     moves = settle([(Add(text="Ana lives in Braga", claim=claim), Trust.USER)], standing, now=now).moves
 """
@@ -26,26 +26,26 @@ HALF_LIFE = 30 * DAY
 
 
 class Standing(StrEnum):
-    """How a new statement stands to what is in force."""
+    """The relation of a new statement to the facts in force."""
 
     NEW = "new"
-    """Nothing speaks of the same thing, or the relation may have several objects."""
+    """No fact has the same subject and relation, or the relation may have several objects."""
     SAME = "same"
-    """It is in force already: nothing is written."""
+    """The same fact is in force: nothing is written."""
     SUPERSEDES = "supersedes"
     EARLIER = "earlier"
-    """It was true once: what began later is in force already."""
+    """It was true once: a fact that began later is in force."""
     CONTESTED = "contested"
     """Neither side wins: both are in force."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What to do with new statements.
+    """The result of `settle`.
 
     Args:
         standings: one for each, in order.
         moves: an `Add` for each that is written, then the `Retire`s.
-        rivals: for each, the ids of the pages that it contradicts; of SAME, of those that say the same.
+        rivals: for each, the ids of the pages that it contradicts; for SAME, of the pages that say the same.
     """
 
     standings: tuple[Standing, ...]
@@ -54,7 +54,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, eq=False):
-    """A statement that is in force, or will be with this plan: then it has an `Add`, and the id 0."""
+    """A statement that is in force, or will be by this plan; the latter has an `Add`, and the id 0."""
 
     page: int
     claim: Claim
@@ -83,17 +83,17 @@ def settle(
 
     - An update closes what it supersedes at the time at which its own validity begins.
     - A correction says that the other was never true: it takes over the other's beginning, at which the other is closed.
-    - What was said before something that is in force already began is closed at birth, when that one begins.
-    - A statement for a time only (`Add.until`) retires none that is for ever: once it is over, the other holds again.
-    - A statement that was made already is not written again, unless its trust is higher now.
+    - A statement that was made before a fact in force began is closed when that fact begins.
+    - A temporary statement (`Add.until`) does not retire a permanent one, which holds again afterwards.
+    - A repeated statement is not written again, unless its trust is higher now.
 
     Args:
         new: each with the trust that its page will have.
         standing: pages of the same memory with their states. Those that are not in force, or speak of something else,
             do not count.
         now: seconds since the epoch: when a statement becomes true if it does not say.
-        said: when each was said, where that is not when it became true ("I have lived in Braga since 2019").
-        before: how many `Add`s of the same plan come before these.
+        said_times: when each was said, if it became true at another time ("I have lived in Braga since 2019").
+        offset: number of `Add`s of the same plan before these.
     """
     current = [fact for page, state in standing if (fact := _in_force(page, state)) is not None]
     additions: list[_Known | Add] = []
@@ -116,7 +116,7 @@ def settle(
         rivals.append(tuple(existing.page for existing in (alike if how is Standing.SAME else against) if existing.page))
         if how is Standing.SAME:
             continue
-        # What decides an open contradiction may be in force already: then it is that page that stands.
+        # The page that decides an open contradiction may be in force already.
         stands = next((existing for existing in alike if beaten and existing.trust >= trust), fact)
         if stands is fact:
             beaten += [existing for existing in alike if existing.trust < trust and existing.since <= fact.since]
@@ -172,7 +172,7 @@ def _standing(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], b
     if against and len(beaten) == len(against):
         return Standing.SUPERSEDES
     if any(rival.since <= new.said_at for rival in repeated):
-        # Also one side of an open contradiction, said again: that decides nothing.
+        # Repeating one side of an open contradiction decides nothing.
         return Standing.SAME
     rivals = [*against, *alike]
     if rivals and not new.claim.correction and all(rival.since > new.said_at and rival.trust >= new.trust for rival in rivals):

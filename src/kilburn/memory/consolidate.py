@@ -1,7 +1,7 @@
 """Consolidation: a model keeps one note up to date with what is said (sleep-time agents of Letta; arXiv 2504.13171).
 
-It reads what is new since its cursor, with the note as it is, and writes the note anew. So what an agent would work out at each
-question is worked out once, beside the conversation. What was said after an untrusted text was read is left out.
+It reads the messages since its cursor and the current note, and writes a new note. So the agent need not derive the same things
+at each question. Messages after an untrusted text was read are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kilburn.move import Add, Retire
 from kilburn.wire.quotation import with_headings
 
 MAX_SHOWN_CHARS = 4_000
-"""Characters of one text that the model sees."""
+"""Characters of one message in the question; longer ones are cut."""
 
 TASK = "Keep what will matter later: who the user is, what they want, what was decided and what is open, with names and numbers."
 
@@ -36,10 +36,10 @@ class Consolidate:
 
     Args:
         note: its name.
-        limit: characters of it. A longer answer is asked for once more, then rejected.
-        task: what is to be in it, in a sentence: by default who the user is and what they do. With the questions that are to
-            be expected, it is what is worked out before they are asked.
-        messages: that one answer takes in, at most.
+        limit: characters of the note. A longer answer is asked for once more, then rejected.
+        task: the content of the note, in a sentence: by default who the user is and what they do. Name expected questions here
+            to have their answers prepared.
+        messages: messages in one question at most.
         timeout: seconds for one answer.
     """
 

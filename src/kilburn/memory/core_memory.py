@@ -1,7 +1,7 @@
-"""Core memory: notes that stand in every prompt, as MemGPT has them: who the user is, who the agent is, what it works on.
+"""Core memory as in MemGPT: notes that are part of every prompt, such as who the user is and what the agent works on.
 
-Such a note, a *block*, is a note like any other. That it stands in the prompt and how large it may be are settings of the view,
-and not of the note; that no agent may change it holds for all views of the notes (`Notes.protect`).
+Such a note, a *block*, is a note like any other. Its place in the prompt and its size limit are settings of this view. Write
+protection holds for all views of the notes (`Notes.protect`).
 
     core = CoreMemory(store.notes("ana"), "core/human", "core/rules", limits={"core/rules": 500}, readonly=["core/rules"])
     agent = Agent(model, [], session, notes=core, recall=500)
@@ -26,26 +26,26 @@ from kilburn.message import Trust
 __all__ = ["CoreMemory"]
 
 DEFAULT_LIMIT = 2_000
-"""Characters of a block where nothing else is said."""
+"""Characters of a block by default."""
 
 MAX_EDIT_ATTEMPTS = 20
-"""How often an edit is made anew because another writer was faster."""
+"""How often an edit is repeated because another writer was faster."""
 
 _PLAIN = re.compile(r"[\w./ -]+")
 
 
 @checked
 class CoreMemory:
-    """Notes of one owner that stand in every prompt, in this order.
+    """Notes of one owner that are part of every prompt, in this order.
 
     Args:
-        notes: whose they are among.
-        names: which; a name also means the notes below it, as `core` those of `core/human`.
-        limit: characters that an agent may make of each. A person may write more; the prompt says so.
-        limits: of single ones, by name. readonly: names of those that no agent may change, in whatever way: see `Notes.protect`.
+        notes: the notes of the owner.
+        names: names of the blocks; a name also means the notes below it: `core` includes `core/human`.
+        limit: characters that an agent may write into each block. A person may write more; the prompt says so.
+        limits: limits of single blocks, by name. readonly: names of blocks that no agent may change; see `Notes.protect`.
 
     Raises:
-        KernelError: no name of a note. SpecError: a limit that is none, or of a note that is not among them.
+        KernelError: invalid name of a note. SpecError: an invalid limit, or a limit of a note that is no block.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CoreMemory:
     ) -> None:
         self.notes, self.names = notes, tuple(map(checked_name, names))
         self.cut: dict[int, frozenset[tuple[int, int]]] = {}
-        """By the number of a session, the pages of these notes of which its last prompt had only the beginning."""
+        """The blocks that the last prompt of a session had only in part, as pages by the number of the session."""
         self._limit = limit
         self._limits = {checked_name(name): size for name, size in (limits or {}).items()}
         for size in (limit, *self._limits.values()):
@@ -105,13 +105,14 @@ class CoreMemory:
         """Edit a note as an agent, and return its new length in characters. An edit that leaves no text deletes the note.
 
         Args:
-            change: what becomes of its text, "" of a note that is not there; made anew if another writer was faster.
-            seen: the digest of the version that the agent has seen, if the edit is right only after that; "" for none.
+            change: maps the old text to the new one; the old text of a missing note is "". Called again if another writer was
+                faster.
+            seen: the digest of the version that the edit is based on, if it is valid for that version only; "" for a new note.
             policy, tainted, cites, secrets: see `Notes.write`.
 
         Raises:
-            KernelError: it is none of these notes, it is read-only, it would be larger than its limit, or `change` raised it.
-            NoteConflict: it is not what was `seen`. SecretFound, MissingExtra, StoreError. Nothing was changed.
+            KernelError: no block of this name, it is read-only, it would exceed its limit, or `change` raised it.
+            NoteConflict: the note was changed since `seen`. SecretFound, MissingExtra, StoreError. Nothing was changed.
         """
         if not self.has(name):
             raise KernelError(f"there is no block {name[:80]!r}", advice=f"there is {', '.join(self.names) or 'none'}")

@@ -1,8 +1,8 @@
-"""Documents beside the memory: files, folders, or a text that is handed over, each a collection of its chunks.
+"""Documents: files, folders or texts, each stored as a collection of its chunks.
 
-A chunk is a page of kind TEXT, found by the same search as everything else. When a document is handed over again, the
-chunks that are still in it stay, and the others are retired: a search as of an earlier time finds them. What stands in a
-document is data, never an instruction: it has the trust of a tool's output.
+A chunk is a page of kind TEXT, found by the same search as everything else. When a document is ingested again, the chunks
+that are still in it stay, and the others are retired: a search as of an earlier time finds them. The text of a document is
+data, never an instruction: it has the trust of a tool's output.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from kilburn.page import Page
 __all__ = ["ingest"]
 
 ORDERED = "ordered"
-"""The outcome of the note that says in which order the chunks of a document stand."""
+"""The outcome of the ledger note that has the order of the chunks of a document."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of what was handed over.
+    """The result of an ingest.
 
     Args:
-        documents: names of those that are new or changed.
-        added, retired, unchanged: chunks.
-        redacted: secrets that a mark stands for now.
-        gone: names of documents of which the file is no longer there; their chunks were retired.
-        skipped: (name, reason) of files that were passed over; what the store has of them stays as it was.
+        documents: names of new and changed documents.
+        added, retired, unchanged: numbers of chunks.
+        redacted: number of secrets that were replaced by a mark.
+        gone: names of documents whose file was deleted; their chunks were retired.
+        skipped: (name, reason) of skipped files; their stored chunks stay as they were.
     """
 
     documents: tuple[str, ...] = ()
@@ -66,23 +66,23 @@ def ingest(
     """Ingest a file, or all texts of a folder, or their changes since the last time; each document is one transaction.
 
     Args:
-        path: a file, or a folder: all texts in it and in its folders, but for links and what is hidden.
-        name: of the document, or of the folder, in front of its documents' names; else the absolute path, so that the same
-            file is the same document wherever the program was started.
-        user: whose they are; "" for all users.
-        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`. In a folder, one that is
-            refused is skipped.
-        largest: bytes that a file may have.
-        progress: is called with the number of files that are done.
+        path: a file, or a folder: all texts below it, except links and hidden files.
+        name: name of the document, or of the folder, which prefixes the names of its documents; the absolute path by default,
+            so that a file is the same document from any working folder.
+        user: owner of the documents; "" for all users.
+        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`. In a folder, a
+            refused file is skipped.
+        largest: bytes of a file at most.
+        progress: called with the number of finished files.
 
     Raises:
-        SpecError: no such file or folder, a name that cannot be, or a document of another user.
+        SpecError: no such file or folder, an invalid name, or a document of another user.
         MissingExtra: the extra `documents` (or `secrets`) is not installed.
-        StoreError: the documents up to here are taken in, and trying again goes on.
+        StoreError: the documents before this one are stored; call again to continue.
     """
     place = Path(path)
     base = name if name is not None else place.absolute().as_posix()
-    folder = os.path.isdir(place)  # false, too, for a path that cannot be
+    folder = os.path.isdir(place)  # also false for an invalid path
     parts: list[Ingested] = []
     visited: set[str] = set()
     for number, file in enumerate(read_texts(place, largest), 1):
@@ -99,7 +99,7 @@ def ingest(
     if folder:
         for document in documents(store, user):
             of = document_name(document)
-            # Of a folder that was passed over, nothing is known.
+            # The files of a skipped folder were not looked at.
             if of.startswith(f"{base}/") and not any(
                 str(above) in visited for above in (PurePosixPath(of), *PurePosixPath(of).parents)
             ):
@@ -129,13 +129,13 @@ def ingest_text(store: Store, text: str, name: str, user: str = "", *, secrets: 
     """Ingest a text as the document of a name, or its changes since the last time, in one transaction.
 
     Raises:
-        SpecError: a blank text, a name that cannot be, or a document of another user.
+        SpecError: a blank text, an invalid name, or a document of another user.
         SecretFound: see `kilburn.memory.secrets.screen`. MissingExtra. StoreError.
     """
     if not isinstance(text, str) or not text.strip():
         raise SpecError(f"document {str(name)[:80]!r} without a text", advice="give a text, or remove the document")
     clean, findings = screen(encodable(text), secrets)
-    chunks("", name)  # what a text is cut with is missing before the document is begun, or not at all
+    chunks("", name)  # a missing splitter is reported before the document is created
     document = store.document(name, user)
     result = undisturbed(lambda: _changed(document, clean, name))
     return msgspec.structs.replace(result, redacted=len(findings))
@@ -159,7 +159,7 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
     added = len(changes)
     if removed:
         changes.append(Retire(pages=removed, why="no longer in the document"))
-    # The new pages have no numbers yet: -1 and so on down stand for them, in their order.
+    # The new pages have no numbers yet: -1, -2, ... stand for them, in their order.
     fresh = iter(range(-1, -added - 1, -1))
     order = _ranges(reused.get(at) or next(fresh) for at in range(len(new)))
     document.apply(*changes, seen=head, note={"outcome": ORDERED, "chunks": order})

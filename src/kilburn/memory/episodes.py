@@ -1,7 +1,7 @@
-"""Episodes: what was asked of an agent in a session, what it did and answered, and what the person said then.
+"""Episodes: a request in a session, what the agent did and answered, and the feedback of the user.
 
-From them workflows and guidelines are learned, as notes that cite the pages of their episode. How far a session was learned
-from stands in the ledger of the notes, in the transaction of what was learned, so no episode counts twice.
+Workflows and guidelines are learned from them, as notes that cite the pages of their episode. The ledger of the notes says how
+far a session was learned from, in the same transaction as the notes, so no episode counts twice.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kilburn.page import Page, Place
 from kilburn.wire.quotation import quote, with_headings
 
 Key = tuple[int, int]
-"""The number of a segment, and a page's id there."""
+"""The number of a segment, and the id of a page there."""
 
 _FAILED = re.compile(r"\s*(?:error\b|traceback\b|exit (?:code |status )?-?[1-9])", re.IGNORECASE)
-"""How the result of a call begins that failed. Not every provider's form can say so otherwise."""
+"""The beginning of the result of a failed call: not every provider's form has a flag for failures."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +46,17 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and what came of it.
+    """A request and its outcome.
 
     Args:
         session: the name of the session. number: its number in the store.
-        goal: the user's words. calls: in order. answer: what the agent said at last.
-        said: what the user said next; "" if nothing yet.
-        pages: of the episode, the user's words first; `spoken` those of what was said next.
-        shown: pages of other segments that it cites, such as notes that the agent was shown.
-        taint: the lowest trust of all that had been read in the session by its end.
-        first, last: ids of its first and last page; `next` the last of what was said next, or 0.
-        time: of its last page; of what was said next, if anything was.
+        goal: the words of the request. calls: the calls, in order. answer: the last words of the agent.
+        feedback: the next words of the user; "" if there are none yet.
+        pages: pages of the episode, the request first. spoken: pages of the feedback.
+        cited: pages of other segments that it cites, such as notes that the agent was shown.
+        taint: the lowest trust of all that was read in the session by its end.
+        first, last: ids of its first and last page. next: id of the last page of the feedback, or 0.
+        time: time of the feedback, if there is any, otherwise of the last page.
     """
 
     session: str
@@ -80,7 +80,7 @@ def episodes(session: Session, after: int = 0) -> list[Episode]:
     and so are those with a forgotten or retired page.
 
     Args:
-        after: only those that end, with what was said next, after this page.
+        after: only episodes that end, feedback included, after this page.
     """
     with session.lock:
         session.ledger.refresh()
@@ -139,11 +139,11 @@ def _episode(session: Session, group: Sequence[Page], spoken: Sequence[Page], ta
 
 
 class Experience:
-    """What the ledger of notes says of how far each session was learned from, and of what came of episodes. It follows the
-    ledger: only what is new in it is read.
+    """How far each session was learned from, and the outcomes of episodes, as the ledger of notes has them. Only new events are
+    read.
 
     Args:
-        policy: whose notes in the ledger these are.
+        policy: the policy that recorded them.
     """
 
     def __init__(self, notes: Collection, policy: str) -> None:
@@ -204,7 +204,7 @@ def recall_message(folder: str, intro: str, collection: Collection, notes: Seque
     cites the notes, so it is forgotten with them, and so is what is learned from its episode.
 
     Args:
-        held: the collection that has them. notes: each after its heading.
+        collection: the collection of the notes. notes: each with its heading.
     """
     if not notes:
         return None

@@ -1,7 +1,7 @@
-"""The texts among the files of a folder: which files are texts is told by their content, not by their names.
+"""Reads the texts among the files of a folder. Content decides whether a file is a text, not its name.
 
-A file that is no text is passed over, and it is said why. No link inside a folder is followed: it is opened relative to
-its folder's descriptor, so that a link that someone puts there in the meantime is not followed either.
+Other files are skipped with a reason. No link inside a folder is followed: files are opened relative to the descriptor of their
+folder, so that a link that is put there in the meantime is not followed either.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 from kilburn.errors import SpecError
 
 MAX_FILE_BYTES = 4_000_000
-"""Bytes of a file; a larger one is a table or a log, not a document."""
+"""Bytes of a file at most; a larger one is a table or a log, not a document."""
 
 
 HIDDEN = "hidden"
-"""Why a file whose name begins with a dot is passed over."""
+"""The reason why a file whose name begins with a dot is skipped."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file: its path relative to the folder that was asked for (its own name if it was asked for itself), and its text, or
-    why it has none. Of a mark at its beginning that says how it is encoded (BOM), only `marked` tells."""
+    """A file: its path relative to the requested folder (its name if the file itself was requested), and its text, or the reason
+    why it was skipped. `marked` says whether it began with a byte order mark, which is not part of the text."""
 
     path: str
     text: str = ""
@@ -38,11 +38,11 @@ def read_texts(path: str | os.PathLike[str], largest: int = MAX_FILE_BYTES) -> I
     """Yield the file of a path, or all files of a folder and the folders in it, in the order of their names.
 
     Args:
-        path: may itself be a link; those inside the folder are passed over, and so is what is hidden.
-        largest: bytes that a file may have.
+        path: may itself be a link; links inside the folder are skipped, and so are hidden files.
+        largest: bytes of a file at most.
 
     Raises:
-        SpecError: there is no such file or folder, or it is neither.
+        SpecError: there is no such file or folder.
     """
     place = Path(path)
     try:

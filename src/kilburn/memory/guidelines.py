@@ -1,11 +1,11 @@
-"""Guidelines: what feedback says about how to work, as notes `guidelines/...`; and the feedback itself, as `examples/...`.
+"""Guidelines learned from feedback, as notes `guidelines/...`, and the feedback itself, as notes `examples/...`.
 
-After MemAlign (Databricks). What a person says to an answer becomes two kinds of memory. A guideline is general, cites all the
-feedback that it was made from, and stands in every prompt. An example is one request with what was said to its answer; those
-that are nearest to a request stand in its prompt. Newer feedback about the same replaces the older guideline.
+After MemAlign (Databricks). Feedback on an answer becomes two kinds of memory. A guideline is a general rule, cites all the
+feedback that it was made from, and is part of every prompt. An example is a request with the feedback on its answer; the examples
+nearest to a request are part of its prompt. Newer feedback on the same topic replaces the older guideline.
 
-Forgetting a feedback (`unalign`) takes the example, and every guideline that was made from it; what other feedback says too is
-then made anew from that alone.
+Forgetting feedback (`unalign`) removes its example and every guideline that was made from it. Guidelines that other feedback
+supports are then made anew from that alone.
 
     guidelines = Guidelines(store, "ana")
     guidelines.learn(store.session("monday"))
@@ -58,16 +58,16 @@ __all__ = ["Guidelines"]
 log = logging.getLogger("kilburn")
 
 FOLDER, EXAMPLES = "guidelines", "examples"
-"""The folders of these notes; the first is also the name under which they are written."""
+"""The folders of these notes; the first is also the name of the policy that writes them."""
 
 MAX_BATCH = 50
-"""Feedbacks that a model sees at once."""
+"""Feedback messages in one question to a model."""
 
 MAX_GUIDELINE_CHARS = 500
-"""Characters of a guideline."""
+"""Characters of a guideline at most."""
 
 MAX_EXAMPLE_CHARS = 2_000
-"""Characters of a request or a feedback in an example."""
+"""Characters of a request, or of feedback, in an example at most."""
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _OPENING = re.compile(
@@ -78,13 +78,13 @@ _GENERAL = re.compile(
     r"(?:always|never|don['’]t|do not|avoid|prefer|use|when(?:ever)?|if|only|keep|write|answer|reply|call|you (?:must|should))\b",
     re.IGNORECASE,
 )
-"""How a sentence begins that tells somebody what to do."""
+"""The beginning of an instruction."""
 _CORRECTS = re.compile(
     r"\s*(?:no(?=\s*[,.!;:–—-]|\s+(?:it|that|this|never|always|do|don['’]t|please|use|you)\b)|wrong\b|incorrect\b"
     r"|not (?:quite|right|correct)\b|that(?:['’]s| is) (?:not|wrong)\b|actually\b)",
     re.IGNORECASE,
 )
-"""How a message begins that corrects the answer before it."""
+"""The beginning of a message that corrects the previous answer."""
 _REASONED = re.compile(
     r"(?:(?:it|this|that|the \w+) )?(?:should (?:have been|be)|must be|is|belongs (?:to|in)) (?P<what>.+?),? "
     r"(?:because|since|as|for) (?P<why>.+?)[.!]?",
@@ -93,7 +93,7 @@ _REASONED = re.compile(
 _FRAMING = frozenset(
     ("always", "never", "don", "not", "do", "please", "we", "you", "must", "should", "avoid", "prefer", "use", "only")
 )
-"""Words that two guidelines about the same may differ in."""
+"""Words in which two guidelines on the same topic may differ."""
 
 SYSTEM = (
     "You keep the guidelines of an assistant. You are shown requests, what was answered and what the user said to it; and the "
@@ -104,13 +104,13 @@ SYSTEM = (
 
 
 class Distilled(msgspec.Struct, kw_only=True):
-    """What one call learned.
+    """The result of one call.
 
     Args:
-        learned: names of guidelines that are new or say something new. supported: those that more feedback supports now.
-        examples: names of new examples. feedback: messages that were found to be feedback.
-        failed: why the model gave nothing; the next call tries again; or "". left_out: guidelines of a model that named no
-            feedback, or were too long.
+        learned: names of new and changed guidelines. supported: names of guidelines with more supporting feedback.
+        examples: names of new examples. feedback: number of messages that are feedback.
+        failed: why the model failed, or ""; the next call tries again. left_out: number of guidelines of a model that named no
+            feedback or were too long.
         refused: addresses of feedback that holds a secret.
     """
 
@@ -133,7 +133,7 @@ class _Listed(msgspec.Struct):
 
 
 class _Guideline(msgspec.Struct):
-    """What a note is to say, the feedback that says so, and when the last of it came."""
+    """The text of a guideline, the feedback that supports it, and the time of the newest feedback."""
 
     text: str
     cites: dict[Key, None]
@@ -170,7 +170,7 @@ class Guidelines:
         """Return the guidelines, and the examples nearest to a request, as messages to append behind it. They cite the notes.
 
         Args:
-            most: guidelines at most: of more, those that feedback has supported last.
+            most: guidelines at most; those with the newest feedback are taken.
         """
         collection = self.notes.collection
         newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, most)]
@@ -186,11 +186,11 @@ class Guidelines:
         """Learn from the feedback in a session that is new, in one transaction. The same feedback again changes nothing.
 
         Args:
-            model: a model or a spec of one, which writes the guidelines; None for the rule, which takes sentences that say in
-                general how to work ("Always ...", "Never ..."), and corrections that do so, or have a reason ("No, it should be
-                X, because ...").
-            anew: look at all feedback again, as after something was forgotten.
-            secrets: what to do with feedback that holds a secret: see `kilburn.memory.secrets.screen`. What is refused is left
+            model: a model, or its spec, that writes the guidelines; None for the rule, which takes general sentences
+                ("Always ...", "Never ..."), and corrections that are general or have a reason ("No, it should be X, because
+                ...").
+            anew: read all feedback again, as after something was forgotten.
+            secrets: what to do with feedback that holds a secret: see `kilburn.memory.secrets.screen`. Refused feedback is left
                 out.
 
         Raises:
@@ -212,11 +212,11 @@ class Guidelines:
         """Forget feedback: its page, its example, and all versions of every guideline made from it. Guidelines that other
         feedback supports are made anew from that. Return the receipt.
 
-        If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes what is
-        missing.
+        If the program ends in between, or the model fails (which is logged), the next `learn` of each session makes the missing
+        guidelines.
 
         Args:
-            model, secrets: see `learn`. dry: only say what would go.
+            model, secrets: see `learn`. dry: only return the receipt; nothing is forgotten.
 
         Raises:
             UnknownAddress, Forgotten. SpecError, MissingExtra, StoreError.
@@ -322,7 +322,7 @@ class Guidelines:
     def _yields(self, existing: Page, newer: _Guideline, *, tainted: bool) -> bool:
         """Return whether a guideline makes room for another one about the same."""
         backend = self.notes.collection.backend
-        # Of one that a person wrote, that is when it was written.
+        # A guideline that a person wrote cites nothing: its own time counts.
         newest = max((source.time for source, _ in backend.read(existing.cites).values()), default=existing.time)
         authority = (
             Trust.TOOL if tainted else min((source.trust for source, _ in backend.read(newer.cites).values()), default=Trust.TOOL)
@@ -418,7 +418,7 @@ def _screen(episode: Episode, secrets: Secrets, *, asks: bool) -> Episode | None
     """Return an episode with its texts as they may be stored; None if they may not be.
 
     Args:
-        asks: whether a model sees the answer, and so may write down what is in it.
+        asks: whether a model sees the answer, and so may copy a secret from it.
     """
     try:
         feedback, goal = screen(episode.feedback, secrets)[0], screen(episode.goal, secrets)[0]

@@ -1,9 +1,9 @@
-"""Learning: what was said in a session becomes facts in a memory.
+"""Learning: the messages of a session become facts in a memory.
 
-A memory policy plans for one exchange between user and assistant at a time. What it wants is written in one transaction
-with the cursor, so no message is learned from twice or skipped, whatever crashes and whoever else learns at the same time.
-A model's failure is an outcome in the memory's ledger: the exchange waits and is tried again at the next call. It never
-counts as "nothing to learn". Each policy has its own cursor in each session.
+A memory policy plans for one exchange between user and assistant at a time. Its moves are written in one transaction with the
+cursor, so no message is learned from twice or skipped, despite crashes and concurrent learners. A failure of the model is an
+outcome in the memory's ledger: the exchange waits and is tried again at the next call. It never counts as "nothing to learn".
+Each policy has its own cursor in each session.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.retention import Quota, make_room
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
@@ -58,40 +58,40 @@ __all__ = ["Learned"]
 log = logging.getLogger("kilburn")
 
 DEFAULT_MESSAGES = 2
-"""Messages of an exchange, where a policy does not say more."""
+"""Messages of an exchange, unless the policy sets `messages`."""
 
 MAX_EARLIER_MESSAGES = 10
-"""Messages before an exchange that a policy sees."""
+"""Messages before an exchange that a policy sees at most."""
 
 MAX_ATTEMPTS = 5
-"""How often it begins anew, without getting on, because others wrote into the memory meanwhile."""
+"""How often learning starts over without progress because others changed the memory."""
 
 FIRST_SCAN_EVENTS = 1_000
-"""Events of a memory's ledger that are looked through backwards at first for a cursor; doubled each time."""
+"""Events of the ledger in the first backward scan for a cursor; doubled for each further scan."""
 
 MAX_CLOCK_SKEW = 86_400.0
-"""Seconds by which clocks may differ: a cursor in a session is no older than the session, less this."""
+"""Seconds by which clocks may differ: the scan for a cursor stops this long before the session was created."""
 
 MAX_PASSAGES = 64
-"""Passages that are looked through for what is in force about a subject."""
+"""Passages that are searched for facts about a subject."""
 
 OUT_OF_TOKENS = "too few tokens are left: the question takes"
-"""How a reason begins that is no fault of the model."""
+"""The beginning of the reason of a question that was not asked because the tokens were spent."""
 
 _BAD = (Outcome.FAILED, Outcome.EMPTY, Outcome.REFUSED, Outcome.REJECTED, Outcome.TRUNCATED, Outcome.ILLEGAL)
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call learned; all of it can be read at once (`store.memory(user).recall("f1")`).
+    """The result of one call; all of it can be read at once (`store.memory(user).recall("f1")`).
 
     Args:
         memory: the name of the memory.
         stored: addresses of new facts that are in force.
-        retired: addresses of what they superseded, or what is no longer true.
-        unchanged: statements that were known already.
+        retired: addresses of superseded facts, and of facts that are no longer true.
+        unchanged: number of statements that were known already.
         proposed: addresses of new pages that wait until a person accepts them, because untrusted text was read before.
-        failed: addresses, in the session, of texts that nothing could be learned from yet; the next call tries again.
-        why: what failed last, or "".
+        failed: addresses, in the session, of texts for which learning failed; the next call tries again.
+        why: the last failure, or "".
         refused: addresses, in the session, of texts that were left out because they hold a secret.
     """
 
@@ -108,12 +108,12 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 class Learning:
     """Learning from a session in a thread of its own, so that the agent goes on. Use it as a context manager, or close it.
 
-    Closing gives up the exchange in hand and writes nothing more; the next call begins there.
+    Closing abandons the current exchange and writes nothing more; the next call begins there.
 
     Args:
-        policy: one, or several that learn one after the other.
-        tokens: that the questions of each policy and their answers may take. A model may then fail once: what waits to be tried
-            again comes after what is new, one exchange at a time. None for no bound.
+        policy: one policy, or several that learn one after the other.
+        tokens: tokens of the questions and answers of each policy at most; None for no bound. With a bound, learning stops at
+            the first failure of the model, and only one waiting exchange is tried, after the new ones.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Learning:
         try:
             self._learned = _combine([run(job.learn(), answer) for job in jobs])
             self._ended = any(job.spent for job in jobs) and not self._is_stopped()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it
             self._error = error
             if not self._stop.is_set():
                 log.warning("learning in the background ended with %s", type(error).__name__)
@@ -166,7 +166,7 @@ class Learning:
         """Wait for the end of learning, and return what was learned.
 
         Raises:
-            TimeoutError: it has not ended within so many seconds. Whatever `UserMemory.learn` raises.
+            TimeoutError: learning has not ended within so many seconds. Whatever `UserMemory.learn` raises.
         """
         self._thread.join(timeout)
         if not self.done:
@@ -209,7 +209,7 @@ def make_answerer(
     """Return a function that answers the questions of a policy by a model, until it is stopped.
 
     Raises:
-        SpecError: there is no model, and one is needed.
+        SpecError: a model is required, and there is none.
     """
     chosen = store.model if model is None else resolve("models", model)
     if chosen is None and required:
@@ -218,8 +218,7 @@ def make_answerer(
 
 
 class _Exchange(msgspec.Struct, frozen=True):
-    """Texts to plan for together and those before them, without their words, and where the cursor stands afterwards (0: it
-    stays)."""
+    """Texts to plan for together and the earlier ones, still without their words, and the cursor afterwards (0: unchanged)."""
 
     new: tuple[Utterance, ...]
     earlier: tuple[Utterance, ...]
@@ -231,8 +230,8 @@ class _Exchange(msgspec.Struct, frozen=True):
 
 
 class _Progress(msgspec.Struct):
-    """How far a policy has learned from a session: up to which page, and which exchanges before it wait to be tried again
-    (first and last page)."""
+    """The progress of a policy in a session: the last page, and the exchanges that wait for another attempt (first and last
+    page)."""
 
     upto: int = 0
     waiting: tuple[tuple[int, int], ...] = ()
@@ -250,12 +249,12 @@ class _Course(PlanCourse):
 
 
 class _Bookmarks:
-    """How far each policy has learned from each session, read from the ledger of a memory: what is new in it, and
-    backwards as far as it is needed."""
+    """The progress of each policy in each session, read from the ledger of a memory: new events, and older ones backwards as
+    far as needed."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], _Progress] = {}
-        # The ledger is known between these events, the second included.
+        # The events after `_low`, up to `_high`, were read.
         self._low = self._high = 0
         self._lock = threading.Lock()
 
@@ -294,11 +293,11 @@ _bookmarks: weakref.WeakKeyDictionary[Collection, _Bookmarks] = weakref.WeakKeyD
 
 
 class LearningJob:
-    """One call of `UserMemory.learn`, which says what its arguments are.
+    """One call of `UserMemory.learn`, which documents the arguments.
 
     Args:
-        user: whose memory it goes into; None for the user of the session.
-        stopped: whether to give up.
+        user: owner of the memory; None for the user of the session.
+        stopped: returns whether to stop.
         tokens: see `Learning`.
     """
 
@@ -350,7 +349,7 @@ class LearningJob:
                 yield from self._all(progress)
                 break
             except (StoreStale, Forgotten, UnknownAddress):
-                # Others wrote into the memory, or a person forgot a page, since the view was made.
+                # The memory was changed, or a page was forgotten, since the view was made.
                 attempts = attempts - 1 if self._progress() == progress else MAX_ATTEMPTS
                 if not attempts:
                     raise
@@ -377,7 +376,7 @@ class LearningJob:
 
     def _progress(self) -> _Progress:
         progress = self.bookmarks.of(self.memory, self.session.info, self.name)
-        # What a fork has of another session is learned from there, and once.
+        # Inherited messages of a fork are learned from in their own session.
         return (
             progress if progress.upto else msgspec.structs.replace(progress, upto=self.session.branches.origin().get("known", 0))
         )
@@ -385,7 +384,7 @@ class LearningJob:
     def _all(self, progress: _Progress) -> Generator[Ask, Answer, None]:
         exchanges, end = self._exchanges(progress)
         if self.tokens is not None:
-            # What waits is tried again after what is new, one exchange at a time.
+            # Waiting exchanges are tried after new ones, one per call.
             retried = [exchange for exchange in exchanges if not exchange.upto]
             exchanges = [*(exchange for exchange in exchanges if exchange.upto), *retried[:1]]
             self.failed.update({exchange.span: span_of(*exchange.span) for exchange in retried})
@@ -416,7 +415,7 @@ class LearningJob:
                 self.failed.update({exchange.span: span_of(*exchange.span) for exchange in rest})
                 break
         else:
-            # What waited and was forgotten since waits no longer.
+            # An exchange that was forgotten meanwhile waits no longer.
             waiting = tuple(span for span in progress.waiting if span in self.failed)
             progress = msgspec.structs.replace(progress, upto=max(end, progress.upto), waiting=waiting)
         if progress != committed:
@@ -489,7 +488,7 @@ class LearningJob:
                 self.retired += [address_of(page) for page in move.pages]
         assert len(added) == len(adds)
 
-    # What a policy sees
+    # The view of a policy
 
     def _exchanges(self, progress: _Progress) -> tuple[list[_Exchange], int]:
         """Return the exchanges to learn from, in order, and the last page of the session."""
@@ -566,7 +565,7 @@ class LearningJob:
     def _about(self, subject: str, relation: str, thing: str = "") -> list[tuple[Page, State]]:
         """Return what is in force about a subject; see `MemoryView.about`."""
         key = topic(Claim(subject=subject, relation=relation))
-        # Half of a memory may be about its user: that word finds nothing.
+        # Half of a memory may be about its user, so that word would find too much.
         words = [relation, thing] if is_speaker(subject) and (relation or thing) else [subject, relation, thing]
         rows = []
         for page, state in self._found(" ".join(words), MAX_PASSAGES):
@@ -596,7 +595,7 @@ class LearningJob:
         rows = self.memory.backend.read(keys)
         return [rows[key] for key in keys if key in rows and rows[key][1].at is Place.OUT]
 
-    # What a policy does
+    # The effects of a policy
 
     def _plan(self, view: MemoryView) -> Generator[Ask, Answer, _Course]:
         """Ask the policy; whatever it raises or returns is an outcome."""
@@ -608,7 +607,7 @@ class LearningJob:
             partial(self._ask, course=course),
             self._at_once,
             kinds=Add | Retire,
-            # What the policy looks for is read from the store: that is no failure of the policy.
+            # An error of the store during a search is no failure of the policy.
             passes=StoreError,
         )
         course.why = next((note.why[:300] for note in reversed(course.notes) if note.why), "")
@@ -644,7 +643,7 @@ class LearningJob:
         memory, limit = self.memory, max(0, find.limit)
         rows = self._found(find.query, 4 * max(1, find.limit))[:limit]
         alike = self._alike(find.query, limit)
-        # Half of them by meaning, where there are so many: what says it in other words has none of these.
+        # Up to half of the hits come from meaning: a paraphrase shares no word with the query.
         by_words = max(limit - len(alike), limit - limit // 2)
         rows = list({page.id: (page, state) for page, state in (*rows[:by_words], *alike, *rows[by_words:])}.values())[:limit]
         texts = memory.backend.contents.texts(page.digest for page, _ in rows)
@@ -657,7 +656,7 @@ class LearningJob:
     def _allowed(self, moves: Sequence[Add | Retire], exchange: _Exchange, figures: dict[str, Any]) -> Sequence[Add | Retire]:
         """Return the moves without retirements of pages that are trusted more than the speaker; their number is added to the
         figures."""
-        # A note is its writer's own: whoever may edit it, edits it whole, and it shows its trust.
+        # Whoever may edit a note edits it whole, and the note shows its trust.
         if self.writes is SegmentKind.NOTES or not any(isinstance(move, Retire) for move in moves):
             return moves
         trusts = {utterance.cite: utterance.page.trust for utterance in (*exchange.earlier, *exchange.new)}
@@ -687,13 +686,13 @@ def _utterances(
     """Yield the texts of user and assistant, still without their words, each with the lowest trust read before it.
 
     Args:
-        owner: of a page, the number of the segment in which it was made.
-        read: the lowest trust of what had been read when each page came.
+        owner: maps a page to the number of the segment in which it was made.
+        lowest_trust: the lowest trust of all that was read before each page.
     """
     recalled = False
     for page in pages:
         speaks = page.kind is Kind.TEXT and page.role is Role.USER and page.trust >= Trust.USER and not page.is_blank
-        # What a user says is theirs, but an assistant may repeat a planted text long after it was read.
+        # A user speaks for themselves, but an assistant may repeat a planted text long after it was read.
         taint = page.trust if speaks else lowest_trust[page.id]
         recalled = bool(page.sources or page.cites) or (recalled and not speaks)
         is_text = page.kind is Kind.TEXT and page.role in (Role.USER, Role.ASSISTANT) and page.trust >= Trust.AGENT

@@ -1,8 +1,8 @@
-"""Notes as a folder of Markdown that a person edits and keeps in Git: what was edited comes back as versions.
+"""Exports notes as a folder of Markdown that a person can edit and keep in Git, and imports the edits as new versions.
 
-A hidden file of the folder says which version each file was written from. So it is known what has changed since, on both sides:
-what only one side changed is taken over, and where both did, nothing is written and both are shown. Files are opened below the
-folder's own descriptor, a part of the path at a time, and no link is followed.
+A hidden file of the folder records the version from which each file was written. So changes on both sides are known: a change on
+one side is taken over; if both sides changed, nothing is written, and the difference is shown. Files are opened relative to the
+descriptor of their folder, one part of the path at a time, and no link is followed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kilburn.memory.secrets import Secrets
 from kilburn.page import digest_of
 
 LIST = ".kilburn-notes.json"
-"""The file that says what the others were written from; it belongs into Git with them."""
+"""The file that records from which versions the others were written; it belongs in Git with them."""
 
 MAX_FILE_BYTES = 4 * LARGEST_NOTE
-"""Bytes of a file. A note has as many characters as a fourth of that."""
+"""Bytes of a file at most: a character takes four bytes at most."""
 
 SUFFIX = ".md"
 
 BOM = "\ufeff"
-"""What a file may begin with to say how it is encoded. A note may begin with it, too."""
+"""The byte order mark with which a file may begin. A note may begin with it, too."""
 
 PART = re.compile(r"\.kilburn-[0-9a-f]{16}\.part")
-"""A file that is being written; after a kill it stays until the next export."""
+"""Name of a part file; after a kill it stays until the next export."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class FileBase(msgspec.Struct, frozen=True):
-    """What a file was written from: the note's name, and the digest of its text."""
+    """The origin of a file: the name of the note, and the digest of its text."""
 
     name: str
     digest: str
@@ -55,16 +55,16 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoteFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an export or an import; notes are given by name.
+    """The result of an export or an import; notes are given by name.
 
     Args:
         written: files, or new versions of notes. removed: files, or notes that were deleted.
-        unchanged: how many are the same on both sides.
-        newer: of an import: the store has a newer version, and the file was not edited. Export again to get it.
-        gone: of an import: notes whose file was deleted, which stay without `delete`.
-        conflicts: (name, diff from the store's version to the file's) of those that both sides changed. Of them nothing was
+        unchanged: number of notes that are the same on both sides.
+        newer: on import: notes with a newer version in the store and an unedited file. Export again to get it.
+        gone: on import: notes whose file was deleted; they stay unless `delete` is set.
+        conflicts: (name, diff from the store's version to the file's) of notes that both sides changed. Nothing of them was
             written.
-        skipped: (file, reason) of what was passed over.
+        skipped: (file, reason) of skipped files.
     """
 
     written: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class NoteFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Report:
-    """A `NoteFiles` that is being made, and the list as it will be."""
+    """Collects a `NoteFiles`, and the new list of files."""
 
     def __init__(self, bases: dict[str, FileBase]) -> None:
         self.notes = dict(bases)
@@ -108,10 +108,10 @@ def export_notes(notes: Notes, folder: str | os.PathLike[str]) -> NoteFiles:
     import is not overwritten, nor is any other file.
 
     Args:
-        folder: is made where there is none.
+        folder: created if there is none.
 
     Raises:
-        SpecError: it is no folder, or has another owner's notes. OSError: it cannot be written.
+        SpecError: it is no folder, or has notes of another owner. OSError: it cannot be written.
     """
     place = Path(folder)
     if not os.path.lexists(place):
@@ -172,7 +172,7 @@ def _remove(root: int, report: _Report, current: File | None, file: str, base: F
         return
     del report.notes[file]
     if current is not None:
-        # Another export may have been faster.
+        # Another export may have removed it.
         with _open_parent(root, file) as (parent, name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         report.removed.append(base.name)
@@ -189,14 +189,13 @@ def import_notes(
     """Import what a person edited in a folder: each changed file becomes a new version of its note, each new file a new note.
 
     Args:
-        resolved: names of notes whose file has both sides' words now: it becomes the next version, whatever the store says.
-        delete: delete the notes whose files are gone.
-        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`; one that is refused is passed
-            over.
+        resolved: names of notes whose conflict was resolved in the file, which becomes the next version.
+        delete: delete the notes whose files were deleted.
+        secrets: what to do with a file that holds a secret: see `kilburn.memory.secrets.screen`; a refused file is skipped.
 
     Raises:
-        SpecError: no such folder, or it has another owner's notes, or `resolved` names none of its notes. StoreError: what was
-            taken in up to here stays, and trying again goes on.
+        SpecError: no such folder, it has notes of another owner, or `resolved` names none of its notes. StoreError: the files
+            before this one are imported; call again to continue.
     """
     place = Path(folder)
     with _open_folder(place) as root:
@@ -211,7 +210,7 @@ def import_notes(
             except (KernelError, SecretFound) as error:
                 report.skipped.append((file.path, f"{error.what}: {error.advice}" if error.advice else error.what))
         for path, base in bases.items():
-            # Below what was passed over, nobody has looked.
+            # The files below a skipped folder were not looked at.
             if path not in visited and not any(str(above) in visited for above in PurePosixPath(path).parents):
                 _handle_missing(notes, report, path, base, delete=delete)
         if strange := set(resolved) - {base.name for base in report.notes.values()}:
@@ -230,7 +229,7 @@ def _import_file(
     name = checked_name(path.removesuffix(SUFFIX) if base is None else base.name)
     note = notes.find(name)
     if file.marked and note is not None and note.text.startswith(BOM):
-        text = f"{BOM}{text}"  # it is the note's own
+        text = f"{BOM}{text}"  # the mark is part of the note
     if "\r" in text and digest_of(text) not in (base and base.digest, note and note.digest):
         text = text.replace("\r\n", "\n")
     digest = digest_of(text)
@@ -284,7 +283,7 @@ def _read_list(root: int, notes: Notes) -> dict[str, FileBase]:
     """Return from which note and version each file of a folder was written.
 
     Raises:
-        SpecError: the list cannot be read, or is another owner's.
+        SpecError: the list cannot be read, or belongs to another owner.
     """
     try:
         with open(os.open(LIST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root), "rb") as file:
@@ -351,7 +350,7 @@ def _create_part(folder: int) -> tuple[str, int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return part, descriptor
-        os.close(descriptor)  # another export was faster than the lock
+        os.close(descriptor)  # another export removed it before it was locked
 
 
 def _remove_parts(root: int, present: Iterable[str]) -> None:

@@ -1,8 +1,8 @@
-"""Notes: texts with names that a user or an agent keeps, such as `core/human` or `workflows/release`.
+"""Notes: named texts of a user or an agent, such as `core/human` or `workflows/release`.
 
-A note is a page with a name, in a collection of its own for each user or agent. Of each name one page is in force (law 9). An
-edit appends a page and retires the one before it in the same transaction, so every version stays readable, and history, undo,
-trust, search and forgetting are those of any collection.
+A note is a page with a name; each user or agent has a collection of notes. One page of each name is in force (law 9). An edit
+appends a page and retires its predecessor in the same transaction, so every version stays readable, and history, undo, trust,
+search and forgetting work as in any collection.
 
     notes = store.notes("ana")
     first = notes.write("core/human", "Ana drinks tea.")
@@ -29,23 +29,23 @@ from kilburn.move import Add, Drop, Restore, Retire
 from kilburn.page import Page, Place, digest_of, parse_address
 
 MAX_SUGGESTIONS = 5
-"""Names that an error lists at most."""
+"""Names in the advice of an error at most."""
 
 LEARNED = ("guidelines", "examples", "workflows")
-"""Folders of what is learned from the user's feedback. Who has read untrusted text changes nothing there."""
+"""Folders of notes that are learned from the user's feedback. A writer that has read untrusted text may not change them."""
 
 
 class NoteVersion:
-    """One version of a note: a page, and its text, which is read when it is asked for.
+    """One version of a note: a page, and its text, which is read on access.
 
     Attributes:
-        name: what the note was called then.
-        digest: SHA-256 of its text, hex: by it a writer says which version it has seen.
+        name: name of the note at that version.
+        digest: SHA-256 of its text, hex; a writer names the version that it has seen by it.
         address: `p1`, `f3`; any version can be recalled by it. page: the id of that page.
-        trust: the lowest of its writer's and of what it was made from; TOOL where a tool's text got into it. role: the same as a
-            role: user, assistant or tool.
+        trust: the lowest trust of its writer and its sources; TOOL if a tool's text got into it. role: the same as a role: user,
+            assistant or tool.
         time: when it was written, in seconds since the epoch.
-        in_force: whether it is what the note says now.
+        in_force: whether it is the current version.
     """
 
     def __init__(self, collection: Collection, page: Page, state: State) -> None:
@@ -73,7 +73,7 @@ class Notes:
     """The notes of one owner, made by `Store.notes`. Safe to use from several threads.
 
     Args:
-        owner: the user or agent whose they are; "" for all users.
+        owner: a user or an agent; "" for all users.
     """
 
     def __init__(self, store: Store, owner: str) -> None:
@@ -135,7 +135,7 @@ class Notes:
 
         Args:
             under: only those below this name: `core` for `core/human`; "" for all.
-            wanted: only those whose name it wants; the others are not read.
+            accepts: only those whose name it accepts; the others are not read.
         """
         below = f"{under.rstrip('/')}/" if under else ""
         ids = [page for name, page in self._named().items() if name.startswith(below) and (accepts is None or accepts(name))]
@@ -191,20 +191,20 @@ class Notes:
         changes nothing.
 
         Args:
-            seen: the digest of the version that the writer has seen; "" if there may be none yet; None for whatever is there.
-            anew: nothing of the version before is in the text. Else that one is its source: its trust is no higher, and it is
-                forgotten with it.
-            sources: versions of other notes that the writer has read, by their pages: it is forgotten with them, and trusted no
-                more.
+            seen: the digest of the version that the writer has seen; "" if there must be none yet; None for any version.
+            anew: the text has nothing of the previous version. Otherwise that version is its source: the new one is trusted no
+                more, and is forgotten with it.
+            sources: pages of other notes' versions that the writer has read: the new version is trusted no more, and is
+                forgotten with them.
             cites: pages of other segments that it was made from: (number of the segment, page id).
-            policy: who writes; "user" for a person, else the agent or the policy.
-            tainted: whether that one had read what a tool returned.
+            policy: the writer; "user" for a person, otherwise the agent or the policy.
+            tainted: whether the writer had read what a tool returned.
             secrets: what to do if the text holds a secret: see `kilburn.memory.secrets.screen`.
 
         Raises:
-            NoteConflict: it is not what was seen. KernelError: no name of a note, a text that is empty or too long; see `check`.
-            UnknownAddress, Forgotten: what it cites is not there. LawBroken: it is pinned. SecretFound, MissingExtra. StoreError.
-            Nothing was changed.
+            NoteConflict: the note was changed since `seen`. KernelError: an invalid name, an empty or too long text; see
+            `check`. UnknownAddress, Forgotten: a cited page does not exist. LawBroken: it is pinned. SecretFound, MissingExtra.
+            StoreError. Nothing was changed.
         """
         name = checked_name(name)
         text, _ = screen(text, secrets)
@@ -225,8 +225,8 @@ class Notes:
         """Rename a note. Its history continues under the new name.
 
         Raises:
-            UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`, or the other name is taken. LawBroken:
-            it is pinned. StoreError. Nothing was changed.
+            UnknownAddress: there is no such note. NoteConflict: it was changed since `seen`, or the other name is taken.
+            LawBroken: it is pinned. StoreError. Nothing was changed.
         """
         name, to = checked_name(name), checked_name(to)
 
@@ -252,7 +252,7 @@ class Notes:
         to erase them.
 
         Raises:
-            UnknownAddress: there is no such note. NoteConflict: it is not what was `seen`. LawBroken: it is pinned.
+            UnknownAddress: there is no such note. NoteConflict: it was changed since `seen`. LawBroken: it is pinned.
         """
         name = checked_name(name)
 
@@ -293,7 +293,7 @@ class Notes:
             address: of the version, as `history` has it.
 
         Raises:
-            UnknownAddress, Forgotten: there is no such version. KernelError: it is in force, or was called otherwise.
+            UnknownAddress, Forgotten: there is no such version. KernelError: it is in force, or had another name.
         """
         name = checked_name(name)
         if not self._exist():

@@ -1,7 +1,7 @@
-"""Learning without a model: statements that patterns find in what the user says.
+"""Learning without a model: patterns find statements in the messages of the user.
 
-Preferences, identities, family, places, work, dates, quantities, habits, standing instructions, what is to be remembered,
-corrections, and what is true no longer. Only texts of the user are read. A statement about the same thing supersedes the
+They find preferences, identities, family, places, work, dates, quantities, habits, standing instructions, things to remember,
+corrections, and facts that are no longer true. Only texts of the user are read. A statement about the same thing supersedes the
 earlier one (see `kilburn.memory.conflict`).
 """
 
@@ -27,7 +27,7 @@ _OPPOSITE = {"likes": "dislikes", "dislikes": "likes"}
 
 @dataclass(frozen=True)
 class Plain:
-    """Learn what patterns find, without a model. The same session gives the same facts."""
+    """Learn the statements that patterns find, without a model. The same session gives the same facts."""
 
     def plan(self, view: MemoryView) -> Generator[Effect, Answer, Sequence[Add | Retire]]:
         """Return the facts that the user's texts state, and what they supersede."""
@@ -36,7 +36,7 @@ class Plain:
             for statement in statements(utterance.text, utterance.page.time) if utterance.role is Role.USER else ():
                 resolved = statement if statement.claim.relation else (yield from _correct(statement, view, pairs))
                 if resolved is not None:
-                    # What was said later in the same exchange holds.
+                    # The later of two statements in the same exchange holds.
                     pairs = [
                         (by, stated)
                         for by, stated in pairs
@@ -59,7 +59,7 @@ class Plain:
         }
         for utterance in view.new:
             moves = combine_moves(moves, (yield from raise_doubts(view, utterance, moves, repeated)))
-        # What is over, or was said again, is doubted no longer.
+        # Ended and repeated facts are no longer doubted.
         moot = {page for fact in (*retired, *repeated) for page in find_doubts(view, (fact,))}
         if moot:
             moves = combine_moves(moves, [Retire(tuple(sorted(moot)), until=view.new[-1].page.time, why="settled")])
@@ -133,18 +133,10 @@ def _has_object(claim: Claim, thing: str) -> bool:
 
 def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, retired: set[int]) -> tuple[int, ...]:
     """Return the pages in force that a statement ends: the same claim, the opposite, or the appointment that was moved."""
-    claim = statement.claim
+    claim, differs = statement.claim, statement.replaces
     if statement.instead and claim.relation and plain_name(statement.instead) != plain_name(claim.object):
-        wrong = msgspec.structs.replace(claim, object=statement.instead)
-        return tuple(
-            page.id
-            for page, _ in view.standing(wrong)
-            if page.id not in retired
-            and page.trust <= utterance.page.trust
-            and page.claim is not None
-            and same_claim(page.claim, wrong)
-        )
-    if not (statement.over or statement.replaces):
+        claim, differs = msgspec.structs.replace(claim, object=statement.instead), False
+    elif not (statement.over or statement.replaces):
         if claim.relation not in _OPPOSITE:
             return ()
         claim = msgspec.structs.replace(claim, relation=_OPPOSITE[claim.relation])
@@ -154,5 +146,5 @@ def _ended_pages(utterance: Utterance, statement: Statement, view: MemoryView, r
         if page.id not in retired
         and page.trust <= utterance.page.trust
         and page.claim is not None
-        and same_claim(page.claim, claim) is not statement.replaces
+        and same_claim(page.claim, claim) is not differs
     )

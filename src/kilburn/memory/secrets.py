@@ -1,9 +1,8 @@
-"""Secrets in texts: found before they are stored, and before a model reads them.
+"""Finds secrets in texts before they are stored, and before a model reads them.
 
-The scanner is betterleaks (extra `secrets`); a few rules here find what it leaves out. Nothing of a secret goes into a
-finding or an error: they say which rule matched, and where. A scanner finds secrets of known forms. A password that looks
-like any other word stays unseen, and so does what was encoded, and what was split over lines or messages. The time is in
-proportion to the text, whatever is in it.
+The scanner is betterleaks (extra `secrets`); a few rules here find what it misses. Findings and errors contain no part of a
+secret, only the rule and the place. A scanner finds secrets of known forms: passwords that look like ordinary words are not
+found, nor are encoded secrets, or secrets that are split over lines or messages. The time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kilburn.native import inside, load
 from kilburn.page import Span
 
 Secrets = Literal["refuse", "redact"] | None
-"""What to do with a secret: refuse the whole text, put a mark in its place, or do not look (None)."""
+"""What to do with a secret: refuse the whole text, replace the secret by a mark, or do not look for secrets (None)."""
 
 RULES = {
     "url-password": r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@]{0,100}:([^\s/@]{1,200})@",
@@ -31,34 +30,34 @@ RULES = {
     "spoken-password": r"(?i)\b(?:password|passwort|passphrase|passcode|pin)\s{1,3}(?:is|ist|lautet)\s{1,3}[\"'`]?"
     r"((?=\S{0,100}\d)\S{4,100})",
 }
-"""What betterleaks 2.0 does not find; the first group is the secret."""
+"""Secrets that betterleaks 2.0 does not find; the first group is the secret."""
 
 _CARD = re.compile(
     r"(?<![\d.,-])(?:(?:4\d{3}|5[1-5]\d\d|2[2-7]\d\d)([ -]?)\d{4}\1\d{4}\1\d{4}|3[47]\d\d([ -]?)\d{6}\2\d{5})(?![\d.,-]?\d)"
 )
-"""A number of a payment card as it is printed: of Visa and Mastercard in fours, of American Express in 4, 6 and 5 digits; with
-blanks, hyphens or nothing between them. What is part of a longer number, or has a wrong check digit, is none."""
+"""The number of a payment card: Visa and Mastercard in groups of 4 digits, American Express in 4, 6 and 5, separated by blanks,
+hyphens or nothing. A part of a longer number does not count, nor does a number with a wrong check digit."""
 
 _RULES = {rule: re.compile(pattern) for rule, pattern in RULES.items()}
 
 _BLIND = re.compile(r"\0|[\ud800-\udfff]|(?<=leaks)\s*:(?=\s*allow)", re.IGNORECASE)
-"""Where the scanner would stop or look away: the end of a string in C, what is no UTF-8, and the comment by which the
-author of a text could say that there is nothing to see."""
+"""Text at which the scanner would stop or look away: the end of a string in C, lone surrogates, and the comment by which an
+author can suppress findings."""
 
 _MARK = re.compile(r"\[secret: [a-z0-9-]+\]")
 
 HEAD_CHARS = 8
-"""Characters by which the places of what was found are looked up."""
+"""Characters by which the places of secrets are looked up."""
 
 PIECE_CHARS, OVERLAP_CHARS = 24_000, 8_000
-"""Characters that the scanner gets at once, and how many of them the next piece has, too: more than a private key has."""
+"""Characters of a piece for the scanner, and of its overlap with the next: more than a private key has."""
 
 MAX_ROUNDS = 3
-"""How often a redacted text is looked at again."""
+"""How often a redacted text is scanned again."""
 
 
 class Secret(msgspec.Struct, frozen=True, order=True):
-    """A secret that was found: where, in characters of the text, and by which rule."""
+    """A secret in a text: its place in characters, and the rule that found it."""
 
     span: Span
     rule: str
@@ -79,7 +78,7 @@ def find(text: str) -> list[Secret]:
     """Return the secrets of a text, in order; those that overlap count as one.
 
     Raises:
-        MissingExtra: betterleaks is not installed. SecretFound: there is one, and it cannot be said where.
+        MissingExtra: betterleaks is not installed. SecretFound: there is a secret, and its place is unknown.
     """
     blank = _BLIND.sub(lambda match: " " * len(match[0]), text)
     hits = by_rule(blank)
@@ -132,8 +131,8 @@ def screen(text: str, secrets: Secrets) -> tuple[str, list[Secret]]:
         secrets: "refuse" raises if there is one; "redact" puts `[secret: RULE]` in its place; None does not look.
 
     Raises:
-        SecretFound: there is one, and it was to be refused, or cannot be cut out.
-        MissingExtra: betterleaks is not installed. SpecError: none of the three.
+        SecretFound: there is a secret, and it is to be refused, or cannot be cut out.
+        MissingExtra: betterleaks is not installed. SpecError: another value of `secrets`.
     """
     if secrets is None:
         return text, []

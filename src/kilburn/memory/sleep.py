@@ -1,8 +1,8 @@
-"""Sleep time: memory policies that work beside a conversation, when it is time: after some turns, when nobody speaks, and when
-something that they have not read yet has left the window.
+"""Sleep time: runs memory policies beside a conversation: after some turns, after a silence, and when unread messages were
+evicted.
 
-Each step of theirs is one transaction with its cursor. So a kill between any two loses nothing and repeats nothing, and what is
-due is read from the store: it is still due when the program starts again. The conversation waits for none of it.
+Each step of a policy is one transaction with its cursor, so a kill between two steps loses nothing and repeats nothing. Due work
+is read from the store, so it is still due after a restart. The conversation never waits.
 
     sleep = SleepTime(session, "consolidate('core/human')", model="qwen", turns=5, idle=60)
     agent = Agent(model, [], session, notes=["core/human"], recall=500, learn=sleep)
@@ -32,7 +32,7 @@ __all__ = ["SleepTime"]
 log = logging.getLogger("kilburn")
 
 MAX_RESULTS = 1000
-"""Of so many times that a policy worked, what came of it is still known."""
+"""Results that `SleepTime.learned` keeps."""
 
 
 @checked
@@ -40,16 +40,16 @@ class SleepTime:
     """Runs memory policies over a session in a thread of its own. Use it as a context manager, or close it.
 
     Args:
-        session: what they read.
+        session: the session that they read.
         policies: specs such as "plain" or "consolidate('core/human')", or objects; one after the other.
         model: answers what they ask: a spec or a model; None for that of the store.
-        turns: messages of the user after which they work; 0 if they are not to be counted.
-        idle: seconds without a turn after which they work; 0 if silence is not to wake them.
-        compaction: whether they work when something that they have not read has left the window.
+        turns: messages of the user after which they run; 0 for no such trigger.
+        idle: seconds without a turn after which they run; 0 for no such trigger.
+        compaction: whether they run when messages that they have not read were evicted.
         secrets: see `UserMemory.learn`.
 
     Raises:
-        SpecError: no such policy or model, or a time that is none.
+        SpecError: no such policy or model, or an invalid time.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class SleepTime:
         self.session, self.policies = session, policies
         self.turns, self.idle, self.compaction, self._secrets = turns, idle, compaction, secrets
         self.learned: deque[Learned] = deque(maxlen=MAX_RESULTS)
-        """What came of each time that a policy worked: the last ones."""
+        """Results of the last runs of the policies."""
         self._answer = make_answerer(session.store, model)
         for policy in policies:
-            self._job(policy)  # so that a wrong spec is known now
+            self._job(policy)  # so that an invalid spec is reported now
         self._changed = threading.Condition()
         self._woken, self._worked, self._closed, self._failed = 0, 0, False, ""
-        # A model that fails again and again is spared for a while: nobody may speak for the whole night.
+        # A model that keeps failing is left alone for a while: the silence may last all night.
         self._looks, self._spares = 0, [Breaker() for _ in policies]
         self._thread = threading.Thread(target=self._watch, name="kilburn-sleep", daemon=True)
         self._thread.start()
@@ -82,7 +82,7 @@ class SleepTime:
         """Return why work is due: "turns", "compaction" or "idle"; "" if it is not.
 
         Args:
-            idle: whether nobody has spoken for long enough.
+            idle: whether the silence has lasted long enough.
         """
         return self._due(range(len(self.policies)), idle=idle)
 

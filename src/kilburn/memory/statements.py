@@ -1,18 +1,19 @@
-"""What a person's message states about them, by patterns and without a model.
+"""Extracts what a message states about its writer, by patterns and without a model.
 
-Each statement is one sentence in the third person, with its parts and the times between which it is true. Precision comes
-before recall: what is in doubt is left out, and what is left out is still in the session, word for word, where a search
-finds it. Patterns are for English; other languages give nothing.
+Each statement is one sentence in the third person, with its parts and its times of validity. Precision comes before recall:
+doubtful statements are left out, but a search still finds the words in the session. The patterns are for English; other
+languages yield nothing.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from kilburn.memory.clauses import HOLE, Clause, clauses
+from kilburn.memory.words import KIN
 from kilburn.page import Claim
 from kilburn.search.dates import Dated, dates, grounded
 
@@ -21,7 +22,7 @@ ASSISTANT = "assistant"
 """The subject of standing instructions."""
 
 MAX_STATEMENTS = 50
-"""Statements of one message."""
+"""Statements of one message at most."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +30,11 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         text: a sentence in the third person, with absolute dates.
-        since, until: when it begins and ends to be true, in seconds since the epoch; None where it names no time.
-        over: whether it ends the claim: the claim is not true any more.
-        replaces: whether it replaces an earlier statement about the same thing: a meeting was moved.
-        instead: the wrong object in a "not X". If the claim has no relation, it takes that of the fact with this
-            object. If no object is named either, it takes that of the statement before.
+        since, until: validity in seconds since the epoch; None if the statement names no time.
+        over: whether the claim is no longer true.
+        replaces: whether it replaces an earlier statement on the same topic: a meeting was moved.
+        instead: the wrong object in a "not X". A claim without a relation corrects the fact with this object; without a wrong
+            object, it corrects the previous statement.
     """
 
     text: str
@@ -46,12 +47,6 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     instead: str = ""
 
 
-KIN = (
-    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
-    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
-    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
-    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
-)
 _ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum father dad boss"
 _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
 _NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
@@ -287,14 +282,14 @@ def statements(text: str, said_at: float) -> list[Statement]:
     """Return what a message states, in order, at most 50 statements, without repetitions.
 
     Args:
-        said: when it was said, in seconds since the epoch; "next Tuesday" is relative to it.
+        said_at: time of the message in seconds since the epoch; "next Tuesday" is relative to it.
     """
     by_claim: dict[tuple[str, str, str, bool], Statement] = {}
     for clause in clauses(text):
         for statement in _parse_clause(clause, said_at):
             claim = statement.claim
             key = (claim.subject, claim.relation, claim.object, statement.over)
-            by_claim.pop(key, None)  # what is said last counts
+            by_claim.pop(key, None)  # the last one counts
             by_claim[key] = statement
         if len(by_claim) >= MAX_STATEMENTS:
             break
@@ -350,27 +345,19 @@ def _match_clause(text: str, said_at: float) -> Iterator[Statement]:
         rest = over["rest"] if "am no" not in text[:10] else f"am {over['rest']}"
         yield from _apply_rules(USER, _present(rest), said_at, over=True)
         return
-    subject_match = _SELF.match(text)
-    if subject_match is not None:
-        if "never" in subject_match["said"] and not subject_match["rest"].startswith("have"):
-            return
-        rest = (
-            f"have never {subject_match['rest'][5:]}"
-            if "never" in subject_match["said"] and subject_match["rest"].startswith("have ")
-            else subject_match["rest"]
-        )
+    if (parts := _SELF.match(text)) is not None:
+        rest = parts["rest"]
+        if "never" in parts["said"]:
+            if not rest.startswith("have"):
+                return
+            rest = f"have never {rest[5:]}" if rest.startswith("have ") else rest
         yield from _apply_rules(USER, re.sub(r"\Aare\b", "am", rest), said_at)
-        return
-    subject_match = _THEIRS.match(text)
-    if subject_match is not None:
-        first, _, more = subject_match["rest"].partition(" ")
+    elif (parts := _THEIRS.match(text)) is not None:
+        first, _, more = parts["rest"].partition(" ")
         base = _BASE.get(first) or (first[:-1] if _THIRD.match(first) else first)
         if first != base or first in ("was", "moved", "relocated"):
-            yield from _apply_rules(
-                f"{USER}'s {subject_match['kin'].lower()}" + (f" {subject_match['called']}" if subject_match["called"] else ""),
-                f"{base} {more}",
-                said_at,
-            )
+            name = f" {parts['called']}" if parts["called"] else ""
+            yield from _apply_rules(f"{USER}'s {parts['kin'].lower()}{name}", f"{base} {more}", said_at)
 
 
 def _present(rest: str) -> str:
@@ -455,7 +442,7 @@ def _parse_object(
     since = until = None
     text, days = grounded(text, said_at, past=past)
     for dated in days:
-        preposition = _word_before(raw, dated, said_at, past)
+        preposition = _word_before(raw, dated)
         if preposition in ("until", "till", "through"):
             until = dated.end
         elif preposition in ("since", "starting", "from", "of"):
@@ -463,7 +450,7 @@ def _parse_object(
     return _for_others(text), since, until
 
 
-def _word_before(raw: str, dated: Dated, said_at: float, past: bool) -> str:
+def _word_before(raw: str, dated: Dated) -> str:
     """Return the word before a date, also "from" before "on Monday"."""
     words = [word for word in raw[: dated.span[0]].lower().split() if word not in ("on", "in", "the")]
     return words[-1] if words else ""
@@ -585,12 +572,19 @@ def _kin_name(match: re.Match[str], said_at: float) -> Statement | None:
     return _relative(match["kin"], match["o"])
 
 
-def _favourite(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _parse_object(match["o"], said_at, words=8)
-    relation = f"favorite {match['r'].lower()}"
-    if parsed is None or _ANAPHORA.search(match["r"]):
-        return None
-    return _statement(USER, relation, parsed[0], many=False, text=f"The user's {relation} is {parsed[0]}.")
+def _property(relation: str, text: str, words: int = 14) -> Callable[[re.Match[str], float], Statement | None]:
+    """Return a reader of a property with one object, such as a birthday. `relation` has the matched relation as `{}`; `text` has
+    relation and object."""
+
+    def read(match: re.Match[str], said_at: float) -> Statement | None:
+        name = match.groupdict().get("r", "").lower()
+        parsed = _parse_object(match["o"], said_at, words=words)
+        if parsed is None or _ANAPHORA.search(name):
+            return None
+        whole = relation.format(name)
+        return _statement(USER, whole, parsed[0], many=False, text=text.format(whole, parsed[0]))
+
+    return read
 
 
 def _value(match: re.Match[str], said_at: float) -> Statement | None:
@@ -625,24 +619,6 @@ def _appointment(match: re.Match[str], said_at: float) -> Statement | None:
     return msgspec.structs.replace(statement, replaces=match.re is not _HAVE_EVENT)
 
 
-def _birthday(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _parse_object(match["o"], said_at, words=5)
-    return (
-        None
-        if parsed is None
-        else _statement(USER, "birthday", parsed[0], many=False, text=f"The user's birthday is {parsed[0]}.")
-    )
-
-
-def _goal(match: re.Match[str], said_at: float) -> Statement | None:
-    parsed = _parse_object(match["o"], said_at)
-    return (
-        None
-        if parsed is None
-        else _statement(USER, match["r"], parsed[0], many=False, text=f"The user's {match['r']} is to {parsed[0]}.")
-    )
-
-
 def _habit(match: re.Match[str], said_at: float) -> Statement | None:
     parsed = _parse_object(match["o"], said_at)
     if parsed is None or re.match(
@@ -657,13 +633,13 @@ _FORMS = [
     (_I_AM, _user_name),
     (_CALL_ME, _nickname),
     (_KIN_NAME, _kin_name),
-    (_BIRTHDAY, _birthday),
-    (_FAVOURITE, _favourite),
-    (_IS_FAVOURITE, _favourite),
+    (_BIRTHDAY, _property("birthday", "The user's {} is {}.", words=5)),
+    (_FAVOURITE, _property("favorite {}", "The user's {} is {}.", words=8)),
+    (_IS_FAVOURITE, _property("favorite {}", "The user's {} is {}.", words=8)),
     (_RESCHEDULED, _appointment),
     (_HAVE_EVENT, _appointment),
     (_THE_IS, _appointment),
-    (_GOAL, _goal),
+    (_GOAL, _property("{}", "The user's {} is to {}.")),
     (_MINE_IS, _value),
     (_HABIT, _habit),
 ]

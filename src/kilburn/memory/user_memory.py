@@ -1,4 +1,4 @@
-"""A user's memory: a collection that remembers, learns, updates and searches facts. `Store.memory` finds it by its name."""
+"""A user's memory: remembers, learns, updates and searches facts. `Store.memory` makes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.kernel.taint import lowest_read
-from kilburn.memory.doubt import (
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
+from kilburn.memory.quota import Quota, make_room
+from kilburn.memory.resemblance import (
     MAX_DOUBTED_FACTS,
     doubt_link,
     doubted_facts,
@@ -27,8 +29,6 @@ from kilburn.memory.doubt import (
     rival_test,
     rival_words,
 )
-from kilburn.memory.learning import Learned, LearningJob, make_answerer
-from kilburn.memory.retention import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust
@@ -38,13 +38,13 @@ from kilburn.search.found import Findings
 from kilburn.search.search import Searcher
 
 MAX_RIVALS = 8
-"""Facts that are compared with one that is told."""
+"""Facts in force that are compared with a new one at most."""
 
 MAX_WORDS, MAX_FACTS_PER_WORD = 12, 32
-"""Words of a sentence by which facts are looked for that it may change, the longest first; facts of each."""
+"""Words of a sentence that are searched for facts that it may change, the longest first; newest facts with each word."""
 
 MAX_RECENT_MESSAGES = 10
-"""The user's last messages, in which it is looked for what an agent notes."""
+"""Messages of the user that may support a fact that an agent notes: the newest ones."""
 
 
 @checked
@@ -79,14 +79,14 @@ class UserMemory:
         in force, and a search marks them (`Found.doubted`).
 
         Args:
-            since, until: from when to when it is true, in seconds since the epoch.
+            since, until: validity in seconds since the epoch.
             importance: 0 to 1.
             pin: never retired by a quota, never swept.
             secrets: what to do if it holds a secret: see `kilburn.memory.secrets.screen`.
-            quota: what the memory may hold.
+            quota: size limit of the memory.
 
         Raises:
-            SecretFound, QuotaExceeded: it may not be written. KernelError: an empty text, or times that cannot be.
+            SecretFound, QuotaExceeded: it may not be written. KernelError: an empty text, or invalid times.
             MissingExtra, StoreError.
         """
         clean, _ = screen(text, secrets)
@@ -112,7 +112,7 @@ class UserMemory:
             secrets: see `remember`.
 
         Raises:
-            SecretFound, MissingExtra. KernelError: an empty text, or a session in which nothing was said. StoreError.
+            SecretFound, MissingExtra. KernelError: an empty text, or a session without messages. StoreError.
         """
         clean, _ = screen(text, secrets)
         with session.lock:
@@ -165,8 +165,8 @@ class UserMemory:
         is_rival, resembles = rival_test(text), resemblance_test(text) if words else None
         rivals = []
         for fact in facts:
-            text_of_fact = texts[fact.digest]
-            if is_rival(text_of_fact) or (resembles is not None and resembles(text_of_fact, fact.claim)):
+            fact_text = texts[fact.digest]
+            if is_rival(fact_text) or (resembles is not None and resembles(fact_text, fact.claim)):
                 rivals.append(fact.id)
         return rivals if len(rivals) <= MAX_DOUBTED_FACTS else []
 
@@ -176,7 +176,7 @@ class UserMemory:
 
         Args:
             address: one fact that is in force.
-            since: from when the new one is true, and the old one is not, in seconds since the epoch; None for now.
+            since: when the new one becomes true, and the old one untrue, in seconds since the epoch; None for now.
             secrets: see `remember`.
 
         Raises:
@@ -195,7 +195,7 @@ class UserMemory:
             add = Add(text=clean, since=since, importance=state.importance, why="a person updated it")
             doubts = self._doubts(pages[0])
             retirement = Retire((*pages, *[page.id for page in doubts]), refers=0, why="a person updated it")
-            # What the old fact may have made untrue, the new one may, too.
+            # The new fact doubts what the old one doubted.
             about = [doubted_facts(page) for page in doubts]
             olds = sorted(set().union(*(facts for facts in about if pages[0] not in facts)))
             return self.collection.apply(add, *([doubt_link(olds)] if olds else []), retirement, seen=head)[0]
@@ -224,14 +224,14 @@ class UserMemory:
             session: its name, or the open session; of any user.
             policy: a spec such as "plain" or "facts", or an object with `plan`.
             model: answers what the policy asks: a spec or a model; None for that of the store.
-            secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" puts a mark in
-                its place; "refuse" leaves the text out, as if it had not been said; None does not look.
-            quota: what the memory may hold. What follows an untrusted text never evicts anything.
+            secrets: what to do with a text that holds a secret, before any policy or model sees it: "redact" replaces
+                it by a mark; "refuse" leaves the text out; None does not look for secrets.
+            quota: size limit of the memory. Facts learned after an untrusted text never evict others.
 
         Raises:
             SpecError: no such session, policy or model, or the policy asks a model and there is none. QuotaExceeded,
-            StoreError: nothing of the exchange in hand was written; what came before stays. MissingExtra: `secrets` without
-            the extra.
+            StoreError: nothing of the current exchange was written; earlier ones are. MissingExtra: `secrets` without the
+            extra.
         """
         job = LearningJob(self._store, session, policy, self.user, secrets, quota)
         return run(job.learn(), make_answerer(self._store, model))

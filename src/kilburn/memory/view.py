@@ -1,4 +1,4 @@
-"""What a memory policy may see: what was said in a session and not learned from yet, and what the memory holds.
+"""The view of a memory policy: new messages of a session, and the memory.
 
 A memory policy is a pure plan at the boundary between a session and a user's memory. It returns `Add`s and `Retire`s, or
 is a generator that yields effects (`Ask`, `Find`, `Note`) and returns them. The hits of a `Find` are pages of the memory
@@ -23,15 +23,15 @@ SUMMARY = "summary"
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A text that was said in a session.
+    """A message text of a session.
 
     Args:
-        session: the number in the store of the session in which it was said: of a branch, maybe one above it.
+        segment: number of the session that has the page; for a branch, this may be a session above it.
         page: its page, with its role, its time in seconds since the epoch, and its trust.
-        text: exact.
-        recalled: whether it shows something recalled, or is an assistant's text after such in the same exchange: nothing is
+        text: the exact text.
+        recalled: whether it shows something recalled, or is an assistant's text after that in the same exchange: nothing is
             learned from it again.
-        taint: of an assistant's text, the lowest trust of all that was read in the session up to it; of a user's, its own.
+        taint: for an assistant's text, the lowest trust of all that was read in the session before; for a user's, its own.
     """
 
     segment: int
@@ -69,20 +69,20 @@ class MemoryView:
     """The frozen state of the boundary between a session and a memory, valid while the plan runs.
 
     Args:
-        new: what to learn from: texts of one exchange between user and assistant, all with the same taint, in order. No
-            tool's output, no system prompt, nothing recalled.
-        earlier: the texts before these, ten at most, oldest first; none that is less trusted than those of `new`.
-        summary: the running summary of the session before these, if a policy keeps one, or "".
+        new: texts to learn from: one exchange between user and assistant, all with the same taint, in order; no output of
+            tools, no system prompt, nothing recalled.
+        earlier: the previous texts, ten at most, oldest first; none is less trusted than those of `new`.
+        summary: the running summary of the earlier session, if a policy maintains one, or "".
         now: the kernel's time, in seconds since the epoch.
         session: the session's name.
-        user: whose memory it is, or "" for all users.
-        page: a page of the memory, by its id.
-        text: its exact text.
-        about: what is in force about a subject, with one relation or (with "") any: pages with their states, newest first, 64
-            at most. If a subject has more, those that mention `thing`, which may be given as a third argument, come first.
+        user: owner of the memory, or "" for all users.
+        page: returns a page of the memory by its id.
+        text: returns the exact text of a page by its id.
+        about: returns the facts in force about a subject, with one relation or (with "") any: pages with their states, newest
+            first, 64 at most. If a subject has more, those that mention `thing`, the optional third argument, come first.
         summary_page: the id of the page that holds the summary, or 0.
-        made_from: what is in force and was made from these pages of the memory.
-        note: of notes, the page that is in force under a name; None for none.
+        made_from: returns the pages in force that were made from these pages of the memory.
+        note: returns the page in force of a note by its name; None for none.
     """
 
     new: Sequence[Utterance]
@@ -113,10 +113,10 @@ MemoryPlan = Sequence[Add | Retire] | Generator[Effect, Answer, Sequence[Add | R
 
 @runtime_checkable
 class MemoryPolicy(Protocol):
-    """Decides what of a session becomes part of a memory, and what in the memory it supersedes.
+    """Decides which facts of a session are added to a memory, and which facts they supersede.
 
-    A policy may say more of itself: `writes = SegmentKind.NOTES` if it writes notes, and no facts; `messages`, how many it takes
-    in at a time, two where it says nothing; `cursor`, a word, if policies of its class each get on by themselves.
+    Optional attributes: `writes = SegmentKind.NOTES` if the policy writes notes instead of facts; `messages`, the messages of an
+    exchange at most (2 by default); `cursor`, a word that distinguishes the cursors of several policies of a class.
     """
 
     def plan(self, view: MemoryView) -> MemoryPlan:

@@ -1,7 +1,7 @@
-"""The words of a text as a memory compares them: without their endings, what is denied, and which time is spoken of.
+"""Compares texts of a memory by their words: stems, negations, and tense.
 
-Words are brought to their stems by the stemmer of the text index, so what a search finds as one word is one word here too.
-Patterns are for English; of a text in another language only names and numbers are compared.
+The stemmer is that of the text index, so words that a search treats as one are one here too. The patterns are for English; of
+texts in other languages only names and numbers are compared.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kilburn.search.dates import dates
 from kilburn.search.english import is_english
 
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-"""Letters of scripts that put no space between words or between a word and its particles; two in a row count as a word."""
+"""Letters of scripts without spaces between words, or between a word and its particles; two in a row count as a word."""
 _WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _PLAIN = re.compile(r"\w+", re.ASCII)
-"""The same where all letters are ASCII."""
+"""The same for ASCII texts."""
 _WORDS_OF_NOTHING = (
     "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
     "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
@@ -31,11 +31,19 @@ _COMMON = frozenset(_WORDS_OF_NOTHING.split())
 _COUNTED = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBERS = _COUNTED.split()
 
+KIN = (
+    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
+    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
+    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
+    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
+)
+"""A relative, friend, colleague or pet of the speaker, as a pattern."""
+
 NEGATED = re.compile(
     r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
     re.IGNORECASE,
 )
-"""Words that say that something is not so, or not any more."""
+"""Words of a negation or an end."""
 
 _SIGNS = (
     "now, nowadays, these days, since last, since this, from now, from this, from here, new, moved, moving, relocated, "
@@ -45,7 +53,7 @@ _SIGNS = (
     "actually, again, used to"
 )
 BRINGS = re.compile(rf"\b(?:{_SIGNS.replace(', ', '|')})\b", re.IGNORECASE)
-"""Words that say that something is new, or that what was said was wrong."""
+"""Words that announce something new, or a correction."""
 
 _ENDS = (
     "no, not, any more, anymore, any longer, no longer, instead, rather than, stopped, quit, quitting, gave up, given up, "
@@ -56,13 +64,13 @@ _ENDS = (
     "killed, hung up, packed up, gave me, gave the, went to, beats, last, typo, mistake, wrong, meant"
 )
 ENDS = re.compile(rf"\b(?:{_ENDS.replace(', ', '|')})\b|n['’]t\b", re.IGNORECASE)
-"""Words that say of what they speak that it is over, or was wrong."""
+"""Words that say that something has ended, or was wrong."""
 
 RECURRING = re.compile(
     r"\b(?:every|each|weekly|daily|monthly|usually|always|regular(?:ly)?|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b",
     re.IGNORECASE,
 )
-"""Words with which "on Monday" is no single day."""
+"""Words of a recurring event: with one of them, "on Monday" is no single day."""
 
 _TIMES = (
     ("wish", re.compile(r"\b(?:wants?|wish(?:es)?|hopes?|would|might|may|could|should|considers?|thinking of)\b", re.IGNORECASE)),
@@ -141,7 +149,7 @@ def proper_names(text: str) -> set[str]:
     for match in _WORD.finditer(text):
         word, start = match[1] or match[0], match.start()
         capital = not word.islower() and word != "I" and any(map(str.isupper, word))
-        # What stands before the first word ends no sentence.
+        # Punctuation before the first word ends no sentence.
         if capital and start and (not between or _STOPS.search(text[between:start]) is None):
             hits.add(word.casefold())
         between = start + len(word)

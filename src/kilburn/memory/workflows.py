@@ -1,9 +1,9 @@
-"""Workflows: how tasks were done, as notes `workflows/...` that an agent is shown when a task like them comes.
+"""Workflows: procedures of successful tasks, as notes `workflows/...` that an agent is shown for similar tasks.
 
-After Agent Workflow Memory (Wang et al. 2024). A judge says whether an episode succeeded, and only a success becomes a
-workflow: the steps that did it, with the values of this one task as variables. The same steps are kept once. A success of an
-episode that was shown a workflow, and began as it does, counts for it; a failure counts against it if its own steps failed, or
-were all that was done. Wins and losses stand in the ledger of the notes, and one that loses too often is retired.
+After Agent Workflow Memory (Wang et al. 2024). A judge says whether an episode succeeded. Only a success becomes a workflow: its
+steps, with the values of the task as variables. Equal steps are stored once. If an episode was shown a workflow and began like
+it, its success counts for the workflow; its failure counts against the workflow if the workflow's own steps failed, or nothing
+else was done. The ledger of the notes records wins and losses, and a workflow that loses too often is retired.
 
     flows = Workflows(store, "ana")
     flows.learn(store.session("monday"), judge=lambda episode: tests_pass())
@@ -53,27 +53,27 @@ from kilburn.page import Page, Place
 __all__ = ["Workflows"]
 
 FOLDER = "workflows"
-"""The folder of these notes, and the name under which they are written."""
+"""The folder of these notes, and the name of the policy that writes them."""
 
 MAX_STEPS = 50
-"""Steps of a workflow."""
+"""Steps of a workflow at most."""
 
 MAX_WORKFLOW_CHARS = 20_000
-"""Characters of a workflow. A step that writes a whole file is no example for other tasks."""
+"""Characters of a workflow at most: a step that writes a whole file is no example for other tasks."""
 
 MAX_COMMAND_CHARS = 2_000
-"""Characters of a command of which it is asked whether it only looks around."""
+"""Characters of a command that may only look around; a longer one does more."""
 
 MIN_OVERLAP = 0.6
-"""The share of the words of a workflow's goal that must be in a task's."""
+"""The share of the words of a workflow's goal that a task must have."""
 
 MAX_LOSS_LEAD = 2
-"""By so many losses more than wins a workflow is retired."""
+"""A workflow with this many more losses than wins is retired."""
 
 INTRO = "How tasks like this were done before. Put the task's own values in place of {variables}."
 
 Judge = Callable[[Episode], bool | None]
-"""Says whether an episode succeeded; None where it cannot say."""
+"""Returns whether an episode succeeded; None if it cannot tell."""
 
 _STEP = re.compile(r"\d+\. (\S+) (.+)")
 _VARIABLE = re.compile(r"\{((?:file|number|email|url|name|text|secret|value)\d+)\}")
@@ -93,7 +93,7 @@ _LOOKING = re.compile(
     r"[^>&;|]*|[^>&;|]*\s(?:--help|-h))\s*\Z",
     re.DOTALL,
 )
-"""A shell's command that changes nothing."""
+"""A shell command that changes nothing."""
 
 _READING = re.compile(r"(?:read|list|ls|search|find|get|show|view|look|grep|cat|help|recall|describe)(?:_|\b|[A-Z])")
 """The name of a tool that changes nothing."""
@@ -144,7 +144,7 @@ class Workflow(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A workflow in force, with how often it won and lost."""
+    """A workflow in force, with its wins and losses."""
 
     note: NoteVersion
     workflow: Workflow
@@ -153,13 +153,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Induced(msgspec.Struct, kw_only=True):
-    """What one call learned.
+    """The result of one call.
 
     Args:
-        learned: names of new workflows. known: successes whose steps were known.
-        won, lost, unjudged: episodes. retired: names of workflows that lost too often.
-        fallback: how often the rule had to do what the model did not.
-        failed: why it stopped before an episode, which the next call tries again; or "".
+        learned: names of new workflows. known: number of successes whose steps were known.
+        won, lost, unjudged: numbers of episodes. retired: names of workflows that lost too often.
+        fallback: how often the rule replaced an unusable answer of the model.
+        failed: why learning stopped before an episode, or ""; the next call tries again.
     """
 
     learned: list[str] = []
@@ -201,7 +201,7 @@ class Workflows:
         records = []
         for note in notes:
             won, lost = tally.get(note.page, (0, 0))
-            if note.digest in texts:  # nobody has forgotten it meanwhile
+            if note.digest in texts:  # it was not forgotten meanwhile
                 records.append(Record(note=note, workflow=Workflow.parse(texts[note.digest]), won=won, lost=lost))
         return records
 
@@ -236,14 +236,14 @@ class Workflows:
         """Learn from the episodes of a session that are new: count what was shown, and make a workflow of each success.
 
         Args:
-            judge: says whether an episode succeeded; without one, the model is asked.
-            model: a model or a spec of one; None for that of the store.
-            induce: who chooses the steps and the values; what a model does not do properly, the rule does.
-            anew: look at all episodes again, as after something was forgotten. Nothing counts twice.
+            judge: returns whether an episode succeeded; without one, the model is asked.
+            model: a model or its spec; None for that of the store.
+            induce: what chooses the steps and the values. The rule replaces an unusable answer of the model.
+            anew: read all episodes again, as after something was forgotten. Nothing counts twice.
 
         Raises:
-            SpecError: a model is needed and there is none, or a judge that says none of True, False and None. StoreError.
-            Whatever the judge raises; what was learned before stays, and the next call goes on from there.
+            SpecError: a model is needed and there is none, or the judge returned none of True, False and None. StoreError.
+            Whatever the judge raises; earlier episodes are learned, and the next call continues from there.
         """
         answer = make_answerer(self.store, model, required=True) if judge is None or induce == "model" else None
         report = Induced()
@@ -268,7 +268,7 @@ class Workflows:
             try:
                 undisturbed(partial(self._write, episode, verdict, workflow, report, anew=anew), lambda: self.notes.head)
             except Forgotten:
-                continue  # a person forgot it meanwhile
+                continue  # the episode was forgotten meanwhile
         return report
 
     def _by_model(self, episode: Episode, answer: Callable[[Ask], Answer], report: Induced) -> Workflow | None:
@@ -292,7 +292,7 @@ class Workflows:
         collection = self.notes.collection
         head = collection.ledger.head
         if not anew and self._past.upto(episode.number) >= episode.last:
-            return  # somebody else was faster
+            return  # another writer was faster
         rows = versions(collection, FOLDER)
         in_force = [page for page, state in rows if state.at is Place.OUT]
         counted = [] if verdict is None else [page for page in in_force if self._counts(page, episode, verdict)]
@@ -451,12 +451,12 @@ def _abstracted(goal: str, calls: Sequence[Call], values: Iterable[str]) -> Work
             if f"{{{kind}{counts[kind]}}}" not in whole:
                 break
         names[value] = f"{{{kind}{counts[kind]}}}"
-    # A secret may stand within a word; what it is part of is hidden first.
+    # A secret may be part of a value: secrets are replaced first, then longer values.
     order = sorted(names, key=lambda value: (value not in hidden, -len(value)))
 
     def put(text: str) -> str:
         for value in order:
-            # A function, so that nothing in the name is read as a reference to a group.
+            # A function, because `sub` would read a reference to a group in a string.
             text = (re.compile(re.escape(value)) if value in hidden else _whole(value)).sub(lambda _, n=names[value]: n, text)  # type: ignore[misc]
         return text
 

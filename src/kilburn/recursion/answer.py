@@ -1,4 +1,4 @@
-"""The answer of a recursive model: the variable that its code leaves it in, and what came of the question."""
+"""The answer of a recursive model: the variable in which its code stores it, and the result of the question."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kilburn.recursion.recorded import Missing
 from kilburn.recursion.sandbox import Sandbox
 
 EMPTY = {"content": None, "ready": False}
-"""What the variable holds at the beginning."""
+"""The initial value of the variable."""
 EMPTY_CODE = '{"content": None, "ready": False}'
 """The same as code."""
 
@@ -22,33 +22,32 @@ class AnswerOutcome(StrEnum):
 
     ANSWERED = "answered"
     PARTIAL = "partial"
-    """It was answered, and some sub-calls gave nothing: see `RecursiveResult.missing`."""
+    """It was answered, but some sub-calls failed: see `RecursiveResult.missing`."""
     FORCED = "forced"
-    """The limit of steps was reached; it was answered when the model was told to."""
+    """The limit of steps was reached; the model answered when it was asked to."""
     SAID = "said"
-    """The model answered in prose, and not by the variable `answer`; its text is the content."""
+    """The model answered in prose instead of by the variable `answer`; its text is the content."""
     UNREADY = "unready"
-    """A limit was reached. The content is what `answer` held, and was not marked as ready."""
+    """A limit was reached. The content is that of `answer`, which was not marked as ready."""
     NOTHING = "nothing"
     """There is no answer."""
 
 
 class RecursiveResult(msgspec.Struct, kw_only=True):
-    """What came of a question.
+    """The result of a question.
 
     Args:
         outcome: how it ended.
-        content: the answer, a JSON value; None where there is none.
+        content: the answer, a JSON value; None if there is none.
         limit: the limit that was reached: "steps" (of the root), "calls", "tokens", "seconds", "money"; or "".
-        missing: sub-calls that gave nothing, those of runs below included.
-        differing: of a run that went on: the outputs that came out otherwise when their cells were run again.
-        address: of the answer in the session; "" where there is none.
-        steps: the root's replies.
-        calls: sub-calls that were answered, those of runs below included.
-        tokens, money: of all models together.
-        resident: tokens of the root's largest prompt, with all that was sent in it: as the provider reports it, else as counted
-            here.
-        sandbox: the name of the sandbox. lacks: what it does not have on this machine.
+        missing: failed sub-calls, those of runs below included.
+        differing: of a resumed run: the outputs that changed when their cells were run again.
+        address: address of the answer in the session; "" if there is none.
+        steps: number of the root's replies.
+        calls: number of answered sub-calls, those of runs below included.
+        tokens, money: costs of all models together.
+        resident: tokens of the root's largest prompt: as the provider reports it, otherwise as counted here.
+        sandbox: name of the sandbox. lacks: protections and features that it does not have on this machine.
     """
 
     outcome: AnswerOutcome = AnswerOutcome.NOTHING
@@ -68,7 +67,7 @@ class RecursiveResult(msgspec.Struct, kw_only=True):
 
 
 class SubCalled(msgspec.Struct, frozen=True):
-    """Sub-calls so far: those that were answered, and those that gave nothing."""
+    """Numbers of answered and of failed sub-calls so far."""
 
     done: int
     failed: int
@@ -81,23 +80,23 @@ class AnswerVariable:
         kind: the type that its content must have.
 
     Attributes:
-        ready: whether the code says that its content is the answer.
-        content: then that, a JSON value.
+        ready: whether the code marked the content as the answer.
+        content: the answer, a JSON value, once it is ready.
     """
 
     def __init__(self, sandbox: Sandbox, kind: Any) -> None:
         self._sandbox, self._kind = sandbox, kind
         self.ready, self.content = False, None
 
-    def held(self) -> Any:
+    def current(self) -> Any:
         """Return the content, ready or not; None if there is none."""
         try:
             value = self._sandbox.get("answer")
         except KilburnError:
-            return None  # the sandbox is gone, or code put something else there
+            return None  # the sandbox has ended, or code replaced the variable
         return value.get("content") if isinstance(value, dict) else None
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Check the variable after a cell. Return what is wrong with it, in words for the model, or "". A wrong value is
         reset."""
         try:

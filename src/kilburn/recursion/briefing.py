@@ -1,4 +1,5 @@
-"""What the root of a recursive model is told: its task, what its code can call, what a cell did; and the code in its prose."""
+"""Texts for the root of a recursive model: its task, the functions for its code, and the output of a cell; and the code in its
+prose."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Memory:
 memory = Memory()"""
 
 MAX_DESCRIPTION_CHARS = 600
-"""Characters of a function's signature and description that the model is told."""
+"""Characters of the signature and description of a function at most."""
 
 REPL = text_spec(
     "repl",
@@ -71,8 +72,8 @@ def instructions(depth: int, functions: Iterable[Tool], *, past: bool = False) -
     """Return the system prompt of a root.
 
     Args:
-        depth: how deep runs may stand in runs from here.
-        functions: of the caller. past: whether it may read the past.
+        depth: nesting depth of runs from here.
+        functions: functions of the caller. past: whether the code may read the past.
     """
     ours = "".join(f"  - {_describe(tool)}\n" for tool in functions)
     return SYSTEM.format(calls=CALLS * (depth > 0) + RUNS * (depth > 1) + OURS * bool(ours) + ours + PAST * past)

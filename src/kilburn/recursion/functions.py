@@ -1,6 +1,6 @@
-"""The caller's own functions, as the code of a recursive model calls them.
+"""Functions of the caller that the code of a recursive model can call.
 
-They run in this program, with the agent's rights. What they returned stands in the run's branch, so a run that goes on does not
+They run in this program, with the agent's rights. Their results are recorded in the branch of the run, so a resumed run does not
 call them again.
 """
 
@@ -29,14 +29,14 @@ RESERVED_NAMES = frozenset(
     {"context", "answer", "_text", "_index", "Memory", "memory", "memory_search", "memory_sessions", "memory_pages"}
     | {"llm_query", "llm_query_batched", "rlm_query", "rlm_query_batched"}
 )
-"""Names that the code finds for something else."""
+"""Names that have another meaning in the code."""
 
 INSIDE = threading.local()
-"""In each thread, the agents whose code called the function that it is in."""
+"""The agents whose code called the function that runs in this thread."""
 
 
 class _Answer(msgspec.Struct):
-    """What a function of the caller returned, or why it did not."""
+    """The result of a function of the caller, or its error."""
 
     value: Any = None
     error: str = ""
@@ -46,9 +46,9 @@ class Functions:
     """The functions of one run.
 
     Args:
-        tools: by name.
-        agent: of the run. permitted: the values for a call that its rights allow.
-        sub_calls: of the run: pays, and writes down what was returned.
+        tools: the functions, by name.
+        agent: agent of the run. permitted: returns the values for a call that its rights allow.
+        sub_calls: of the run: pays for the calls, and records the results.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Functions:
         """Call a function, or take its result from the record.
 
         Raises:
-            ToolError: it raised, the arguments do not fit, the agent may not, or a limit is reached.
+            ToolError: it raised, the arguments do not fit, the call is not allowed, or a limit is reached.
         """
         sub_calls, call = self._sub_calls, f"{tool.name}({arguments})"
         if refused := sub_calls.allow(call):
@@ -118,7 +118,7 @@ def as_tools(functions: Mapping[str, Callable[..., Any] | Tool]) -> dict[str, To
     """Return the functions that code may call, as tools of these names.
 
     Raises:
-        SpecError: one that cannot be called so.
+        SpecError: an invalid function or name.
     """
     if not isinstance(functions, Mapping):
         raise SpecError(f"functions={functions!r}"[:200], advice='give a dict: functions={"name": function}')

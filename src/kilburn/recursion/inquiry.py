@@ -1,6 +1,6 @@
-"""One question of a recursive model, from its beginning to its answer: all that its run has in hand.
+"""The state of one question to a recursive model, from its beginning to its answer.
 
-It keeps the run's session: what is written there, what each page is made from, and that nobody else writes there meanwhile.
+It writes the session of the run with the sources of each page, and checks that no other program writes there.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from kilburn.recursion.sub_calls import SubCalls
 from kilburn.wire.form import parse
 
 Watch = Callable[[RunEvent | SubCalled], None]
-"""Is given what happens, as it happens."""
+"""Receives each event as it happens."""
 
 
 class Inquiry:
-    """What one question needs.
+    """One question, and the state of its run.
 
     Args:
-        session: has the root's steps.
-        limits: of the question. clock: monotonic seconds. outer: the account of the run above.
-        recorded: the run that is run again, or that this one goes on with.
-        watch: is given what happens.
+        session: the session with the root's steps.
+        limits: limits of the question. clock: monotonic seconds. outer: account of the run above.
+        recorded: the recorded run that is replayed or resumed.
+        watch: receives the events.
 
     Attributes:
-        whole: what all models spend together; own: the root's steps.
-        rerun: what comes again of the run that this one goes on with.
-        last: what a cell works on besides its code: what was told of the text, then the last output. Each has the one before it
-            as a source, because variables stay.
-        page: the root's last reply. began: the first page of the run.
+        whole: costs of all models together. own: the root's steps.
+        rerun: the recorded replies and outputs of a resumed run.
+        last: sources of the next cell besides its code: the description of the text, then the last output. Each output has the
+            one before it as a source, because variables persist.
+        page: the root's last reply. began: first page of the run.
         before: code that is run before each cell.
         resident: tokens of the root's largest prompt.
-        calls, missing: of the runs below.
-        sub_calls, sandbox, answer: are there when the run begins.
+        calls, missing: answered and failed sub-calls of the runs below.
+        sub_calls, sandbox, answer: set when the run begins.
     """
 
     sub_calls: SubCalls
@@ -84,12 +84,12 @@ class Inquiry:
         """Append the question, and the description of the text for the model.
 
         Args:
-            system: the system prompt; "" where it stands already. told: what the model is told of the text.
-            said: of the text and the means of the run, for its record.
+            system: the system prompt; "" if the session has it. description: the description of the text for the model.
+            data: further data of the run for its record.
         """
         session, source_run = self.session, self.recorded
         if source_run is not None and shares_store(session, source_run.session):
-            # What is said again is made of the record, which goes with what it was made from.
+            # A replayed question has the record as its source, so it is forgotten with it.
             key = source_run.number, source_run.session.window.last
             messages = [
                 msgspec.structs.replace(parsed, cites=(*parsed.cites, key), trust=Trust.TOOL)
@@ -106,14 +106,14 @@ class Inquiry:
         session.append(text_message(Role.USER, description, trust=Trust.TOOL, sources=(first,)))
         self._hold(first)
 
-    def rejoin(self, run: RunRecord) -> None:
+    def resume(self, run: RunRecord) -> None:
         """Resume a recorded run: from here on it belongs to this program."""
         with self.session.edits.batch() as kernel:
-            # This fails if the session went on since it was read.
+            # This fails if the session was changed since it was read.
             kernel.record(Act.NOTE, policy="user", why="resumed", resumed=run.first, seconds=run.spent.seconds)
         self.resident = run.resident
         self._hold(run.first)
-        self._take_up()
+        self._count_recorded()
 
     def _hold(self, first: int) -> None:
         """Pin the question and the description of the text where there is room."""
@@ -125,24 +125,24 @@ class Inquiry:
                 session.pin(f"p{page}")
         self._pinned = [f"p{page}" for page in pages if page in session.window.pins]
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         """Unpin what the run kept in the window, because the question is answered."""
         for pinned in self._pinned:
             self.session.unpin(pinned)
 
-    def again(self) -> Reply | None:
+    def next_recorded(self) -> Reply | None:
         """Return the root's next reply in the record; None where the record ends."""
         if not self.rerun.left:
             return None
         message, self.page = self.rerun.left.popleft()
-        self._take_up()
+        self._count_recorded()
         return Reply(message=message)
 
-    def _take_up(self) -> None:
+    def _count_recorded(self) -> None:
         """Count what the recorded part spent once its replies are used up, so that limits hold for both parts together."""
         record = self.rerun.record
         if record is not None and not self.rerun.left:
-            self.whole.take_up(record.spent)
+            self.whole.add_spent(record.spent)
             self.own.outcome.steps += len(record.replies)
 
     # The session
@@ -151,7 +151,7 @@ class Inquiry:
         """Check that no other program resumed this run.
 
         Raises:
-            StoreStale: one does.
+            StoreStale: another program resumed it.
         """
         session = self.session
         with session.lock:
@@ -177,7 +177,7 @@ class Inquiry:
         if recorded is None:
             return self.append(message)
         page = self.session.window.pages[recorded]
-        # What the cell did not read before is a source of the next one.
+        # Sources that the recorded cell did not have become sources of the next one.
         cites = set(page.cites)
         self._cited += [key for key in message.cites if key not in cites]
         if self.session.contents.text(recorded) != message.parts[0].text:
@@ -208,7 +208,7 @@ class Inquiry:
             self.rerun.differing += [f"{branch.name.rpartition('/')[2]}/{address}" for address in result.differing]
             self.calls += result.calls
 
-    # Who watches
+    # Events
 
     def show(self, event: RunEvent | SubCalled) -> None:
         """Pass an event to the watcher, one at a time."""

@@ -1,7 +1,7 @@
-"""The agent's own past, for code in a sandbox: its sessions, their pages, and search.
+"""The past of an agent for code in a sandbox: its sessions, their pages, and search.
 
-Each read is written down with the pages that it read. So what the code made of them is forgotten with them, and the run can
-be run again.
+Each read is recorded with the pages that it read. So everything that the code makes of them is forgotten with them, and the run
+can be replayed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kilburn.recursion.sub_calls import SubCalls
 
 
 class Past:
-    """What the code calls `memory`.
+    """The object `memory` of the code.
 
     Args:
-        past: one session, or all of a store.
-        reader: the session of the run that reads. Pages of another store than its own cannot be cited there.
-        own: its name, and its first page: from there on, and in its branches, nothing is past.
-        sub_calls: of the run: writes down what was read, and has what the record of the run says of it.
-        readable: whether a session of this name may be read at all. What may not be read is not found either.
+        past: one session, or all sessions of a store.
+        reader: the session of the run. It cannot cite pages of another store.
+        own: name of that session, and first page of the run: later pages, and its branches, are not past.
+        sub_calls: of the run: records the reads, and has the reads of a recorded run.
+        readable: returns whether a session may be read. Other sessions are not found either.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Past:
         """Return the pages of a session from one number to another, without forgotten ones.
 
         Args:
-            session: its name; "" if there is one only.
-            first, last: numbers of pages; None for all that there are.
+            session: its name; "" if there is only one.
+            first, last: numbers of pages; None for no bound.
         """
         call = f"memory.pages({session!r}, {first}, {last})"
         opened = self._session(session)
         recorded = self._sub_calls.known(call)
         if recorded is not None:
-            # Pages that came since were not there.
+            # The recorded read did not have later pages.
             last = int(recorded.reply or 0)
         end = opened.window.last if last is None else last
         chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
@@ -110,7 +110,7 @@ class Past:
         if not name and len(infos := self._past.sessions()) == 1:
             name = infos[0].name
         if not any(info.name == name and self._is_past(name, 0) for info in self._past.sessions()):
-            # `process` would make one.
+            # `Store.session` would create it.
             raise ValueError(f"there is no session {name!r} to read; see memory.sessions()")
         return self._past.session(name)
 

@@ -1,8 +1,8 @@
-"""The record of a recursive model's run: the notes and pages that it leaves in its session, and what is read from them again.
+"""The record of a recursive model's run: the notes and pages in its session, and how they are read again.
 
-A run can be run again from its record without a model, or goes on where its record ends. The root's replies and the outputs of
-its cells stand in the session; the sub-calls and the runs below it, in branches of that. Notes in the ledger say the rest: what
-was asked and allowed, what was spent and refused, and how it ended.
+A run can be replayed from its record without a model, or resumed where its record ends. The session has the root's replies and
+the outputs of its cells; branches of it have the sub-calls and the runs below. Notes in the ledger record the rest: the question
+and its limits, the costs, refused calls, and the end.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Key = tuple[int, int]
 """A page of another segment: the segment's number, and the page's id."""
 
 MAX_PROMPT_CHARS = 100
-"""Characters of a prompt that name it where it is missing."""
+"""Characters of a prompt that identify a failed sub-call."""
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """A sub-call that gave nothing, or those of a cell that one limit refused.
+    """A failed sub-call, or the sub-calls of a cell that a limit refused.
 
     Args:
-        prompt: how it begins; of several, the first.
+        prompt: beginning of the first prompt.
         why: the error, or the limit that was reached.
-        count: how many they are.
+        count: number of sub-calls.
     """
 
     prompt: str
@@ -44,10 +44,10 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedCalls(msgspec.Struct, kw_only=True):
-    """Calls of one cell that were not made, because a limit is reached.
+    """Calls of one cell that were refused because a limit is reached.
 
     Args:
-        code: the page of the cell. limit: its name. prompt: how the first of them begins. count: how many they are.
+        code: page of the cell. limit: name of the limit. prompt: beginning of the first prompt. count: number of calls.
     """
 
     code: int
@@ -62,11 +62,11 @@ class RefusedCalls(msgspec.Struct, kw_only=True):
 
 
 class SubCallResult(NamedTuple):
-    """What a sub-call came to.
+    """The result of a sub-call.
 
     Args:
         reply: the text of the reply, None if there was none. why: the reason why there was none.
-        page: of the record, where it stands already and is not written again: of the reply, or of the prompt without one.
+        page: the recorded page, which is not written again: of the reply, or of the prompt if there was none.
     """
 
     reply: str | None
@@ -75,7 +75,7 @@ class SubCallResult(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A sub-call as it stands in its branch: the page of the code that asked, the prompt, and the reply, if there was one."""
+    """A recorded sub-call: the page of the code that asked, the branch, the prompt, the reply if there was one, and the error."""
 
     code: int
     branch: Session
@@ -105,26 +105,26 @@ def prompt_head(prompt: str) -> str:
 
 
 class RunRecord:
-    """What was said in a run that stands in a session, for running it again without a model, or for going on with it.
+    """A run that is recorded in a session, to be replayed without a model, or to be resumed.
 
     Args:
-        session: its session. If several questions were asked in it, the last one counts.
-        goes_on: whether the run goes on where its record ends. What failed in its last cell is then asked again.
-        given: limits that are different now. A run that ended at a limit, without an answer, goes on if that limit is higher.
+        session: session of the run. If several questions were asked in it, the last one counts.
+        goes_on: whether the run is resumed where its record ends. Failed calls of its last cell are then asked again.
+        new_limits: limits that are different now. A run that a limit ended without an answer is resumed if the limit is higher.
 
     Attributes:
-        question: what was asked.
-        digest: of the text that it was about. past: whether it was about the past, too.
-        replies: the root's, in order. ends: the last page of each.
-        outputs: the page of a cell's output, by that of its code.
-        depth: how deep runs may stand in runs.
-        limits, cell_bounds: what it was allowed. functions: the names of those that its code could call.
-        spent: by all models together. resident: tokens of the root's largest prompt.
-        ended: what the ledger says of how it ended; empty if it was cut off, or goes on. more: whether it had ended at a limit.
+        question: the question.
+        digest: digest of the text. past: whether the code could read the past.
+        replies: the root's replies, in order. ends: the last page of each.
+        outputs: the page of each cell's output, by the page of its code.
+        depth: nesting depth of runs.
+        limits, cell_bounds: limits of the run and of a cell. functions: names of the functions of the caller.
+        spent: costs of all models together. resident: tokens of the root's largest prompt.
+        ended: the ledger's data of the end; empty if the run was interrupted, or is resumed. more: whether a limit had ended it.
 
     Raises:
-        SpecError: nothing was asked there, or the session went on with something else.
-        Forgotten: a page of it was.
+        SpecError: nothing was asked there, or the session continued with something else.
+        Forgotten: a page of the run was forgotten.
     """
 
     spent: RunResult
@@ -140,11 +140,10 @@ class RunRecord:
         self._lock = threading.Lock()
         question, began, earlier_seconds = self._read_ledger()
         self.first, self.digest, self.depth = int(question["asked"]), str(question["digest"]), int(question["depth"])
-        self.began, self.past = int(question.get("began", self.first)), bool(question.get("past"))
-        # Before calls were among the limits, they stood beside them.
-        self.limits = msgspec.convert({"calls": question.get("most"), **question.get("limits", {})}, Limits)
-        self.cell_bounds = msgspec.convert(question.get("bounds", {}), Bounds)
-        self.functions: tuple[str, ...] = tuple(question.get("functions", ()))
+        self.began, self.past = int(question["began"]), bool(question["past"])
+        self.limits = msgspec.convert(question["limits"], Limits)
+        self.cell_bounds = msgspec.convert(question["bounds"], Bounds)
+        self.functions: tuple[str, ...] = tuple(question["functions"])
         self.question = session.contents.text(self.first)
         if self.ended.get("page") and self.ended["page"] not in session.window.pages:
             self.ended = {}  # the answer was not written
@@ -153,7 +152,7 @@ class RunRecord:
         self._read_pages()
         self._read_branches()
         self.spent.seconds = earlier_seconds + max(0.0, self.last - began)
-        # What was refused in a cell that was cut off is asked again.
+        # Refused calls of an interrupted cell are asked again.
         self._refused = [refusal for refusal in self._refused if not (goes_on and self.is_open(refusal.code))]
         self._left = [refusal.count for refusal in self._refused]
 
@@ -176,7 +175,7 @@ class RunRecord:
                 self._branches.append((data["branch"], bool(data["calls"])))
             elif "answered" in data:
                 self.ended = data
-                # An answer that was said in prose is the reply itself.
+                # An answer in prose is the reply itself.
                 self._answers_at |= {int(data["page"])} if data["answered"] != "said" else set()
             elif "refused" in data:
                 code, limit = event.pages[0], str(data["limit"])
@@ -239,13 +238,13 @@ class RunRecord:
         for name, calls in self._branches:
             branch = self.session.branches.open(name)
             if calls:
-                entries += self._entries_of(branch)
+                entries += self._read_entries(branch)
             elif any("asked" in note_data(event) for event in branch.ledger.events()):
                 run = RunRecord(branch, goes_on=self.goes_on)
                 self._runs.setdefault((run.question, run.digest), deque()).append(run)
                 self._below.append(run)
                 self._add(run.spent, run.last)
-        # What failed in a cell that was cut off is asked again when the run goes on.
+        # A resumed run asks the failed calls of an interrupted cell again.
         last_branch = {(entry.code, entry.prompt.digest): entry.branch for entry in entries}
         self._entries = [
             entry
@@ -257,7 +256,7 @@ class RunRecord:
         for entry in self._entries:
             self._answers.setdefault(entry.prompt.digest, deque()).append(entry)
 
-    def _entries_of(self, branch: Session) -> list[Entry]:
+    def _read_entries(self, branch: Session) -> list[Entry]:
         why: dict[int, str] = {}
         for event in branch.ledger.events():
             self._count(event)
@@ -321,24 +320,24 @@ class RunRecord:
     @property
     def missing(self) -> tuple[Missing, ...]:
         """Sub-calls that gave nothing, those of runs below included."""
-        found: dict[str, Missing] = {}
+        failures: dict[str, Missing] = {}
         for _, branch, prompt, reply, why in self._entries:
-            found.pop(prompt.digest, None)
+            failures.pop(prompt.digest, None)
             if reply is None:
-                found[prompt.digest] = Missing(prompt=prompt_head(branch.contents.text(prompt.id)), why=why)
+                failures[prompt.digest] = Missing(prompt=prompt_head(branch.contents.text(prompt.id)), why=why)
         refused = (refusal.missing for refusal in self._refused)
-        return (*found.values(), *refused, *(missing for run in self._below for missing in run.missing))
+        return (*failures.values(), *refused, *(missing for run in self._below for missing in run.missing))
 
 
 class Rerun:
-    """What of a recorded run comes again in one that goes on with it: the root's replies, and the outputs as the model saw them.
+    """The recorded part of a resumed run: the root's replies, and the outputs as the model saw them.
 
     Args:
-        record: of the run that goes on; None for one that begins, of which nothing comes again.
+        record: record of the resumed run; None for a new run, which has no recorded part.
 
     Attributes:
-        left: the replies that come still, each with its last page.
-        differing: the outputs that came out otherwise when their cells were run again.
+        left: the remaining replies, each with its last page.
+        differing: the outputs that changed when their cells were run again.
     """
 
     def __init__(self, record: RunRecord | None) -> None:
@@ -355,7 +354,7 @@ class Rerun:
         """Return whether the run was cut off in the cell of this page."""
         return self.record is not None and self.record.is_open(code)
 
-    def news(self) -> Iterable[str]:
+    def notices(self) -> Iterable[str]:
         """Yield notices for the model, each once, before its first reply that is not in the record."""
         if self.differing and not self._said["differing"]:
             self._said["differing"] = True

@@ -1,17 +1,17 @@
 """A recursive language model: the input is a variable in a sandbox, and the model reads it by writing code.
 
-The model's window never holds the input: only what it is (type, characters, tokens, its beginning), the code, and what
-the code printed, cut. From the code it can ask a model about pieces of the input, many at once (`llm_query`,
-`llm_query_batched`), or begin the same thing on a piece (`rlm_query`). The result is what it leaves in the variable
+The model's window never holds the input: only its description (type, characters, tokens, its beginning), the code, and the
+output of the code, shortened. The code can ask a model about pieces of the input, many in parallel (`llm_query`,
+`llm_query_batched`), or start the same procedure on a piece (`rlm_query`). The result is the value of the variable
 `answer`. From *Recursive Language Models* (arXiv 2512.24601), where the code runs unconfined, the steps are lost, and the
 answer is parsed from prose.
 
 The code may also call functions of the caller. Their results are recorded in the same branch, so a resumed run does not call
 them again.
 
-Here the root is an agent with a session, so its own window is folded by a policy. The sub-calls stand in a branch of it,
-the outputs cite them, and the whole run can be run again from the ledger without a model (`replay`). The agent's own past
-may be what the code reads (`memory.search`, `memory.pages`).
+Here the root is an agent with a session, so its own window is folded by a policy. The sub-calls are recorded in a branch of
+it, the outputs cite them, and the whole run can be replayed from the ledger without a model (`replay`). The code may also read
+the agent's own past (`memory.search`, `memory.pages`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = ["RecursiveModel", "RecursiveResult", "replay", "resume"]
 MAX_PROSE_REPLIES = 2
 """Replies in prose that are answered with a reminder; the next one is taken as the answer."""
 MAX_FORCED_REPLIES = 2
-"""Replies that the model has, beyond its limit of steps, to answer."""
+"""Replies beyond the limit of steps in which the model may answer."""
 REMINDER = '[Nothing is answered yet. Run code: call repl, or write a block of ```repl that sets answer["content"].]'
 """Sent to a model that answers in prose."""
 BATCHED = {"llm_query_batched", "rlm_query_batched"}
@@ -84,40 +84,40 @@ class RecursiveModel(Agent):
 
     Args:
         model: the root; it writes the code.
-        session: has the root's steps. Its branches have the sub-calls and the runs below.
-        sub: answers `llm_query`; None for the root's model.
+        session: the session with the root's steps. Its branches have the sub-calls and the runs below.
+        sub: the model that answers `llm_query`; None for the root's model.
         depth: 0 for code without sub-calls, 1 for `llm_query`, 2 for `rlm_query` with `llm_query` in it, and so on.
-        limits: of one question: `steps` are the root's replies, 30 by default; `calls` the replies of all models together, and
-            the calls of `functions`; tokens, seconds and money are those of all models.
-        functions: what the code can call, by name: typed functions, or `Tool`s. They take and return JSON values. The model is
-            told their signatures and docstrings. They run in this program, with the agent's rights; those that do not only read
-            (`Tool(..., does="read")`) are written down at once. Runs below have them too, side by side.
-        on_subcall_start: called with depth, the model's name, and how the prompt begins, when a sub-call or a run below is asked.
-        on_subcall_complete: called with depth, the model's name, seconds, and the error or None, when it is over.
-        on_iteration_start: called with depth and number, from 1 on, before a reply of a root.
+        limits: limits of one question: `steps` are the root's replies, 30 by default; `calls` the replies of all models, and the
+            calls of `functions`; tokens, seconds and money are those of all models.
+        functions: functions that the code can call, by name: typed functions, or `Tool`s. They take and return JSON values. The
+            model sees their signatures and docstrings. They run in this program, with the agent's rights; results of functions
+            that do not only read (`Tool(..., does="read")`) are written at once. Runs below call them too, in parallel.
+        on_subcall_start: called with depth, the model's name, and the beginning of the prompt, before a sub-call or a run below.
+        on_subcall_complete: called with depth, the model's name, seconds, and the error or None, after it.
+        on_iteration_start: called with depth and number, from 1, before a reply of a root.
         on_iteration_complete: called with depth, number and seconds, after the reply and its cells.
-        sandbox: which one; see `open_sandbox`.
-        bounds: of one cell; None for room that fits the window.
-        parallel: models that are asked at the same time, at most.
-        retry: how often a sub-call is repeated.
+        sandbox: name of the sandbox; see `open_sandbox`.
+        bounds: bounds of a cell; None for an output that fits the window.
+        parallel: models that are asked at the same time at most.
+        retry: when a failed sub-call is repeated.
         tools: whether the model is offered tools, if it takes any; without tools it writes its code in fenced blocks.
-        recorded: replies in place of the models; see `replay` and `resume`.
-        free: lets so many models be asked at the same time; that of the run above.
+        recorded: a recorded run in place of the models; see `replay` and `resume`.
+        free: semaphore for `parallel`; that of the run above.
 
     The other arguments are those of `Agent`.
 
-    Depth is 0 for the outermost root, 1 for its sub-calls and the runs below it. The callbacks `on_...` are called in the thread
-    that asks, also several at once. What one raises is logged, and the run goes on. What is answered from a record, and what is
-    refused because a limit is reached, calls none.
+    Depth is 0 for the outermost root, 1 for its sub-calls and the runs below it. The callbacks `on_...` are called in the asking
+    thread, also in parallel. Their exceptions are logged, and the run goes on. They are not called for recorded answers, nor for
+    calls that a limit refuses.
 
     Raises:
-        SpecError: a number that means nothing; a function without types, or with a name that the code needs.
+        SpecError: an invalid number; a function without types, or with a reserved name.
     """
 
     level = 0
-    """How many runs this one is below."""
+    """Number of runs above this one."""
     inquiry: Inquiry
-    """The question that is answered."""
+    """The current question."""
 
     def __init__(
         self,
@@ -180,15 +180,15 @@ class RecursiveModel(Agent):
 
         Args:
             source: the text, as a `str`, a file, a folder or several of them; None for the past alone.
-            past: what `memory` reads: one session, or all of a store.
-            kind: the type that the answer must have, such as `int` or `list[str]`; any JSON value by default.
-            watch: is given what happens, as it happens.
+            past: what `memory` reads: one session, or all sessions of a store.
+            kind: required type of the answer, such as `int` or `list[str]`; any JSON value by default.
+            watch: receives each event as it happens.
 
         Raises:
-            ModelError: the root failed; all that came before is in the session.
-            SpecError: no such file; neither text nor past; a function that its own code called asks.
+            ModelError: the root failed; everything before is in the session.
+            SpecError: no such file; neither text nor past; called by a function that its own code called.
             SandboxRefused, MissingExtra: there is no sandbox on this machine.
-            StoreStale: another program went on with this run.
+            StoreStale: another program resumed this run.
         """
         if source is None and past is None:
             raise SpecError("nothing to ask about", advice="give a text, a file, a folder, or a session")
@@ -201,15 +201,8 @@ class RecursiveModel(Agent):
     def _ask(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
     ) -> RecursiveResult:
-        self._span = self._begun_span()
-        try:
-            with self._span.current():
-                return self._answered(messages, source, past, kind, watch)
-        except BaseException as error:
-            self._span.fail(type(error).__name__)
-            raise
-        finally:
-            self._end_span()
+        with self._traced(), self._span.current():
+            return self._answered(messages, source, past, kind, watch)
 
     def _answered(
         self, messages: Sequence[Any], source: Source | None, past: Session | Store | None, kind: Any, watch: Watch | None
@@ -239,7 +232,7 @@ class RecursiveModel(Agent):
             run.answer = AnswerVariable(run.sandbox, kind)
             run.before = MEMORY if past is not None else ""
             if run.rerun.record is not None:
-                run.rejoin(run.rerun.record)
+                run.resume(run.rerun.record)
             else:
                 self._tell(messages, text, past is not None)
             outcome, content, limit = self._work_out()
@@ -250,7 +243,7 @@ class RecursiveModel(Agent):
         system = self._system(self.depth, past)
         systems = [page.digest for page, _ in self.session.contents.pages() if page.role is Role.SYSTEM]
         if text is not None:
-            description = f"{text.told()}\nIt begins:\n{quote('context', text.head)}"
+            description = f"{text.describe()}\nIt begins:\n{quote('context', text.head)}"
         else:
             description = "There is no variable `context`: ask `memory`."
         self.inquiry.begin(
@@ -273,7 +266,7 @@ class RecursiveModel(Agent):
         missing = (*run.sub_calls.missing, *run.missing)
         if missing and outcome in (AnswerOutcome.ANSWERED, AnswerOutcome.FORCED):
             outcome = AnswerOutcome.PARTIAL
-        run.let_go()
+        run.unpin()
         run.check()
         is_new = content is not None and outcome is not AnswerOutcome.SAID
         page = session.window.last + 1 if is_new else run.page if content is not None else 0
@@ -309,7 +302,7 @@ class RecursiveModel(Agent):
         run, replies = self.inquiry, 0
         prose: str | None = None
         while not run.answer.ready:
-            if limit := run.whole.ended():
+            if limit := run.whole.reached_limit():
                 return self._unready(limit)
             if run.own.reached():
                 return self._forced()
@@ -329,7 +322,7 @@ class RecursiveModel(Agent):
         run, prose = self.inquiry, ""
         self.account = Account(UNLIMITED, self.clock, run.whole)
         for _ in range(MAX_FORCED_REPLIES if self.asked.steps else 0):
-            if run.whole.ended():
+            if run.whole.reached_limit():
                 break
             run.say('[The limit of steps is reached. Set answer["content"] and answer["ready"] = True now, in one cell.]')
             text = self._step()
@@ -341,16 +334,16 @@ class RecursiveModel(Agent):
         return (AnswerOutcome.SAID, prose, "steps") if prose and ended[1] is None else ended
 
     def _unready(self, limit: str) -> Ended:
-        content = self.inquiry.answer.held()
+        content = self.inquiry.answer.current()
         return (AnswerOutcome.NOTHING if content is None else AnswerOutcome.UNREADY), content, limit
 
     def _step(self) -> str | None:
         """Take the next reply, from the record or from the model, and run its calls. Return its text if it calls nothing."""
         run = self.inquiry
-        reply, began = run.again(), None
+        reply, began = run.next_recorded(), None
         if reply is None:
-            for news in run.rerun.news():
-                run.say(news)
+            for notice in run.rerun.notices():
+                run.say(notice)
             run.check()
             self._iterations += 1
             began = self.clock()
@@ -440,15 +433,15 @@ class RecursiveModel(Agent):
         counts, started = (sub_calls.done, sub_calls.failed), sandbox.started
         try:
             if run.before:
-                sandbox.run(run.before)  # code may have put something else there
-            cell = sandbox.run(code, total=self.account.left())
+                sandbox.run(run.before)  # code may have replaced it
+            cell = sandbox.run(code, total=self.account.remaining_seconds())
         finally:
-            # What was asked and paid for is kept, also when the cell is interrupted.
+            # Answers that were paid for are kept even if the cell is interrupted.
             cites = run.take_cited()
             if run.rerun.output(page) is None:
                 sub_calls.note_refused(self.session, page)
         answered, failed = sub_calls.done - counts[0], sub_calls.failed - counts[1]
-        lines, wrong = [*cell_lines(cell)], run.answer.look()
+        lines, wrong = [*cell_lines(cell)], run.answer.check()
         if sandbox.started > started:
             lines.append("[the sandbox was started again: your variables are gone, context and answer are as at the beginning]")
         if answered or failed:
@@ -456,7 +449,7 @@ class RecursiveModel(Agent):
         lines += [wrong] if wrong else []
         return "\n".join(lines), cell.outcome is not CellOutcome.OK, cites
 
-    # What the code can call
+    # Functions for the code
 
     def _sub_calls(self, run: Inquiry) -> SubCalls:
         return SubCalls(
@@ -510,7 +503,7 @@ class RecursiveModel(Agent):
         if refused := sub_calls.allow(prompt, run=(question, digest)):
             return refused
         recorded = self.recorded.run(question, digest) if self.recorded is not None else None
-        # What failed in a cell that the model saw the end of has failed.
+        # A failed run of a cell whose output the model saw is not run again.
         code = sub_calls.origin[0][1]
         if recorded is not None and recorded.goes_on and not recorded.ended and not run.rerun.is_open(code):
             sub_calls.miss(prompt, "it failed")
@@ -551,7 +544,7 @@ class RecursiveModel(Agent):
             branch,
             sub=self.sub,
             depth=self.depth - 1,
-            # What all of them spend is bounded by the account above.
+            # The account above limits the costs of all of them.
             limits=msgspec.structs.replace(self.asked, calls=None, tokens=None, seconds=None, money=None),
             functions=self.functions,
             **msgspec.structs.asdict(self.hooks),
@@ -605,34 +598,35 @@ def resume(
 ) -> RecursiveResult:
     """Resume a run that was interrupted, such as by a crash.
 
-    The cells that stand in the session are run again in a new sandbox. What they asked is answered from its pages, and not
-    asked again. Where the pages end, also within a cell, the models go on. What was spent stays spent: limits hold for both
-    parts together. An output that comes out otherwise than before, because of chance or the clock, stays as the model saw it;
-    the model is told, and it is in `RecursiveResult.differing`. A run that has ended is not begun again: its answer is returned.
+    The recorded cells are run again in a new sandbox. Their calls are answered from the recorded pages. Where these end, also
+    within a cell, the models continue. Limits hold for the costs of both parts together. An output that differs from the recorded
+    one, because of chance or the clock, stays as the model saw it; the model is told, and `RecursiveResult.differing` has its
+    address. If the run has ended, its answer is returned.
 
     Args:
         session: the session of the run; its last question counts.
         model: the root, the same or another.
         source: the same text; its digest is checked.
         past, kind, watch: see `RecursiveModel.ask`.
-        limits: what is different from the limits of the first part, by their names in `Limits`. A run that one of them ended
-            without an answer goes on if it is higher now.
-        question: what was asked, to be checked; "" for whatever it was.
+        limits: changed limits, by their names in `Limits`. A run that a limit ended without an answer continues if that limit is
+            higher now.
+        question: the expected question; "" for no check.
         options: those of `RecursiveModel`, such as `sub`.
 
     Raises:
-        SpecError: nothing was asked there, the question or the text is another one, or the session went on with something else.
-        Forgotten: a page of the run was. StoreStale: another program goes on with it.
-        ModelError: the root failed; the run can be gone on with again.
+        SpecError: nothing was asked there, the question or the text is another one, or the session continued with something
+            else.
+        Forgotten: a page of the run was forgotten. StoreStale: another program resumed it.
+        ModelError: the root failed; the run can be resumed again.
     """
     if unknown := sorted({*(limits or {})} - {*Limits.__struct_fields__}):
         raise SpecError(f"no limit {unknown[0]!r}", advice=f"there are: {', '.join(Limits.__struct_fields__)}")
     run = RunRecord(session, goes_on=True, new_limits=limits)
     if question not in ("", run.question):
         raise SpecError("another question was asked there", advice="leave out the question, or name the session of the run")
-    options_of_run = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
+    run_options = {"limits": msgspec.structs.replace(run.limits, **(limits or {})), "bounds": run.cell_bounds}
     with _alone(session):
-        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(options_of_run | options))
+        agent = RecursiveModel(model, session, depth=run.depth, recorded=run, **(run_options | options))
         return agent.ask(run.question, source, past=past, kind=kind, watch=watch)
 
 
@@ -649,7 +643,7 @@ def _check_same(run: RunRecord, text: Variable | None, past: Session | Store | N
     """Make sure that a question is about what the recorded run was about.
 
     Raises:
-        SpecError: it is not.
+        SpecError: it is about something else.
     """
     if run.digest != (text.digest if text is not None else ""):
         raise SpecError("this is not the text of the recorded run", advice="give the same files, unchanged")

@@ -1,7 +1,7 @@
-"""Runs Python that a model wrote, outside of this program, with functions of ours that it can call.
+"""Runs Python code of a model outside of this program, with callbacks into it.
 
-A *sandbox* keeps variables from one *cell* to the next, like a notebook. What the code says, and what it asks for, is
-data: it comes as JSON, is checked, and has bounds. The code is never run by this program's own interpreter.
+A *sandbox* keeps variables from one *cell* to the next, like a notebook. The output and the calls of the code are data: they
+arrive as JSON, are checked, and have bounds. The code is never run by this program's own interpreter.
 """
 
 from __future__ import annotations
@@ -38,25 +38,24 @@ DEFAULT_ORDER = ("cpython", "monty")
 """The order in which `open_sandbox("auto")` tries them: full Python before a subset."""
 KIND = "recursion.sandboxes"
 MAX_DEPTH = 100
-"""Lists and objects within each other, in a value that comes from inside."""
+"""Nesting depth of a value that comes from inside."""
 MAX_CALL_BYTES = 8_000_000
-"""Bytes of JSON that code can pass to a function of ours in one call."""
+"""Bytes of JSON that code can pass to a callback in one call."""
 MAX_ANSWER_BYTES = 128_000_000
-"""Bytes of JSON that a function of ours can return, if the code's memory is no smaller."""
+"""Bytes of JSON that a callback can return, unless the code's memory is smaller."""
 MAX_ERROR_CHARS = 10_000
-"""Characters of an error of ours that the code is told."""
+"""Characters of a callback's error message that the code gets."""
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cell may take.
+    """The bounds of one cell.
 
     Args:
-        seconds: how long its code may run. While a function of ours runs, only what the code computes meanwhile counts.
-        total: seconds that it may take in all, functions of ours included. One that runs then is not interrupted; no other
-            begins.
-        calls: calls of functions of ours.
-        memory: bytes that the code may take, beside the interpreter and the files.
-        output: characters of its output that are kept, and characters of its error; a million at most.
+        seconds: running time of the code. While a callback runs, only the processor time of the code counts.
+        total: running time with callbacks. A callback that runs at its end is not interrupted, but no other begins.
+        calls: number of callbacks.
+        memory: bytes of the code, besides the interpreter and the files.
+        output: characters of the output that are kept, and of the error; a million at most.
     """
 
     seconds: float = 30.0
@@ -78,23 +77,23 @@ class CellOutcome(StrEnum):
 
     OK = "ok"
     ERROR = "error"
-    """The code raised, or is no Python."""
+    """The code raised, or is not valid Python."""
     TIMEOUT = "timeout"
     MEMORY = "memory"
     KILLED = "killed"
-    """The process inside died, or did what only an attack does; see `Cell.error`."""
+    """The process inside died, or did something that only an attack does; see `Cell.error`."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """What one piece of code did.
+    """The result of one cell.
 
     Args:
-        output: what it printed, up to `Bounds.output` characters, and the value of a last expression.
+        output: printed text, up to `Bounds.output` characters, and the value of a last expression.
         cut: characters of output that were not kept.
         error: the traceback, or why the cell was stopped; "" if its outcome is `ok`.
         outcome: how it ended.
-        seconds: how long it took, with the functions of ours that it called.
-        lost: whether the variables are gone. The next cell then starts with those that the sandbox was opened with.
+        seconds: running time, callbacks included.
+        lost: whether the variables were lost. The next cell then starts with the variables of the opening.
     """
 
     output: str
@@ -106,7 +105,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxStopped(Exception):
-    """The code inside goes no further, its variables are lost, and why."""
+    """The code inside was stopped and its variables are lost, with the reason."""
 
     def __init__(self, outcome: CellOutcome, why: str) -> None:
         self.outcome, self.why = outcome, why
@@ -114,16 +113,16 @@ class SandboxStopped(Exception):
 
 
 class Callbacks:
-    """Functions of ours that the code inside calls by name, with JSON values.
+    """Callbacks: functions of this program that the code inside calls by name, with JSON values.
 
     Args:
-        functions: by name. Arguments are checked against their type hints, where they have any. They run in the
-            thread that called `Sandbox.run`.
-        batched: those whose last parameter is a list, and that return a list of as many. A list that is too large for
-            one call (`MAX_CALL_BYTES`) goes in several, in its order.
+        functions: the functions, by name. Arguments are checked against their type hints. They run in the thread that called
+            `Sandbox.run`.
+        batched: functions whose last parameter is a list, and that return a list of the same length. A list that is too large
+            for one call (`MAX_CALL_BYTES`) is passed in several, in its order.
 
     Raises:
-        SpecError: a name that is no name in Python, or a batched function that is not there or has no parameter.
+        SpecError: an invalid Python name, or a batched function that does not exist or has no parameter.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], batched: Collection[str] = ()) -> None:
@@ -132,7 +131,7 @@ class Callbacks:
         self._signatures = {name: inspect.signature(function) for name, function in functions.items()}
         self._hints = {name: _hints(function) for name, function in functions.items()}
         self.lists: dict[str, str] = {}
-        """The parameter of each batched function that is its list."""
+        """The list parameter of each batched function."""
         for name in batched:
             if name not in functions or not self._signatures[name].parameters:
                 raise SpecError(f"{name[:100]!r} is no function with a list", advice="name functions whose last parameter is one")
@@ -159,15 +158,15 @@ class Callbacks:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the type of each argument as it is bound; anything, where the function does not say."""
     hints = typing.get_type_hints(function)
-    hints_of_arguments = {}
+    argument_hints = {}
     for parameter in inspect.signature(function).parameters.values():
         hint: Any = hints.get(parameter.name, Any)
         if parameter.kind is parameter.VAR_POSITIONAL:
             hint = tuple[hint, ...]
         elif parameter.kind is parameter.VAR_KEYWORD:
             hint = dict[str, hint]
-        hints_of_arguments[parameter.name] = hint
-    return hints_of_arguments
+        argument_hints[parameter.name] = hint
+    return argument_hints
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -236,25 +235,25 @@ def from_json(text: str) -> Any:
 
 
 class Sandbox(ABC):
-    """Python outside of this program. It runs one cell at a time; closing it ends all that runs inside.
+    """Python outside of this program. It runs one cell at a time; closing it ends everything inside.
 
     Args:
-        calls: functions of ours that the code can call.
-        variables: JSON values that the code finds under these names.
-        files: text files, or their bytes, that the code finds under these names.
-        bounds: of each cell.
+        calls: callbacks of the code.
+        variables: JSON values of variables, by name.
+        files: text files, or their bytes, whose text the code has as variables, by name.
+        bounds: bounds of each cell.
         setup: code that is run at each start, before the first cell.
 
     Raises:
         SandboxRefused: this machine lacks what the sandbox needs.
-        SpecError: a name that is no name in Python, a value that is no JSON, a file that cannot be read, or a setup that fails.
+        SpecError: an invalid Python name, a value that is no JSON, a file that cannot be read, or a setup that fails.
     """
 
     name: ClassVar[str]
     lacks: tuple[str, ...] = ()
-    """What this sandbox does not have on this machine, in words."""
+    """Protections and features that this sandbox does not have on this machine, in words."""
     started = 0
-    """How often the inside was started. Each time but the first, the code's variables were lost."""
+    """Number of starts of the inside. Each start after the first lost the variables."""
 
     def __init__(
         self,
@@ -269,7 +268,7 @@ class Sandbox(ABC):
         self.setup = setup
         _check_names({**self.variables, **self.files})
         try:
-            # What other libraries make of numbers and text comes out as Python's own.
+            # Numbers and strings of other libraries become Python's own.
             self.variables = json.loads(to_json(self.variables))
         except (TypeError, ValueError) as error:
             raise SpecError(f"a variable that JSON cannot carry: {error}", advice="give JSON values") from error
@@ -282,10 +281,10 @@ class Sandbox(ABC):
         """Run one cell. What the code does wrong is in the cell's outcome, and raises nothing.
 
         Args:
-            total: seconds in all, where they are fewer than `Bounds.total`.
+            total: running time with callbacks in seconds, if less than `Bounds.total`.
 
         Raises:
-            SpecError: code that is no text, or a time that is none.
+            SpecError: code that is no text, or an invalid time.
             SandboxError: the sandbox is closed, runs a cell already, or cannot be started again.
         """
         if not isinstance(code, str):
@@ -339,7 +338,7 @@ class Sandbox(ABC):
                 self._start()
             yield
         except BaseException as error:
-            # After a cancellation nobody knows what the code inside does next.
+            # After a cancellation the code inside may be in any state.
             if not isinstance(error, SandboxError):
                 self._end()
             raise
@@ -408,20 +407,20 @@ def open_sandbox(
     """Open a sandbox for code that a model wrote.
 
     Args:
-        name: `cpython` (full Python; Linux), `monty` (a subset of Python; extra `repl`), or `auto`: the first of
-            them that this machine can keep. `Sandbox.lacks` says why those before it cannot start.
-        calls: functions of ours that the code can call by name; see `Callbacks`.
-        variables: JSON values that the code finds under these names.
-        files: text files, or the bytes of some (UTF-8; other bytes become U+FFFD), whose whole text the code finds as `str`.
-            Bytes are handed over in memory.
-        bounds: of each cell.
-        batched: names of calls that take a long list in pieces; see `Callbacks`.
+        name: `cpython` (full Python; Linux), `monty` (a subset of Python; extra `repl`), or `auto`: the first of them that
+            starts on this machine. `Sandbox.lacks` says why others cannot start.
+        calls: callbacks of the code, by name; see `Callbacks`.
+        variables: JSON values of variables, by name.
+        files: text files, or their bytes (UTF-8; other bytes become U+FFFD), whose whole text the code has as `str`, by name.
+            Bytes are passed in memory.
+        bounds: bounds of each cell.
+        batched: names of callbacks that take a long list in pieces; see `Callbacks`.
         setup: code that is run at each start, before the first cell.
 
     Raises:
-        SandboxRefused: this machine lacks what the sandbox needs. There is no less safe one to fall back to.
+        SandboxRefused: this machine lacks what the sandbox needs. There is no less safe fallback.
         MissingExtra: the named sandbox is not installed.
-        SpecError: no sandbox of this name, a name that is no name in Python, a file that cannot be read, or a setup that fails.
+        SpecError: no sandbox of this name, an invalid Python name, a file that cannot be read, or a setup that fails.
     """
     functions = Callbacks(calls or {}, batched)
     refused: list[str] = []

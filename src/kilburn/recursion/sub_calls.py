@@ -1,12 +1,12 @@
-"""The sub-calls of a recursive model: questions that its code asks another model, many at once, and what came back.
+"""The sub-calls of a recursive model: questions of its code to another model, many in parallel, and their replies.
 
-All of a run stand in one branch of its session, two pages a call: the prompt, which cites the cell that asked, and the reply,
-whose source is the prompt. They are written many at a time. A prompt without a reply is a call that failed. A call that was
-refused, because a limit is reached, is no page: the ledger has one note for all of a cell, with their number.
+The sub-calls of a run are recorded in one branch of its session, two pages for each: the prompt, which cites the asking cell, and
+the reply, whose source is the prompt. They are written in batches. A prompt without a reply is a failed call. A call that a limit
+refused has no page: the ledger has one note for all refused calls of a cell, with their number.
 
-What the code reads elsewhere, such as pages of the past and what functions return, stands there too, and is a source of all
-that comes after it: what was read stays in variables, so anything later may be made of it. Each read has the one before it as
-a source, so one source says all of them.
+Reads of the code, such as pages of the past and results of functions, are recorded there too, and are sources of all later
+pages: the text stays in variables, so anything later may be made of it. Each read has the previous one as a source, so one
+source stands for all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,20 +52,20 @@ SYSTEM = (
 )
 
 WIDE_WINDOW = 1 << 40
-"""Tokens of the branch's window: nothing leaves it, because no prompt is made of it."""
+"""Tokens of the branch's window: nothing is evicted from it, because no prompt is made of it."""
 
 MAX_BATCH = 128
-"""Calls that are written together, at most."""
+"""Calls that are written together at most."""
 
 MAX_DELAY = 1.0
-"""Seconds after the last ones from which on a call is written as soon as it comes back."""
+"""Seconds after the last write from which a finished call is written at once."""
 
 SUB_CALL_SHARE = 0.9
-"""Of each limit, what sub-calls may spend; the rest is for the root, which has to answer."""
+"""The fraction of each limit that sub-calls may spend; the rest is for the root, which has to answer."""
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions of the caller that are told what a run does, as it does it; see `RecursiveModel`."""
+    """Callbacks of the caller that report the progress of a run; see `RecursiveModel`."""
 
     on_subcall_start: Callable[[int, str, str], Any] | None = None
     on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None
@@ -78,7 +79,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
             return
         try:
             hook(*values)
-        except Exception:  # the caller's own code: what it watches goes on without it
+        except Exception:  # code of the caller: the run goes on without it
             log.exception("%s raised", name)
 
     def around(
@@ -87,7 +88,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
         """Make a sub-call between its two hooks.
 
         Args:
-            ask: makes it: what came of it, and why there is no answer, or "".
+            ask: makes it; returns the result, and why there is no answer, or "".
         """
         began = clock()
         self.tell("on_subcall_start", depth, model, prompt[:MAX_PROMPT_CHARS])
@@ -102,35 +103,32 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
         return result, why
 
 
+@dataclass(eq=False, slots=True)
 class _Entry:
-    """A question, or a read, and what came back, until it is written and after."""
+    """A question or a read with its result, before and after it is written; `previous` is the read before it."""
 
-    def __init__(self, prompt: str, result: SubCallResult, role: Role, cites: tuple[Key, ...], last_read: _Entry | None) -> None:
-        self.prompt, self.reply, self.why, self.role, self.cites, self.read = (
-            prompt,
-            result.reply,
-            result.why,
-            role,
-            cites,
-            last_read,
-        )
-        self.key = result.page
+    prompt: str
+    result: SubCallResult
+    role: Role
+    cites: tuple[Key, ...]
+    previous: _Entry | None
+    key: Key | None
 
 
 class SubCalls:
-    """Asks a model for the code of one run, and writes down what was asked and answered.
+    """Asks a model for the code of one run, and records questions and answers.
 
     Args:
-        model: who answers.
-        account: what the run spends.
-        branch: gives the session that the calls are written to, when there is the first one.
-        free: lets so many calls run at the same time, in this run and in those below it.
-        retry: how often a call is repeated where the model is not available.
-        reply: tokens of one reply, at most.
-        recorded: answers in place of the model; a run that goes on asks the model what is not there.
-        watch: called with the calls that were answered and those that failed.
+        model: the model that answers.
+        account: account of the run.
+        branch: makes the session to which the calls are written, when the first one is written.
+        free: semaphore that limits parallel calls, in this run and in those below it.
+        retry: when a call is repeated if the model is not available.
+        reply: tokens of one reply at most.
+        recorded: recorded answers; a resumed run asks the model for others.
+        watch: called with the numbers of answered and of failed calls.
         check: called before calls are written; raises if they may not be.
-        hooks: told of each call that is asked. depth: how deep the calls are: 1 below the outermost run.
+        hooks: callbacks for each call. depth: depth of the calls: 1 below the outermost run.
     """
 
     def __init__(
@@ -168,20 +166,20 @@ class SubCalls:
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """What the code can call of it, by name."""
-        return {"llm_query": self.one, "llm_query_batched": self.many}
+        return {"llm_query": self.query, "llm_query_batched": self.query_batched}
 
-    def one(self, prompt: str) -> str:
+    def query(self, prompt: str) -> str:
         """Return the model's reply to a prompt.
 
         Raises:
-            ToolError: it gave none, or a limit is reached.
+            ToolError: there is none, or a limit is reached.
         """
         reply, why = self._ask(prompt)
         if reply is None:
             raise ToolError(f"this sub-call gave nothing: {why}")
         return reply
 
-    def many(self, prompts: list[str]) -> list[str | None]:
+    def query_batched(self, prompts: list[str]) -> list[str | None]:
         """Return the replies to several prompts, asked in parallel; None for each failed one."""
         with ThreadPoolExecutor(self.workers) as pool:
             asks = [carried(self._ask) for _ in prompts]
@@ -201,8 +199,8 @@ class SubCalls:
         """Write down what the code read elsewhere, such as pages of the past. Later calls may be made of it.
 
         Args:
-            cites: the pages that it is from, besides the cell that reads.
-            known: where it is from the record.
+            cites: the pages that were read; the reading cell is cited too.
+            recorded: the recorded read.
         """
         with self._lock:
             self._read = self._keep(call, recorded or SubCallResult(encodable(text), ""), Role.USER, (*self.origin, *cites))
@@ -216,10 +214,10 @@ class SubCalls:
     def allow(self, prompt: str, run: tuple[str, str] | None = None) -> str:
         """Return why a call may not be made, because a limit is or was reached; "" if it may.
 
-        Those that may not are counted, and not written down one by one.
+        Refused calls are counted, not recorded one by one.
 
         Args:
-            run: of a run below, its question and the digest of its text.
+            run: for a run below, its question and the digest of its text.
         """
         code, record = self.origin[0][1] if self.origin else 0, self.recorded
         has = record is not None and record.has(prompt, run)
@@ -286,15 +284,15 @@ class SubCalls:
             keys: dict[_Entry, Key] = {}
             for entry in self._waiting:
                 page += 1
-                read_key = keys.get(entry.read, entry.read.key) if entry.read is not None else None
+                read_key = keys.get(entry.previous, entry.previous.key) if entry.previous is not None else None
                 is_in_branch = read_key is not None and read_key[0] == number
                 sources = (read_key[1],) if read_key is not None and is_in_branch else ()
                 cites = entry.cites if read_key is None or is_in_branch else (*entry.cites, read_key)
                 messages.append(_message(Role.USER, entry.prompt, cites=cites, sources=sources))
-                if entry.reply is None:
-                    failures[page] = entry.why
+                if entry.result.reply is None:
+                    failures[page] = entry.result.why
                     continue
-                messages.append(_message(entry.role, entry.reply, sources=(page,)))
+                messages.append(_message(entry.role, entry.result.reply, sources=(page,)))
                 page += 1
                 replies.append((number, page))
                 keys[entry] = number, page
@@ -305,8 +303,8 @@ class SubCalls:
                 note(session, why, [failed])
             session.ledger.flush()
             for entry in self._waiting:
-                # It is a source of what is written later; what it was made from stands in its page.
-                entry.key, entry.read = keys.get(entry), None
+                # Later entries need its key; its own sources are in its page.
+                entry.key, entry.previous = keys.get(entry), None
             self._waiting.clear()
             self._written_at = self.account.clock()
             self.written += replies
@@ -326,7 +324,7 @@ class SubCalls:
         result = self.known(prompt)
         if result is None:
             with self._free:
-                # Others may have spent what was left while this one waited.
+                # Others may have spent the rest while this one waited.
                 refused = self.allow(prompt)
                 if refused:
                     return None, refused
@@ -346,7 +344,7 @@ class SubCalls:
 
     def _keep(self, prompt: str, result: SubCallResult, role: Role, cites: tuple[Key, ...]) -> _Entry:
         with self._lock:
-            entry = _Entry(prompt, result, role, cites, None if result.page is not None else self._read)
+            entry = _Entry(prompt, result, role, cites, None if result.page is not None else self._read, result.page)
             if result.page is not None:
                 self.written += [result.page] if result.reply is not None else []
                 return entry
@@ -371,15 +369,17 @@ class SubCalls:
                     return None, f"{type(error).__name__} {failed} times"
                 self.retry.sleep(wait)
             except ModelError as error:
-                # Its message may quote the prompt; the advice is ours.
+                # The message may quote the prompt; the advice does not.
                 return None, f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
             except Exception as error:
-                # A model is foreign code.
+                # A model may be foreign code.
                 log.exception("model %s raised", self.model.name)
                 return None, type(error).__name__
 
     def _complete(self, model: Model, prompt: str) -> str:
-        request = request_of(model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.left())
+        request = request_of(
+            model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.remaining_seconds()
+        )
         reply = complete(model, request)
         count = self._count
         counted = Tokens(prompt=count(SYSTEM) + count(prompt), reply=count(reply.text))

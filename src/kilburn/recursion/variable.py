@@ -1,7 +1,7 @@
 """The input of a recursive model: a text, a file, several files, or a folder, as a variable of its sandbox.
 
-It never stands in a window. The model is told what it is, how large it is, and how it begins. No copy of it is written to a
-disk: it is handed over in memory, so nothing is left of it when the program is killed.
+It is never part of a window. The model is told its type, its size and its beginning. No copy of it is written to a disk: it is
+passed in memory, so nothing of it remains if the program is killed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Source = str | Path | Sequence[Path] | Mapping[str, str]
 """A text; a file or a folder; several files and folders; or texts by name."""
 
 MAX_HEAD_CHARS = 600
-"""Characters of its beginning that the model is told."""
+"""Characters of the beginning that the model sees."""
 
 MAX_SAMPLE_CHARS = 100_000
-"""Characters of which the tokens are counted; the tokens of a longer text are told in proportion."""
+"""Characters whose tokens are counted; the tokens of a longer text are extrapolated."""
 
 MAX_NAMES = 10
-"""Names of its parts that the model is told."""
+"""Names of parts that the model sees."""
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +33,11 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         data: the text, in UTF-8.
-        index: of several texts: name, first character, and the one behind the last; empty for one text.
-        characters: of all texts.
-        tokens: about how many.
+        index: name, start and end of each of several texts, in characters; empty for one text.
+        characters: characters of all texts.
+        tokens: approximate number of tokens.
         digest: SHA-256 of all texts and names.
-        head: how it begins.
+        head: the beginning of the text.
     """
 
     data: bytes
@@ -47,14 +47,14 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     head: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the description of the text for the model: its type and size, and the names of its parts."""
         size = f"{self.characters:,} characters, about {self.tokens:,} tokens"
         if not self.index:
             return f"`context` is a str: {size}."
         names = [name for name, _, _ in self.index]
-        names_shown = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
-        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {names_shown}"
+        listed = ", ".join(map(repr, names[:MAX_NAMES])) + (", ..." if len(names) > MAX_NAMES else "")
+        return f"`context` is a dict of {len(names):,} texts by name: {size}. Names: {listed}"
 
     @property
     def setup(self) -> tuple[dict[str, Any], dict[str, bytes], str]:
@@ -68,10 +68,10 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
 def variable(source: Source, count: Callable[[str], int]) -> Variable:
     """Return a source as a variable.
 
-    Bytes that are not UTF-8 become U+FFFD. Of a folder, all files below it are taken but hidden ones.
+    Bytes that are not UTF-8 become U+FFFD. A folder means all files below it, except hidden ones.
 
     Args:
-        count: tokens of a text.
+        count: counts the tokens of a text.
 
     Raises:
         SpecError: no such file or folder, or nothing in it.
@@ -100,7 +100,7 @@ def variable(source: Source, count: Callable[[str], int]) -> Variable:
 
 def _read(path: Path) -> str:
     if path.is_char_device() or path.is_block_device():
-        raise SpecError(f"{path} is a device", advice="give a file, a folder, or - for standard input")  # it may have no end
+        raise SpecError(f"{path} is a device", advice="give a file, a folder, or - for standard input")  # it may be endless
     try:
         return path.read_bytes().decode("utf-8", "replace")
     except OSError as error:

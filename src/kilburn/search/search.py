@@ -16,11 +16,12 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from itertools import groupby, islice
 
 import msgspec
 
-from kilburn.backend import Backend, Passage, SegmentInfo, SegmentKind, State
+from kilburn.backend import Backend, Passage, SegmentInfo, SegmentKind, State, at_once
 from kilburn.budget import Counter
 from kilburn.claims import DOUBTS, contested, together
 from kilburn.collections.collecting import is_true, until_of
@@ -400,8 +401,10 @@ class Searcher:
             StoreError: see `ranked`.
         """
         while True:
-            ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
-            found = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
+            # An embedder may take long, and no transaction stays open for so long.
+            with at_once(self._backend, ahead=not self._windows) if self._vectors is None else nullcontext():
+                ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
+                found = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
             if found is not None:
                 return ranked, found
             # Something is damaged, or not as it was when it was ranked. It is verified from now on, so this ends.

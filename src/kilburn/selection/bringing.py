@@ -19,10 +19,13 @@ from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import View
 from kilburn.prices import Prices
+from kilburn.remembered import remembered
 from kilburn.retrieval import STOP
 from kilburn.selection.excerpts import flow_of, said_of, shown_texts
-from kilburn.selection.passages import lines_of, words_of
+from kilburn.selection.identifiers import identifiers
+from kilburn.selection.passages import lines_of, runs_of, words_of
 from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
+from kilburn.selection.signs import Sign, sign_of
 
 HITS = 100
 """Passages that the search is asked for, at most."""
@@ -32,7 +35,8 @@ QUERY, HALF = 1000, 0.5
 words before a short one."""
 
 BRIEF, SHORT = 12, 80
-"""Words of a message that is taken as a question without its mark; of one that a person typed, at most."""
+"""Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
+one that a person typed, at most."""
 
 ASKED = 0.35
 """Share of the best score that a passage needs where somebody asks."""
@@ -47,6 +51,19 @@ asked words of the best one beside it are worth that it needs, each word by how 
 NEW = 0.5
 """Share of a passage that the window must not show yet."""
 
+NAMED_TOKENS, MAX_NAMES, NAME_HITS = 300, 6, 20
+"""Where an agent is at work: tokens of the passages that explain the names of its newest step, at most; names, above which it
+writes something new and none is looked for; hits that the search is asked for."""
+
+STEP_CHARS, MIN_NAME_CHARS = 4000, 4
+"""Characters of a message, at its end, in which names are looked for; and of a name, at least."""
+
+NAME_KINDS = ("call", "dotted", "error", "name")
+"""Kinds of identifiers that have a meaning in an older output; a path has none."""
+
+ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
+"""Lines of a tool's output in which names are looked for."""
+
 LATELY = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
 
@@ -59,6 +76,9 @@ MARKS = ("?", "？", "؟")
 _CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
 _DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
 """A name of a program, and a line that defines one."""
+
+_ESCAPE = re.compile(r"\\[nrt]")
+"""White space in the arguments of a call."""
 
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
@@ -112,12 +132,14 @@ def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
 
 
 def leaves(view: View, copy: Page, wanted: Sequence[PagePassage], prices: Prices) -> bool:
-    """Whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in front,
-    when the window is full."""
+    """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
+    front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
     overlap = _overlap(copy.parts, wanted)
     if overlap >= STILL or (overlap and not is_typed(view)):
         return False
-    behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
+    if not is_typed(view) and any(page.id == view.task_page for page in behind):
+        return False
     # No prompt had the newest message yet, nor what the assistant said before it.
     read = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
@@ -135,14 +157,18 @@ def passages_asked(
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
         kept: what an excerpt of that plan keeps.
     """
+    stays = view.pages if staying is None else staying
     query, asked = query_of(view)
+    if all(page.role is not Role.USER for page in view.latest()):
+        explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, kept)
+        if explaining is not None or len(query.split()) > BRIEF:
+            return explaining or []
     room -= view.count(HEADING)
     words = words_of(query).keys() - STOP
     if not words or (not asked and len(words) < FEW) or room <= 2 * view.handle:
         return []
-    stays = view.pages if staying is None else staying
     shown = frozenset([page.id for page in stays if page.id > 0])
-    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown)
+    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown, by_words=not asked)
     if not answer.hits or (not asked and answer.confidence < SURE):
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
@@ -152,7 +178,8 @@ def passages_asked(
     hits = takewhile(lambda hit: hit.score >= least, answer.hits)
     wanted: list[PagePassage] = []
     pages: set[int] = set()
-    for one in _passages(view, hits, query, words, 2 * room if asked else WHOLE):
+    names = words & {name.lower() for name in _CODE.findall(query)}
+    for one in _passages(view, hits, words, names, 2 * room if asked else WHOLE):
         cost = _cost(view, one, pages)
         if cost <= room and new_share(one.passage, lines) >= NEW:
             room -= cost
@@ -162,10 +189,83 @@ def passages_asked(
     return wanted
 
 
-def _passages(view: View, hits: Iterable[Hit], query: str, words: Set[str], most: int) -> Iterator[PagePassage]:
-    """The passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above all."""
+def _passages_named(
+    view: View, room: int, staying: Sequence[Page], kept: Parts
+) -> Generator[Effect, Answer, list[PagePassage] | None]:
+    """Search for the names that the agent's newest step mentions. Each gets one passage: the one that defines it or, if nothing
+    else in the window has the name, one that has it. None if there is no such name.
+
+    Args:
+        room: tokens that the passages may take as one copy.
+        staying: the pages that stay in the window.
+        kept: what an excerpt of the same plan keeps.
+    """
+    step = _newest_step(view)
+    names = _names_in(view, step)
+    room -= view.count(HEADING)
+    if not names or room <= 2 * view.handle:
+        return None
+    new = {page.id for page in step} | view.copies
+    texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
+    texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
+    hidden = names.difference(*map(runs_of, texts))
+    missing = hidden | names.difference(*map(_defined_names, texts))
+    if not missing or len(missing) > MAX_NAMES:
+        return None
+    shown = frozenset([page.id for page in staying if page.id > 0])
+    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown, by_words=True)
+    candidates = [
+        (one, _defined_names(one.text[one.passage.start : one.passage.end]))
+        for one in _passages(view, answer.hits, missing, missing, WHOLE)
+    ]
+    candidates.sort(key=lambda candidate: candidate[1].isdisjoint(missing))
+    wanted: list[PagePassage] = []
+    pages: set[int] = set()
+    for one, definitions in candidates:
+        explained = missing & one.passage.words.keys() & (hidden | definitions)
+        cost = _cost(view, one, pages)
+        if explained and cost <= room:
+            room -= cost
+            pages.add(one.page)
+            wanted.append(one)
+            missing -= explained
+    return wanted
+
+
+def _newest_step(view: View) -> list[Page]:
+    """Return the pages of what the agent said and called last, and of what came back, newest first."""
+    step: list[Page] = []
+    for page in reversed(view.pages):
+        if page.id in view.copies:
+            continue
+        if page.id <= 0 or (page.role is not Role.ASSISTANT and step and step[-1].role is Role.ASSISTANT):
+            break
+        step.append(page)
+    return step
+
+
+def _names_in(view: View, step: Sequence[Page]) -> set[str]:
+    """Return the names of a program that the agent wrote, and those in the errors that came back, in lower case."""
+    names: set[str] = set()
+    for page in step:
+        text = view.text(page.id)[-STEP_CHARS:]
+        if page.role is not Role.ASSISTANT:
+            text = "\n".join([line for line in text.split("\n") if sign_of(line) in ERRORS])
+        mentions = [mention.text for mention in identifiers(_ESCAPE.sub(" ", text)) if mention.kind in NAME_KINDS]
+        names.update([re.split(r"[.:]+", mention)[-1].lower() for mention in mentions])
+    return {name for name in names if len(name) >= MIN_NAME_CHARS}
+
+
+@remembered(lambda names: 90 * len(names))
+def _defined_names(text: str) -> frozenset[str]:
+    """Return the names that a text defines, in lower case."""
+    return frozenset([name.lower() for name in _DEFINES.findall(text)])
+
+
+def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str], most: int) -> Iterator[PagePassage]:
+    """Yield the passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above
+    all, and what defines one of the names."""
     found: list[Sequence[PagePassage]] = []
-    names = words & {name.lower() for name in _CODE.findall(query)}
     for hit in hits:
         page = view.page(hit.page)
         if page.kind is not Kind.FOLD and not page.is_atomic:

@@ -96,24 +96,33 @@ def excerpt_moves(
     return [Evict(pages=tuple([page.id for page in stretch.pages]), why=nothing)]
 
 
-def unread(view: View, most: int) -> int:
-    """Tokens of the newest pages that the agent has not read: the latest message, and before it the results of parallel
-    calls. What it recalled since the user's latest message counts as unread if all from there on takes at most `most` tokens: the
-    answer that it is recalled for has not been given."""
-    tokens = unread = 0
-    answered = False
+def unread(view: View, recalled: int, answered: int) -> int:
+    """Count the tokens of the newest pages that an edit must leave whole: what the agent has not read, which is the latest
+    message and before it the results of parallel calls, and what it still works with.
+
+    Args:
+        recalled: tokens from which on what it recalled since the user's latest message may leave; the answer that it is
+            recalled for has not been given.
+        answered: tokens from which on an output may leave that the agent just answered with a call. The result of that call
+            is read beside it.
+    """
+    tokens = whole = 0
+    has_output = is_old = False
+    newest_by_assistant: bool | None = None
     for page in reversed(view.pages):
         if page.id in view.copies:
             continue
-        answered = answered or page.role is Role.ASSISTANT or page.id <= 0
+        by_assistant = page.role is Role.ASSISTANT
+        if newest_by_assistant is None:
+            newest_by_assistant = by_assistant
+        is_old = is_old or page.id <= 0 or (by_assistant and has_output)
+        has_output = has_output or not by_assistant
         tokens += page.tokens
-        if not answered:
-            unread = tokens
-        elif page.role is Role.USER or tokens > most:
+        if is_old and (page.role is Role.USER or tokens > recalled):
             break
-        elif _is_brought(view, page):
-            unread = tokens
-    return unread
+        if _is_brought(view, page) if is_old else (not newest_by_assistant or tokens <= answered):
+            whole = tokens
+    return whole
 
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:

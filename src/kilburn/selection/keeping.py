@@ -197,8 +197,8 @@ def _is_cold(view: View, prices: Prices) -> bool:
 def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Economy] | None) -> _Edit:
     """An excerpt after the existing ones, or one in place of all of them."""
     capacity = shape.capacity
-    # What the agent has not read stays, though it be the results of several calls.
-    tail = min(unread(view, capacity // 3), max(shape.whole, capacity // 2)) + shape.tail
+    third = capacity // 3
+    tail = min(unread(view, third, int(third * middleness(capacity))), max(shape.whole, capacity // 2)) + shape.tail
     leaving = old_pages(view, tail, shape.core)
     latest, saved = shorten_latest(view, shape.whole)
     use = view.use - saved - sum([page.tokens for page in copies_of(view)])

@@ -1,24 +1,24 @@
-"""A clock that moves when told: the public fake for tests that depend on time."""
+"""A clock that a test moves."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Seconds since the epoch; each look moves it on by `tick`.
+    """A clock in seconds since the epoch. Each reading moves it on by `tick`.
 
     Args:
-        now: where it starts.
-        tick: seconds that pass between two looks.
+        time: the first time, in seconds since the epoch.
+        tick: seconds between two readings.
     """
 
-    def __init__(self, now: float = 1_700_000_000.0, tick: float = 1.0) -> None:
-        self.now, self.tick = now, tick
+    def __init__(self, time: float = 1_700_000_000.0, tick: float = 1.0) -> None:
+        self.now, self.tick = time, tick
 
     def __call__(self) -> float:
-        """Let a tick pass and return the time."""
+        """Advance by one tick and return the time."""
         self.now += self.tick
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance by some seconds."""
         self.now += seconds

@@ -1,4 +1,4 @@
-"""A disk that fails: an APSW VFS for testing what a store does when I/O goes wrong.
+"""A failing disk: an APSW VFS for testing a store under I/O errors.
 
 `FaultVFS` passes everything through to the real file system until its n-th operation, which fails in one of several
 ways. `lose_power` then undoes what a disk may undo: any part of what was written since the last successful sync of
@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 import apsw
 
 FAULTS = ("write", "torn", "full", "sync", "read", "truncate")
-"""What can fail: a write not at all done, a write done in part, no space, a sync, a read, a truncation."""
+"""Kinds of faults: a write that is not done, a torn write, a full disk, a sync, a read, a truncation."""
 
 SECTOR = 512
 
 
 @dataclass
 class _Disk:
-    """One file's bytes as of its last sync, and the writes since: (offset, data), or (size, None) for
-    a truncation."""
+    """The bytes of a file at its last sync, and the writes since: (offset, data), or (size, None) for a truncation."""
 
     synced: bytes = b""
     writes: list[tuple[int, bytes | None]] = field(default_factory=list)
@@ -40,9 +39,9 @@ class FaultVFS(apsw.VFS):
     def __init__(self, name: str, *, seed: int, faults: tuple[str, ...] = FAULTS, broken: bool = False) -> None:
         self.name = name
         self.at = 0
-        """Which operation from now on fails; 0 for none."""
+        """The number of the operation that fails; 0 for none."""
         self.done = 0
-        """Operations so far that could have failed."""
+        """The number of operations so far that could have failed."""
         self.failed: list[str] = []
         """The faults that happened, such as "torn t.db-wal"."""
         self._broken = broken
@@ -52,7 +51,7 @@ class FaultVFS(apsw.VFS):
         super().__init__(name, "", maxpathname=1024)
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
-        """SQLite opens a file."""
+        """Open a file for SQLite."""
         return _File(self, name, flags)
 
     def arm(self, operation: int) -> None:
@@ -65,13 +64,13 @@ class FaultVFS(apsw.VFS):
         self._broken = True
 
     def disarm(self) -> None:
-        """Fail no more."""
+        """Stop failing."""
         self.at = 0
         self._broken = False
 
     def lose_power(self) -> None:
-        """Put each file into a state that a power cut could leave: what was synced, and of the writes
-        since any subset in any state, the last one kept perhaps torn at a sector. Close the store first."""
+        """Put each file into a state that a power cut could leave: the synced bytes, and any subset of the later writes, the
+        last of them possibly torn at a sector. Close the store first."""
         for path, disk in self._disks.items():
             if not os.path.exists(path):
                 continue
@@ -92,14 +91,14 @@ class FaultVFS(apsw.VFS):
         self._disks.clear()
 
     def fault(self, path: str, *kinds: str) -> str | None:
-        """Count an operation that may fail in these ways; the way it shall fail, or None."""
+        """Count an operation that may fail in these ways. Return the fault to inject, or None."""
         self.done += 1
         possible = [kind for kind in kinds if kind in self._faults]
         due = self.at and (self.done == self.at or (self._broken and self.done > self.at))
         if not due:
             return None
         if not possible:
-            # This operation cannot fail in the wanted way; the next one may.
+            # This operation cannot fail in the requested way; the next one may.
             self.at += 1
             return None
         kind = self._random.choice(possible)
@@ -107,17 +106,17 @@ class FaultVFS(apsw.VFS):
         return kind
 
     def disk(self, path: str) -> _Disk:
-        """The durable state of a file."""
+        """Return the durable state of a file."""
         if path not in self._disks:
-            known = b""
+            content = b""
             if os.path.exists(path):
                 with open(path, "rb") as file:
-                    known = file.read()
-            self._disks[path] = _Disk(known)
+                    content = file.read()
+            self._disks[path] = _Disk(content)
         return self._disks[path]
 
     def part(self, length: int) -> int:
-        """How much of a torn write reaches the file."""
+        """Return how many bytes of a torn write reach the file."""
         return self._random.randrange(length) if length else 0
 
 
@@ -135,12 +134,12 @@ class _File(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:
         kind = self._vfs.fault(self._path, "write", "torn", "full")
-        kept = bytes(data)
+        persisted = bytes(data)
         if kind == "torn":
-            kept = kept[: self._vfs.part(len(kept))]
-        if kind in (None, "torn") and kept:
-            super().xWrite(kept, offset)
-            self._disk.writes.append((offset, kept))
+            persisted = persisted[: self._vfs.part(len(persisted))]
+        if kind in (None, "torn") and persisted:
+            super().xWrite(persisted, offset)
+            self._disk.writes.append((offset, persisted))
         if kind == "full":
             raise apsw.FullError("injected: full")
         if kind:

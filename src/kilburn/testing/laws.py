@@ -1,4 +1,4 @@
-"""The laws of a process, asserted from outside: what must hold after every operation.
+"""The laws of a session, asserted from outside: they hold after every operation.
 
 Used by the conformance kit and by the state machine of the tests. It recomputes everything the
 kernel keeps incrementally, from the ledger and the stored pages, and compares.
@@ -28,7 +28,7 @@ from kilburn.wire.validity import validate_chat, validate_messages
 
 
 def counted(prompt: Prompt, session: Session) -> int:
-    """Tokens of a rendered chat prompt, counted again from the outside, text by text."""
+    """Count the tokens of a rendered chat prompt independently, text by text."""
     counter = session.counter
     total = 0
     for message in prompt:
@@ -41,7 +41,7 @@ def counted(prompt: Prompt, session: Session) -> int:
 
 
 def check_laws(session: Session, appended: Sequence[dict[str, Any]] | None = None) -> None:
-    """Assert the laws that can be seen from outside.
+    """Assert the laws that are visible from outside.
 
     Args:
         appended: all that was appended, in order, where nothing was forgotten.
@@ -81,11 +81,11 @@ def check_collection(collection: Collection) -> None:
     for event in events:
         window.enact(event, {page: row[0] for page, row in rows.items()})
     assert window.states == {page: state for page, (_, state) in rows.items()}, "law 8: the stored states differ"
-    indexed = {page for (_, page), found in backend.words.entries((number, page) for page in rows).items() if found}
+    indexed = {page for (_, page), entries in backend.words.entries((number, page) for page in rows).items() if entries}
     if collection.info.kind is SegmentKind.NOTES:
-        named = [page.name for page, state in rows.values() if state.at is Place.OUT]
-        assert None not in named, "law 9: a note without a name"
-        assert len(set(named)) == len(named), f"law 9: two notes of one name among {sorted(map(str, named))}"
+        names = [page.name for page, state in rows.values() if state.at is Place.OUT]
+        assert None not in names, "law 9: a note without a name"
+        assert len(set(names)) == len(names), f"law 9: two notes of one name among {sorted(map(str, names))}"
         collection.ledger.refresh()
         assert collection.named() == {page.name: page.id for page, state in rows.values() if state.at is Place.OUT}
     for page, state in rows.values():
@@ -116,22 +116,24 @@ def _holds(message: dict[str, Any], text: str) -> bool:
 
 
 def _check_request(session: Session) -> None:
-    """Only the kernel may take the user's latest message from the window, or a person who forgets or retires it."""
+    """Assert that only the kernel evicts the user's latest message, unless a person forgets or retires it."""
     window = session.window
     texts = [page for page in window.pages.values() if page.role is Role.USER and page.kind is Kind.TEXT]
-    said = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
-    asked = [page.id for page in said if page.message == max(other.message for other in said)]
-    assert asked == window.request, f"law 3: the latest message is {asked}, and the window holds {window.request}"
-    for page in asked:
-        if window.at(page) in GONE or any(one.kind is not Kind.FOLD and _is_of(one, page) for one in window.visible()):
+    messages = [page for page in texts if page.trust >= Trust.USER and not page.is_blank]
+    latest = [page.id for page in messages if page.message == max(message.message for message in messages)]
+    assert latest == window.request, f"law 3: the latest message is {latest}, and the window holds {window.request}"
+    for page in latest:
+        if window.at(page) in GONE or any(
+            visible.kind is not Kind.FOLD and _is_of(visible, page) for visible in window.visible()
+        ):
             continue
         moves = [
             event
             for event in session.ledger.events()
             if event.act in (Act.EVICT, Act.FOLD) and _touches(event.data, page, window)
         ]
-        who = moves[-1].policy if moves else "nobody"
-        assert who == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {who}"
+        policy = moves[-1].policy if moves else "nobody"
+        assert policy == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {policy}"
 
 
 def _is_of(page: Page, original: int) -> bool:
@@ -139,13 +141,12 @@ def _is_of(page: Page, original: int) -> bool:
 
 
 def _touches(data: Data, page: int, window: WindowState) -> bool:
-    moved = {number for members in data.get("to", {}).values() for number in members}
-    return page in moved or any(_is_of(window.pages[number], page) for number in moved)
+    members_moved = {number for members in data.get("to", {}).values() for number in members}
+    return page in members_moved or any(_is_of(window.pages[number], page) for number in members_moved)
 
 
 def _check_layout(session: Session) -> None:
-    """The handles follow from what is resident and what is out: one for everything that is out between two resident
-    pages."""
+    """Assert that there is one handle for all evicted pages between two resident pages."""
     window = session.window
     walls = sorted((*page.order, page.id) for page in window.pages.values() if window.at(page.id) in (Place.IN, Place.STUB))
     stretches: dict[int, list[int]] = {}
@@ -186,36 +187,42 @@ def _check_replay(session: Session) -> None:
 
 def _check_rebuilding(session: Session, kernel: Kernel) -> None:
     backend, window = session.backend, session.window
-    stored = {page.id: state for page, state in backend.pages(session.number)}
+    stored_states = {page.id: state for page, state in backend.pages(session.number)}
     replayed = rebuild(backend, kernel.info, session.counter, whole=True)
     _check_rebuilt(session, replayed.window)
-    # Of observations that could not be written, the ledger knows nothing.
+    # The ledger lacks observations that could not be written.
     assert kernel.ledger.stats.lost or replayed.usage.pages == kernel.usage.pages, "law 8: the ledger says other uses"
-    # The same from the last checkpoint, and from one that would be made now.
+    # The same from the last checkpoint, and from a new one.
     _check_rebuilt(session, rebuild(backend, kernel.info, session.counter).window)
     lineage, ledger, usage = kernel.lineage, Ledger(), Usage(session.counter)
-    again = WindowState(session.counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
-    assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), again, ledger, usage), "law 8: a checkpoint is of no use"
-    _check_rebuilt(session, again)
+    restored = WindowState(session.counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
+    assert restore(checkpoint_of(window, kernel.ledger, kernel.usage), restored, ledger, usage), (
+        "law 8: a checkpoint is of no use"
+    )
+    _check_rebuilt(session, restored)
     assert ledger.report(use=0) == kernel.ledger.report(use=0), "law 8: a checkpoint has other figures"
     assert usage.pages == kernel.usage.pages, "law 8: a checkpoint knows other uses"
     assert usage.calibrated.room(10**6) == kernel.usage.calibrated.room(10**6), "law 8: a checkpoint has another correction"
-    own = {page: state for page, state in window.states.items() if kernel.lineage.owns(page)}
-    assert stored == own, "law 8: the stored states differ"
+    own_states = {page: state for page, state in window.states.items() if kernel.lineage.owns(page)}
+    assert stored_states == own_states, "law 8: the stored states differ"
 
 
 def _calls(window: WindowState) -> dict[str, int]:
     return {call: page for call, page in window.calls.items() if window.at(page) is not Place.DROPPED}
 
 
-def _check_rebuilt(session: Session, again: WindowState) -> None:
+def _check_rebuilt(session: Session, rebuilt: WindowState) -> None:
     window = session.window
     for name in ("groups", "request", "open", "turn", "said", "seen", "last", "last_derived", "stubs", "pins", "importance"):
-        assert getattr(again, name) == getattr(window, name), f"law 8: {name} differs"
-    assert _calls(again) == _calls(window), "law 8: other calls"
-    assert (again.shown, again.folded, again.gone) == (window.shown, window.folded, window.gone), "law 8: pages are elsewhere"
-    assert again.states == window.states, "law 8: replaying the ledger gives other states"
-    assert again.use == window.use, f"law 8: replaying the ledger gives another use ({again.use}, not {window.use})"
-    assert list(again.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
-    assert again.stand_ins == window.stand_ins, "law 8: replaying the ledger gives other folds"
-    assert [page.id for page in again.visible()] == [page.id for page in window.visible()], "law 8: replaying gives another order"
+        assert getattr(rebuilt, name) == getattr(window, name), f"law 8: {name} differs"
+    assert _calls(rebuilt) == _calls(window), "law 8: other calls"
+    assert (rebuilt.shown, rebuilt.folded, rebuilt.gone) == (window.shown, window.folded, window.gone), (
+        "law 8: pages are elsewhere"
+    )
+    assert rebuilt.states == window.states, "law 8: replaying the ledger gives other states"
+    assert rebuilt.use == window.use, f"law 8: replaying the ledger gives another use ({rebuilt.use}, not {window.use})"
+    assert list(rebuilt.gaps) == list(window.gaps), "law 8: replaying the ledger gives other gaps"
+    assert rebuilt.stand_ins == window.stand_ins, "law 8: replaying the ledger gives other folds"
+    assert [page.id for page in rebuilt.visible()] == [page.id for page in window.visible()], (
+        "law 8: replaying gives another order"
+    )

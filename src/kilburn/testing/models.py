@@ -81,8 +81,8 @@ def _check_stream(model: Model) -> None:
     spoken = "".join(piece.text for piece in deltas if isinstance(piece, Delta) and not piece.reasoning)
     thought = "".join(piece.text for piece in deltas if isinstance(piece, Delta) and piece.reasoning)
     assert spoken == reply.text, f"the deltas say {spoken!r}, the reply {reply.text!r}"
-    kept = "".join(part.text for part in reply.message.parts if part.kind is Kind.REASONING)
-    assert thought == kept, f"the reasoning deltas say {thought!r}, the reply {kept!r}"
+    reasoning = "".join(part.text for part in reply.message.parts if part.kind is Kind.REASONING)
+    assert thought == reasoning, f"the reasoning deltas say {thought!r}, the reply {reasoning!r}"
     _check_reply(reply)
 
 
@@ -94,13 +94,13 @@ def _check_reply(reply: Reply) -> None:
     assert all(calls), "each call has an id"
     assert len(set(calls)) == len(calls), "no two calls have one id"
     if reply.usage is not None:
-        used = reply.usage
-        assert min(used.prompt, used.reply, used.cached, used.written) >= 0, "usage is never negative"
-        assert used.cached + used.written <= used.prompt, "cached and written tokens are parts of the prompt's"
+        usage = reply.usage
+        assert min(usage.prompt, usage.reply, usage.cached, usage.written) >= 0, "usage is never negative"
+        assert usage.cached + usage.written <= usage.prompt, "cached and written tokens are parts of the prompt's"
 
 
 def _check_roles(model: Model) -> None:
-    """A system prompt is understood where the model's form puts it."""
+    """The model accepts a system prompt at the place of its form."""
     rules = "You answer with one word."
     if model.form == "chat":
         request = _request(messages=[{"role": "system", "content": rules}, *_TALK])
@@ -126,9 +126,9 @@ def _check_no_messages(model: Model) -> None:
 
 def _check_request_is_left_alone(model: Model) -> None:
     request = _request()
-    before = copy.deepcopy(list(request.messages))
+    messages = copy.deepcopy(list(request.messages))
     complete(model, request)
-    assert list(request.messages) == before, "a model does not change the messages it is given"
+    assert list(request.messages) == messages, "a model does not change the messages of a request"
 
 
 def _check_early_close(model: Model) -> None:
@@ -156,8 +156,7 @@ def _check_threads(model: Model) -> None:
 
 
 def _check_short_time(model: Model) -> None:
-    """With a time-out that no network can meet, the model answers or raises `Unavailable`; it can still answer
-    afterwards."""
+    """With a timeout that no network can meet, the model answers or raises `Unavailable`, and can answer afterwards."""
     try:
         _check_reply(complete(model, _request(timeout=0.001)))
     except Unavailable:

@@ -1,4 +1,4 @@
-"""The conformance kit for policies: what every policy must fulfil.
+"""The conformance kit for policies: the contract of every policy.
 
 `check_policy(make)` streams seeded traces through small windows with the policy, and checks the laws. Now and then passages
 are brought from outside, so that it meets copies. It does not measure how good a policy is.
@@ -26,7 +26,7 @@ WORDS = ["parser", "token", "window", "cache", "error", "fix", "test", "path", "
 
 
 def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
-    """A seeded run of an agent as chat messages: talk, calls, parallel calls, outputs of all sizes."""
+    """Return a seeded run of an agent as chat messages: talk, calls, parallel calls, outputs of all sizes."""
     rng = random.Random(seed)
     yield {"role": "system", "content": "You repair programs. Never delete files."}
     yield {"role": "user", "content": f"Fix issue {seed} in src/parser.py"}
@@ -37,7 +37,7 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             yield {"role": "assistant", "content": text}
             yield {"role": "user", "content": " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))}
             continue
-        made = [
+        messages = [
             {
                 "id": f"c{seed}-{step}-{n}",
                 "type": "function",
@@ -45,8 +45,8 @@ def trace(seed: int, steps: int = 40) -> Iterator[dict[str, Any]]:
             }
             for n in range(calls)
         ]
-        yield {"role": "assistant", "content": text or None, "tool_calls": made}
-        for call in made:
+        yield {"role": "assistant", "content": text or None, "tool_calls": messages}
+        for call in messages:
             lines = rng.choice([1, 5, 20, 60, 400])
             output = "\n".join(f"{n}: " + " ".join(rng.choices(WORDS, k=8)) for n in range(lines))
             yield {"role": "tool", "tool_call_id": call["id"], "content": output}
@@ -89,7 +89,7 @@ def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
 
 
 def _bring(session: Session, rng: random.Random) -> None:
-    """Bring a passage of a page that is out, as another policy may have done."""
+    """Bring a passage of an evicted page, as another policy might."""
     window = session.window
     out = [page for page in range(1, window.last + 1) if window.at(page) in (Place.OUT, Place.STUB, Place.FOLDED)]
     if out and not window.awaited():

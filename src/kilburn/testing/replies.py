@@ -1,4 +1,4 @@
-"""What hosted providers send for a reply: one JSON body, or the events of a stream, in the form of each of three APIs.
+"""The replies of hosted providers: a JSON body, or the events of a stream, in the form of each of three APIs.
 
 Written after the types of the packages `openai` 3.54 and `anthropic` 2.12 and their streaming code. OpenAI's chat
 completions have no field for thinking; it stands in `reasoning_content`, as DeepSeek and vLLM send it.
@@ -19,14 +19,14 @@ from kilburn.model import Finish
 
 Json = dict[str, Any]
 Event = tuple[str | None, Any]
-"""The name of an event, or None where the API names none, and its data."""
+"""The name of an event, or None if the API has no names, and its data."""
 
 SIGNED = "scripted-"
-"""How a signature of the scripted upstream begins."""
+"""Prefix of the scripted upstream's signatures."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply: its parts, why it ended, and at which stop sequence."""
+    """One reply: its parts, the reason for its end, and the stop sequence if there is one."""
 
     parts: tuple[Part, ...]
     finish: Finish = Finish.STOP
@@ -34,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens: of the whole prompt; of these, read from the cache and written to it; of the reply, and its thinking."""
+    """Tokens of the prompt; those read from and written to the cache; tokens of the reply, and of its thinking."""
 
     prompt: int
     cached: int = 0
@@ -44,11 +44,11 @@ class ReplyUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replied(msgspec.Struct, frozen=True, kw_only=True):
-    """All that an API says about one request.
+    """The complete answer to one request.
 
     Args:
-        id: of the reply, without the API's own prefix.
-        created: seconds of the epoch.
+        id: id of the reply without the API's prefix.
+        created: seconds since the epoch.
         asked: the request's body.
         piece: characters of one token, and so of one delta.
     """
@@ -62,33 +62,33 @@ class Replied(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """The name that was asked for."""
+        """The requested model."""
         return str(self.asked.get("model"))
 
     def pieces(self, text: str) -> list[str]:
-        """A text in deltas."""
+        """Return a text in deltas."""
         return [text[at : at + self.piece] for at in range(0, len(text), self.piece)]
 
 
 def encoded(event: Event) -> bytes:
-    """An event as the bytes of a stream."""
+    """Return an event as bytes of a stream."""
     name, data = event
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
 def signature(thinking: str) -> str:
-    """What the scripted upstream signs thinking with, and later knows it by."""
+    """Return the scripted upstream's signature of thinking."""
     return SIGNED + base64.b64encode(hashlib.blake2b(thinking.encode(), digest_size=24).digest()).decode()
 
 
 def whole(api: str, answer: Replied) -> Json:
-    """The body of a reply that is not streamed. `api`: "chat", "messages" or "responses"."""
+    """Return the body of an unstreamed reply. `api`: "chat", "messages" or "responses"."""
     return _WHOLE[api](answer)
 
 
 def events(api: str, answer: Replied) -> Iterator[Event]:
-    """The events of a streamed reply, the last one included. `api`: "chat", "messages" or "responses"."""
+    """Return the events of a streamed reply, the last one included. `api`: "chat", "messages" or "responses"."""
     return _EVENTS[api](answer)
 
 
@@ -121,8 +121,8 @@ def _chat_call(part: Part) -> Json:
 
 def _logprob(token: str, top: int) -> Json:
     raw = list(token.encode())
-    others = [{"token": token if not rank else f"{rank}", "logprob": -0.25 - rank, "bytes": raw} for rank in range(top)]
-    return {"token": token, "logprob": -0.25, "bytes": raw, "top_logprobs": others}
+    alternatives = [{"token": token if not rank else f"{rank}", "logprob": -0.25 - rank, "bytes": raw} for rank in range(top)]
+    return {"token": token, "logprob": -0.25, "bytes": raw, "top_logprobs": alternatives}
 
 
 def _chat_logprobs(answer: Replied, tokens: list[str]) -> Json | None:
@@ -153,9 +153,9 @@ def _whole_chat(answer: Replied) -> Json:
 
 
 def _chat_deltas(answer: Replied, choice: Choice) -> Iterator[tuple[Json, list[str]]]:
-    """Each delta, and the tokens of the reply's text in it."""
+    """Yield each delta, with the tokens of the reply's text in it."""
     yield {"role": "assistant", "content": "", "refusal": None}, []
-    said = "refusal" if choice.finish is Finish.REFUSED else "content"
+    field = "refusal" if choice.finish is Finish.REFUSED else "content"
     number = 0
     for part in choice.parts:
         if part.kind is Kind.CALL:
@@ -167,7 +167,7 @@ def _chat_deltas(answer: Replied, choice: Choice) -> Iterator[tuple[Json, list[s
         elif part.kind in (Kind.TEXT, Kind.REASONING):
             for piece in answer.pieces(part.text):
                 thought = part.kind is Kind.REASONING
-                yield {"reasoning_content" if thought else said: piece}, [] if thought else [piece]
+                yield {"reasoning_content" if thought else field: piece}, [] if thought else [piece]
 
 
 def _events_chat(answer: Replied) -> Iterator[Event]:
@@ -232,7 +232,7 @@ def _whole_messages(answer: Replied) -> Json:
 
 
 def _block_deltas(answer: Replied, part: Part, block: Json) -> tuple[Json, list[Json]]:
-    """A block as it starts, and what is added to it."""
+    """Return the initial block and its deltas."""
     pieces = answer.pieces(part.text)
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
@@ -250,8 +250,8 @@ def _events_messages(answer: Replied) -> Iterator[Event]:
     def event(name: str, **data: Any) -> Event:
         return name, {"type": name, **data}
 
-    begun: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": {**usage, "output_tokens": 1}}
-    yield event("message_start", message={**_messages_head(answer), **begun})
+    head: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": {**usage, "output_tokens": 1}}
+    yield event("message_start", message={**_messages_head(answer), **head})
     for index, part in enumerate(choice.parts):
         start, deltas = _block_deltas(answer, part, _block(part))
         yield event("content_block_start", index=index, content_block=start)
@@ -290,8 +290,8 @@ _ECHOED: Json = {
 
 
 def _response(answer: Replied, status: str, output: list[Json]) -> Json:
-    asked, usage = answer.asked, answer.usage
-    echoed = {key: default if asked.get(key) is None else asked[key] for key, default in _ECHOED.items()}
+    request, usage = answer.asked, answer.usage
+    echoed = {key: default if request.get(key) is None else request[key] for key, default in _ECHOED.items()}
     ended = status in ("completed", "incomplete")
     counted = {
         "input_tokens": usage.prompt,
@@ -368,25 +368,25 @@ def _item_steps(answer: Replied, index: int, item: Json, part: Part) -> list[tup
     pieces = answer.pieces(part.text)
     steps: list[tuple[str, Json]]
     if item["type"] == "function_call":
-        begun: Json = {**item, "status": "in_progress", "arguments": ""}
+        in_progress: Json = {**item, "status": "in_progress", "arguments": ""}
         steps = [("function_call_arguments.delta", {**place, "delta": piece}) for piece in pieces]
         steps.append(("function_call_arguments.done", {**place, "arguments": part.text}))
     elif item["type"] == "reasoning":
-        begun = {**item, "summary": []}
+        in_progress = {**item, "summary": []}
         at, empty = {**place, "summary_index": 0}, {"type": "summary_text", "text": ""}
         steps = []
-        for told in item["summary"]:
+        for summary in item["summary"]:
             steps.append(("reasoning_summary_part.added", {**at, "part": empty}))
             steps += [("reasoning_summary_text.delta", {**at, "delta": piece}) for piece in pieces]
             steps.append(("reasoning_summary_text.done", {**at, "text": part.text}))
-            steps.append(("reasoning_summary_part.done", {**at, "part": told}))
+            steps.append(("reasoning_summary_part.done", {**at, "part": summary}))
     elif item["type"] == "message":
-        begun = {**item, "status": "in_progress", "content": []}
+        in_progress = {**item, "status": "in_progress", "content": []}
         steps = _content_steps({**place, "content_index": 0}, item["content"][0], pieces)
     else:
-        begun, steps = item, []
-    added, done = {"output_index": index, "item": begun}, {"output_index": index, "item": item}
-    return [("output_item.added", added), *steps, ("output_item.done", done)]
+        in_progress, steps = item, []
+    added, completed = {"output_index": index, "item": in_progress}, {"output_index": index, "item": item}
+    return [("output_item.added", added), *steps, ("output_item.done", completed)]
 
 
 def _content_steps(at: Json, content: Json, pieces: list[str]) -> list[tuple[str, Json]]:
@@ -396,10 +396,10 @@ def _content_steps(at: Json, content: Json, pieces: list[str]) -> list[tuple[str
         steps.append(("refusal.done", {**at, "refusal": content["refusal"]}))
     else:
         steps = [("content_part.added", {**at, "part": {**content, "text": "", "logprobs": []}})]
-        known = content["logprobs"]
+        logprobs = content["logprobs"]
         for number, piece in enumerate(pieces):
-            steps.append(("output_text.delta", {**at, "delta": piece, "logprobs": known[number : number + 1]}))
-        steps.append(("output_text.done", {**at, "text": content["text"], "logprobs": known}))
+            steps.append(("output_text.delta", {**at, "delta": piece, "logprobs": logprobs[number : number + 1]}))
+        steps.append(("output_text.done", {**at, "text": content["text"], "logprobs": logprobs}))
     return [*steps, ("content_part.done", {**at, "part": content})]
 
 

@@ -1,6 +1,6 @@
 """The conformance kit of stores: `check_store(make)` holds any implementation to the contract.
 
-Only the verbs of `kilburn.backend.Store` are used.
+It uses only the methods of `kilburn.backend.Backend` and its parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kilburn.page import Claim, Page, Place, digest_of
 
 
 def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: str | None = None) -> Page:
-    """A page with this id and text, otherwise plain."""
+    """Return a plain page with this id and text."""
     return Page(
         id=number,
         digest=digest_of(text),
@@ -39,7 +39,7 @@ def page_of(number: int, text: str, *, extra: str = "", label: str = "", call: s
 
 
 def _others(**words: Any) -> Data:
-    """Data under keys that are not Kilburn's."""
+    """Return event data under foreign keys."""
     return cast(Data, words)
 
 
@@ -51,17 +51,17 @@ def batch_of(
     states: Mapping[int, State] | None = None,
     events: int = 1,
 ) -> Batch:
-    """A batch that admits pages with these texts by id, with `events` events after `head`, the
-    first of which names the pages; all pages are indexed unless `index` says which."""
-    made = [page_of(number, text) for number, text in texts.items()]
+    """Return a batch that admits pages with these texts by id, with `events` events after `head`, the first of which names the
+    pages. All pages are indexed unless `index` lists some."""
+    new_pages = [page_of(number, text) for number, text in texts.items()]
     return Batch(
         head=head,
         events=[
             Event(number=head + 1 + at, act=Act.ADMIT, time=float(head + 1 + at), pages=pages, data=_others(at=at))
             for at, pages in enumerate([tuple(texts)] + [()] * (events - 1) if events else [])
         ],
-        pages=made,
-        texts={page.digest: text for page, text in zip(made, texts.values(), strict=True)},
+        pages=new_pages,
+        texts={page.digest: text for page, text in zip(new_pages, texts.values(), strict=True)},
         states=states or {},
         index=list(texts if index is None else index),
     )
@@ -71,7 +71,7 @@ def check_store(make: Callable[[], Backend]) -> None:
     """Run every check, each on a fresh, empty store from `make`.
 
     Raises:
-        AssertionError: a promise that the store does not keep, with the check's name.
+        AssertionError: the store breaks a promise; a note has the check's name.
     """
     for check in CHECKS:
         backend = make()
@@ -85,14 +85,14 @@ def check_store(make: Callable[[], Backend]) -> None:
 
 
 def start(backend: Backend, name: str = "session") -> int:
-    """A new segment; its number."""
+    """Create a segment and return its number."""
     info = backend.segment(name, time=1.0)
     assert info is not None
     return info.number
 
 
 def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
-    """That `do` raises this error and no other."""
+    """Assert that `do` raises this error."""
     try:
         do()
     except kind:
@@ -101,7 +101,7 @@ def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
 
 
 def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
-    """All of a segment that a caller can see."""
+    """Return the visible state of a segment."""
     return (
         list(backend.pages(segment)),
         list(backend.events(segment)),
@@ -110,17 +110,17 @@ def snapshot(backend: Backend, segment: int) -> tuple[object, ...]:
 
 
 def found(backend: Backend, query: str, segment: int | None = None) -> set[int]:
-    """The pages that a search finds."""
+    """Return the pages that a search finds."""
     return {hit.page for hit in backend.words.search(query, segments=None if segment is None else [segment], limit=1000)}
 
 
 def check_is_store(backend: Backend) -> None:
-    """It has the verbs."""
+    """The store has the methods and parts of the protocol."""
     assert isinstance(backend, Backend)
 
 
 def check_segments(backend: Backend) -> None:
-    """A segment is made once, found by name, listed oldest first, and never made unasked."""
+    """A segment is created once and only on request, found by name, and listed oldest first."""
     assert backend.segment("one", time=5.0, create=False) is None
     first = backend.segment("one", time=5.0)
     second = backend.segment("two", time=6.0)
@@ -137,7 +137,7 @@ def check_segments(backend: Backend) -> None:
 
 
 def check_scopes(backend: Backend) -> None:
-    """A scope has the segments of some kinds that belong to a user or to all, with what was written last."""
+    """A scope has the current segments of some kinds that belong to a user or to all users."""
     for number, (name, kind, user) in enumerate(
         [
             ("one", SegmentKind.SESSION, ""),
@@ -151,17 +151,17 @@ def check_scopes(backend: Backend) -> None:
     assert ([info.name for info in every.infos.values()], every.everything) == (["one", "ana's", "ben's", "known"], True)
     hers = backend.scope([SegmentKind.SESSION], "ana")
     assert ([info.name for info in hers.infos.values()], hers.everything) == (["one", "ana's"], False)
-    (one, *_) = backend.segments()
-    backend.commit(one.number, batch_of(0, {1: "alpha"}))
+    (segment, *_) = backend.segments()
+    backend.commit(segment.number, batch_of(0, {1: "alpha"}))
     later = backend.segment("later", time=9.0)
     hers = backend.scope([SegmentKind.SESSION], "ana")
     assert [info.name for info in hers.infos.values()] == ["one", "ana's", "later"]
     assert later is not None
-    assert (hers.infos[one.number].head, hers.infos[later.number], hers.damaged) == (1, later, ())
+    assert (hers.infos[segment.number].head, hers.infos[later.number], hers.damaged) == (1, later, ())
 
 
 def check_round_trip(backend: Backend) -> None:
-    """Pages, states, events and texts come back equal; originals first."""
+    """Pages, states, events and texts are read as written; originals first."""
     segment = start(backend)
     texts = {1: "alpha", 2: "", 3: "NUL \0 and \x07, é, 日本, \U0001f600\r\n", 10: "x" * 100_000, -1: "fold one", -2: "fold two"}
     states = {1: State(Place.IN, True, 0.25), -1: State(Place.FOLDED, False, -3.5)}
@@ -181,7 +181,7 @@ def check_round_trip(backend: Backend) -> None:
 
 
 def check_states(backend: Backend) -> None:
-    """A later batch moves pages, in or out, and leaves the others."""
+    """A later batch changes states of pages, and leaves other states."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "a", 2: "b"}, states={1: State(Place.IN)}))
     backend.commit(segment, Batch(head=1, states={1: State(Place.OUT), 2: State(Place.IN, True, 2.0)}))
@@ -189,52 +189,52 @@ def check_states(backend: Backend) -> None:
 
 
 def check_stale(backend: Backend) -> None:
-    """A writer that does not know the last event, or knows another one of its number, is refused, and nothing changes."""
+    """A writer that does not know the last event, or knows another one with its number, is refused, and nothing changes."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "a"}))
-    before = snapshot(backend, segment)
+    state = snapshot(backend, segment)
     raises(StoreStale, lambda: backend.commit(segment, batch_of(0, {2: "b"})))
     raises(StoreStale, lambda: backend.commit(segment, batch_of(7, {2: "b"})))
-    other = msgspec.structs.replace(batch_of(1, {2: "b"}), used=7.0)
-    raises(StoreStale, lambda: backend.commit(segment, other))
-    assert snapshot(backend, segment) == before
+    batch = msgspec.structs.replace(batch_of(1, {2: "b"}), used=7.0)
+    raises(StoreStale, lambda: backend.commit(segment, batch))
+    assert snapshot(backend, segment) == state
     assert found(backend, "b") == set()
     info = backend.segment("session", time=0.0, create=False)
     assert info is not None
-    backend.commit(segment, msgspec.structs.replace(other, used=info.used))
-    assert snapshot(backend, segment) != before
+    backend.commit(segment, msgspec.structs.replace(batch, used=info.used))
+    assert snapshot(backend, segment) != state
 
 
 def check_all_or_nothing(backend: Backend) -> None:
-    """A batch that contradicts itself raises StoreError and leaves no part of itself."""
+    """A batch that contradicts itself raises StoreError and changes nothing."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "first"}))
-    before = snapshot(backend, segment)
-    other = batch_of(1, {2: "second word"})
+    state = snapshot(backend, segment)
+    valid = batch_of(1, {2: "second word"})
     bad: Sequence[Batch] = (
-        Batch(head=1, pages=other.pages),
-        Batch(head=1, pages=other.pages, texts={other.pages[0].digest: "something else"}),
+        Batch(head=1, pages=valid.pages),
+        Batch(head=1, pages=valid.pages, texts={valid.pages[0].digest: "something else"}),
         Batch(head=1, pages=[page_of(1, "first")], texts={digest_of("first"): "first"}),
-        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], states={99: State(Place.IN)}),
-        Batch(head=1, pages=other.pages, texts=other.texts, index=[2, 98]),
-        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], erase=[97]),
-        Batch(head=1, pages=other.pages, texts=other.texts, index=[2], events=batch_of(5, {}).events),
+        Batch(head=1, pages=valid.pages, texts=valid.texts, index=[2], states={99: State(Place.IN)}),
+        Batch(head=1, pages=valid.pages, texts=valid.texts, index=[2, 98]),
+        Batch(head=1, pages=valid.pages, texts=valid.texts, index=[2], erase=[97]),
+        Batch(head=1, pages=valid.pages, texts=valid.texts, index=[2], events=batch_of(5, {}).events),
     )
     for batch in bad:
         raises(StoreError, lambda batch=batch: backend.commit(segment, batch))  # type: ignore[misc]
-        assert snapshot(backend, segment) == before
+        assert snapshot(backend, segment) == state
         assert found(backend, "second") == set()
     raises(StoreError, lambda: backend.commit(segment + 1000, batch_of(0, {1: "a"})))
     raises(StoreCorrupt, lambda: backend.contents.texts([digest_of("second word")]))
-    backend.commit(segment, other)
+    backend.commit(segment, valid)
     assert found(backend, "second") == {2}
 
 
 def check_only_what_can_be_read(backend: Backend) -> None:
-    """A page or event that could not be read again, by type or by size, is refused, and nothing changes."""
+    """A page or event that could not be decoded again, by type or size, is refused, and nothing changes."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "first"}))
-    before = snapshot(backend, segment)
+    state = snapshot(backend, segment)
     fine = batch_of(1, {2: "second"})
     pages: Sequence[dict[str, object]] = (
         {"time": True},
@@ -257,12 +257,12 @@ def check_only_what_can_be_read(backend: Backend) -> None:
     for change in events:
         batch = msgspec.structs.replace(fine, events=[msgspec.structs.replace(fine.events[0], **change)])
         raises(StoreError, lambda batch=batch: backend.commit(segment, batch))  # type: ignore[misc]
-    assert snapshot(backend, segment) == before
+    assert snapshot(backend, segment) == state
     backend.commit(segment, fine)
 
 
 def check_head(backend: Backend) -> None:
-    """A reader sees by its head that a segment has moved on, whoever did it; nothing is listed as damaged."""
+    """The head of a segment shows each commit; nothing is listed as damaged."""
     segment = start(backend)
     assert [info.damaged for info in backend.segments()] == [""]
     for head in range(3):
@@ -270,12 +270,12 @@ def check_head(backend: Backend) -> None:
         assert info is not None
         assert (info.number, info.head, info.damaged) == (segment, head, "")
         backend.commit(segment, batch_of(head, {head + 1: f"text {head}"}))
-    # Without another writer it makes no difference whether this one would wait.
+    # Without another writer `wait` makes no difference.
     backend.commit(segment, msgspec.structs.replace(batch_of(3, {9: "at once"}), wait=False))
 
 
 def check_search(backend: Backend) -> None:
-    """Indexed pages are found by whole names and by their parts; spans hold the words."""
+    """Indexed pages are found by whole names and by parts of names; the spans contain the words."""
     segment = start(backend)
     filler = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     texts = {
@@ -303,7 +303,7 @@ def check_search(backend: Backend) -> None:
 
 
 def check_searchable_words(backend: Backend) -> None:
-    """A page whose leftovers have words is found by these and not by its text, until it is forgotten."""
+    """A page whose extra has searchable words is found by these and not by its text, until it is forgotten."""
     segment = start(backend)
     extra = msgspec.json.encode({"message": '{"words":"said"}', "words": "the atlas of rivers"}).decode()
     beside = msgspec.json.encode({"message": '{"words":"said"}'}).decode()
@@ -339,7 +339,7 @@ def check_search_order(backend: Backend) -> None:
 
 
 def check_query_is_data(backend: Backend) -> None:
-    """No query is syntax: none raises, and its words are still found."""
+    """A query is never interpreted as syntax: none raises, and its words are found."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "the needle and NEAR OR AND NOT"}))
     for noise in (
@@ -365,7 +365,7 @@ def check_query_is_data(backend: Backend) -> None:
 
 
 def check_unindex(backend: Backend) -> None:
-    """An unindexed page is no longer found, and still there."""
+    """An unindexed page is no longer found, but still stored."""
     segment = start(backend)
     backend.commit(segment, batch_of(0, {1: "needle one", 2: "needle two"}))
     backend.commit(segment, Batch(head=1, unindex=[1]))
@@ -377,7 +377,7 @@ def check_unindex(backend: Backend) -> None:
 
 
 def check_erase(backend: Backend) -> None:
-    """An erased page keeps its number and nothing else; its content goes with its last page."""
+    """An erased page keeps only its number; a content is erased with its last page."""
     segment = start(backend)
     page = page_of(1, "canary one", extra="canary two", label="canary label", call="canary-call")
     texts = {digest_of(text): text for text in ("canary one", "canary two", "shared")}
@@ -410,16 +410,16 @@ def check_erase(backend: Backend) -> None:
 
 
 def check_histories(backend: Backend) -> None:
-    """What a session has said is found by its digests, as far as they are kept; those of a forgotten text go with it."""
-    one, fork, other = start(backend, "talk"), start(backend, "talk~2"), start(backend, "talk~2 more")
-    for segment in (one, fork, other):
+    """Sessions are found by the stored digests of their messages; forgetting a page erases the session's digests."""
+    first, fork, second = start(backend, "talk"), start(backend, "talk~2"), start(backend, "talk~2 more")
+    for segment in (first, fork, second):
         backend.commit(segment, batch_of(0, {1: f"first {segment}", 2: f"second {segment}"}))
     assert set(backend.histories.missing("talk", "", 9)) == {"talk", "talk~2"}
     assert len(backend.histories.missing("talk", "", 1)) == 1
     assert backend.histories.missing("talk", "somebody", 9) == []
-    assert not backend.histories.put(one, Digests(0, (b"a",)), page=1), "another page is its last one"
+    assert not backend.histories.put(first, Digests(0, (b"a",)), page=1), "another page is its last one"
     assert backend.histories.put(
-        one,
+        first,
         Digests(
             0,
             (
@@ -448,42 +448,42 @@ def check_histories(backend: Backend) -> None:
         HistoryOwner(name="talk~2", at=2, count=3),
     ]
     assert backend.histories.owners(b"a", 1) == [HistoryOwner(name="talk~2", at=1, count=3)]
-    backend.commit(one, batch_of(1, {3: "third"}))
+    backend.commit(first, batch_of(1, {3: "third"}))
     assert backend.histories.missing("talk", "", 9) == ["talk"]
-    assert not backend.histories.put(one, Digests(1, (b"d",)), page=3), "two are kept"
-    assert backend.histories.put(one, Digests(2, (b"d",)), page=3)
+    assert not backend.histories.put(first, Digests(1, (b"d",)), page=3), "two are kept"
+    assert backend.histories.put(first, Digests(2, (b"d",)), page=3)
     assert backend.histories.owners(b"d", 9) == [HistoryOwner(name="talk", at=3, count=3)]
-    backend.commit(one, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
+    backend.commit(first, _with_said(batch_of(2, {4: "fourth"}), 3, b"e"))
     assert backend.histories.owners(b"e", 9) == [HistoryOwner(name="talk", at=4, count=4)]
-    backend.commit(one, _with_said(batch_of(3, {5: "fifth"}), 4))
+    backend.commit(first, _with_said(batch_of(3, {5: "fifth"}), 4))
     assert backend.histories.missing("talk", "", 9) == [], "a page that says nothing"
-    backend.commit(one, batch_of(4, {6: "sixth"}))
-    backend.commit(one, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
+    backend.commit(first, batch_of(4, {6: "sixth"}))
+    backend.commit(first, _with_said(batch_of(5, {7: "seventh"}), 4, b"f"))
     assert backend.histories.owners(b"f", 9) == [], "what was said before it is not kept"
-    backend.commit(one, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
+    backend.commit(first, _with_said(batch_of(6, {8: "eighth"}), 0, b"a", b"g"))
     assert backend.histories.owners(b"g", 9) == [HistoryOwner(name="talk", at=2, count=2)]
     assert backend.histories.owners(b"d", 9) == [], "all are kept anew"
-    assert backend.histories.put(one, Digests(2, (b"x", b"y"), (None, b"tail")), page=8)
-    assert backend.histories.put(one, Digests(4, (b"z",), (b"tail",)), page=8)
+    assert backend.histories.put(first, Digests(2, (b"x", b"y"), (None, b"tail")), page=8)
+    assert backend.histories.put(first, Digests(4, (b"z",), (b"tail",)), page=8)
     assert [(owner.at, owner.count) for owner in backend.histories.owners(b"tail", 9, tail=True)] == [(5, 5), (4, 5)]
     assert (backend.histories.owners(b"tail", 9), backend.histories.owners(b"y", 9, tail=True)) == ([], [])
-    assert backend.histories.put(one, Digests(0, (b"a", b"g")), page=8)
+    assert backend.histories.put(first, Digests(0, (b"a", b"g")), page=8)
     assert backend.histories.owners(b"tail", 9, tail=True) == []
-    raises(StoreStale, lambda: backend.commit(one, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
+    raises(StoreStale, lambda: backend.commit(first, _with_said(batch_of(6, {9: "late"}), 2, b"h")))
     assert backend.histories.owners(b"h", 9) == []
     assert backend.histories.missing("talk", "", 9) == []
-    backend.commit(one, Batch(head=7, erase=[3]))
+    backend.commit(first, Batch(head=7, erase=[3]))
     assert (backend.histories.owners(b"g", 9), backend.histories.owners(b"b", 9)) == (
         [],
         [HistoryOwner(name="talk~2", at=2, count=3)],
     )
-    assert not backend.histories.put(one, Digests(0, (b"a",)), page=8), "something of it is forgotten"
-    backend.commit(one, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
+    assert not backend.histories.put(first, Digests(0, (b"a",)), page=8), "something of it is forgotten"
+    backend.commit(first, _with_said(batch_of(7, {9: "ninth"}), 0, b"i"))
     assert backend.histories.owners(b"i", 9) == [], "something of it is forgotten"
     assert backend.histories.missing("talk", "", 9) == ["talk"]
     branch = start(backend, "talk/b1")
-    said = Digests(2, (b"q",), inherits=True)
-    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), said=said))
+    digests = Digests(2, (b"q",), inherits=True)
+    backend.commit(branch, msgspec.structs.replace(batch_of(0, {1: "its own"}), digests=digests))
     assert backend.histories.owners(b"q", 9) == [HistoryOwner(name="talk/b1", at=3, count=3)]
     inherited = [page for page, _ in backend.pages(fork)][:1]
     backend.commit(branch, Batch(head=1, inherited=inherited))
@@ -492,19 +492,19 @@ def check_histories(backend: Backend) -> None:
 
 
 def check_replies(backend: Backend) -> None:
-    """Where a reply is that its provider keeps is found by the key that the ledger notes, until the session is forgotten."""
-    one, key, other = start(backend, "chain"), "k" * 24, "o" * 24
-    noted: list[Any] = [{"reply": key, "turn": 1, "calls": []}, {"reply": other}, {"reply": 24}, {"reply": "short"}]
+    """A session is found by the key of a reply that its ledger notes, until it is forgotten."""
+    first, key, second_key = start(backend, "chain"), "k" * 24, "o" * 24
+    noted: list[Any] = [{"reply": key, "turn": 1, "calls": []}, {"reply": second_key}, {"reply": 24}, {"reply": "short"}]
     events = [Event(number=at, act=Act.NOTE, time=1.0, data=data) for at, data in enumerate(noted, 2)]
     batch = batch_of(0, {1: "first", 2: "second"})
-    backend.commit(one, msgspec.structs.replace(batch, events=[*batch.events, *events]))
+    backend.commit(first, msgspec.structs.replace(batch, events=[*batch.events, *events]))
     assert backend.histories.owners(key.encode(), 9) == [HistoryOwner(name="chain", at=-2, count=-2)]
-    assert [owner.at for owner in backend.histories.owners(other.encode(), 9)] == [-3]
+    assert [owner.at for owner in backend.histories.owners(second_key.encode(), 9)] == [-3]
     assert (backend.histories.owners(b"short", 9), backend.histories.owners(b"none", 9)) == ([], [])
     assert backend.histories.missing("chain", "", 9) == ["chain"], "where a reply is says nothing"
-    assert backend.histories.put(one, Digests(0, (b"a",)), page=2)
+    assert backend.histories.put(first, Digests(0, (b"a",)), page=2)
     assert backend.histories.put(
-        one,
+        first,
         Digests(
             0,
             (
@@ -515,82 +515,82 @@ def check_replies(backend: Backend) -> None:
         page=2,
     )
     assert [owner.at for owner in backend.histories.owners(key.encode(), 9)] == [-2]
-    (found,) = [event for event in backend.events(one, 1, Act.NOTE) if event.number == 2]
-    assert found.data == noted[0]
-    backend.commit(one, Batch(head=5, erase=[1]))
+    (notes,) = [event for event in backend.events(first, 1, Act.NOTE) if event.number == 2]
+    assert notes.data == noted[0]
+    backend.commit(first, Batch(head=5, erase=[1]))
     assert backend.histories.owners(b"b", 9) == []
     assert [owner.at for owner in backend.histories.owners(key.encode(), 9)] == [-2], "a key has no words"
-    backend.commit(one, Batch(head=5, erase=[2]))
-    backend.erase(one)
+    backend.commit(first, Batch(head=5, erase=[2]))
+    backend.erase(first)
     assert backend.histories.owners(key.encode(), 9) == []
 
 
-def _with_said(batch: Batch, after: int, *added: bytes) -> Batch:
-    return msgspec.structs.replace(batch, said=Digests(after, added))
+def _with_said(batch: Batch, count: int, *added: bytes) -> Batch:
+    return msgspec.structs.replace(batch, digests=Digests(count, added))
 
 
 def check_inherited(backend: Backend) -> None:
-    """When a page that a branch inherited is erased, no event of the branch quotes it any more; the page itself stays."""
-    one, branch = start(backend, "one"), start(backend, "branch")
+    """When a page that a branch inherited is forgotten, no event of the branch quotes it any more."""
+    segment, branch = start(backend, "one"), start(backend, "branch")
     page = page_of(1, "canary one", label="canary label", call="canary-call")
-    backend.commit(one, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
+    backend.commit(segment, Batch(head=0, pages=[page], texts={page.digest: "canary one"}, index=[1]))
     quotes = _others(call="canary-call", text=page.digest, n=3)
     events = [Event(number=1, act=Act.NOTE, time=1.0, pages=(1,), why="canary label said so", data=quotes)]
     backend.commit(branch, Batch(head=0, events=events))
     backend.commit(branch, Batch(head=1, inherited=[page]))
-    told = repr(list(backend.events(branch)))
-    assert "canary" not in told
-    assert page.digest not in told
-    assert [kept for kept, _ in backend.pages(one)] == [page]
-    assert found(backend, "canary", one) == {1}
+    event_list = repr(list(backend.events(branch)))
+    assert "canary" not in event_list
+    assert page.digest not in event_list
+    assert [event for event, _ in backend.pages(segment)] == [page]
+    assert found(backend, "canary", segment) == {1}
 
 
 def check_above(backend: Backend) -> None:
-    """A branch begins only where the segment that it forks from is as its writer saw it."""
-    one, branch = start(backend, "one"), start(backend, "one/b1")
-    backend.commit(one, batch_of(0, {1: "first"}))
-    begins = msgspec.structs.replace(batch_of(0, {2: "second"}), above=(one, 1))
-    backend.commit(one, batch_of(1, {3: "third"}))
-    before = snapshot(backend, branch)
+    """A branch is created only if its parent is still at the event that the writer knows."""
+    parent, branch = start(backend, "one"), start(backend, "one/b1")
+    backend.commit(parent, batch_of(0, {1: "first"}))
+    begins = msgspec.structs.replace(batch_of(0, {2: "second"}), above=(parent, 1))
+    backend.commit(parent, batch_of(1, {3: "third"}))
+    state = snapshot(backend, branch)
     raises(StoreStale, lambda: backend.commit(branch, begins))
-    assert snapshot(backend, branch) == before
-    backend.commit(branch, msgspec.structs.replace(begins, above=(one, 2)))
-    backend.commit(one, Batch(head=2, erase=[1, 3]))
-    backend.erase(one)
+    assert snapshot(backend, branch) == state
+    backend.commit(branch, msgspec.structs.replace(begins, above=(parent, 2)))
+    backend.commit(parent, Batch(head=2, erase=[1, 3]))
+    backend.erase(parent)
     late = start(backend, "one/b2")
-    raises(StoreStale, lambda: backend.commit(late, msgspec.structs.replace(begins, above=(one, 2))))
+    raises(StoreStale, lambda: backend.commit(late, msgspec.structs.replace(begins, above=(parent, 2))))
 
 
 def check_begin(backend: Backend) -> None:
-    """A session is created with its first batch, or not at all."""
-    one = start(backend, "one")
-    backend.commit(one, batch_of(0, {1: "first"}))
-    batch = msgspec.structs.replace(batch_of(0, {2: "canary"}, index=[2]), above=(one, 1))
-    stale = msgspec.structs.replace(batch, above=(one, 7))
+    """A session is created together with its first batch, or not at all."""
+    first = start(backend, "one")
+    backend.commit(first, batch_of(0, {1: "first"}))
+    batch = msgspec.structs.replace(batch_of(0, {2: "canary"}, index=[2]), above=(first, 1))
+    stale = msgspec.structs.replace(batch, above=(first, 7))
     raises(StoreStale, lambda: backend.begin("one", batch, time=2.0))
     raises(StoreStale, lambda: backend.begin("one/b1", stale, time=2.0))
     raises(StoreError, lambda: backend.begin("one/b1", msgspec.structs.replace(batch, texts={}), time=2.0))
     raises(SpecError, lambda: backend.begin("one/b1", batch, time=2.0, user="\n"))
     assert backend.segment("one/b1", time=2.0, create=False) is None
     assert not found(backend, "canary")
-    made = backend.begin("one/b1", batch, time=2.0, user="ana")
-    assert made == backend.segment("one/b1", time=9.0, create=False)
-    assert (made.name, made.created, made.head, made.pages, made.user) == ("one/b1", 2.0, 1, 1, "ana")
-    assert list(backend.events(made.number)) == batch.events
-    assert found(backend, "canary", made.number) == {2}
+    info = backend.begin("one/b1", batch, time=2.0, user="ana")
+    assert info == backend.segment("one/b1", time=9.0, create=False)
+    assert (info.name, info.created, info.head, info.pages, info.user) == ("one/b1", 2.0, 1, 1, "ana")
+    assert list(backend.events(info.number)) == batch.events
+    assert found(backend, "canary", info.number) == {2}
     raises(StoreStale, lambda: backend.begin("one/b1", batch, time=3.0))
 
 
 def check_together(backend: Backend) -> None:
-    """Several commits are one transaction: all of them or none, and one that is refused among them is no part of it."""
-    one = start(backend, "one")
-    backend.commit(one, batch_of(0, {1: "first"}))
-    before = snapshot(backend, one), backend.segments()
+    """Several commits are one transaction, which succeeds or fails as a whole; a refused commit is not part of it."""
+    first = start(backend, "one")
+    backend.commit(first, batch_of(0, {1: "first"}))
+    state = snapshot(backend, first), backend.segments()
 
     def write(fails: bool) -> None:
         with backend.together():
-            backend.commit(one, batch_of(1, {2: "canary"}))
-            raises(StoreStale, lambda: backend.commit(one, batch_of(1, {3: "stale"})))
+            backend.commit(first, batch_of(1, {2: "canary"}))
+            raises(StoreStale, lambda: backend.commit(first, batch_of(1, {3: "stale"})))
             two = backend.begin("two", batch_of(0, {1: "canary"}), time=2.0)
             with backend.together():
                 backend.commit(two.number, msgspec.structs.replace(batch_of(1, {2: "another"}), erase=[1]))
@@ -600,7 +600,7 @@ def check_together(backend: Backend) -> None:
                 raise StoreError("it failed")
 
     raises(StoreError, lambda: write(fails=True))
-    assert (snapshot(backend, one), backend.segments()) == before
+    assert (snapshot(backend, first), backend.segments()) == state
     assert not found(backend, "canary")
     write(fails=False)
     assert found(backend, "canary") == {2}
@@ -609,78 +609,80 @@ def check_together(backend: Backend) -> None:
 
 
 def check_erase_segment(backend: Backend) -> None:
-    """A segment of which every page is forgotten can be erased: nothing is left but its number, which stays taken."""
-    known = backend.segment("canary name", time=1.0, user="canary user")
-    assert known is not None
+    """A segment whose pages are all forgotten can be erased; its number is not reused."""
+    stored_info = backend.segment("canary name", time=1.0, user="canary user")
+    assert stored_info is not None
     event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data=_others(canary="canary"))
     texts = {digest_of("canary one"): "canary one"}
-    backend.commit(known.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
-    raises(StoreError, lambda: backend.erase(known.number))
-    raises(StoreError, lambda: backend.erase(known.number + 1))
-    backend.commit(known.number, Batch(head=1, erase=[1]))
-    backend.erase(known.number)
-    assert "canary" not in repr([backend.segments(), list(backend.events(known.number)), list(backend.pages(known.number))])
+    backend.commit(stored_info.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
+    raises(StoreError, lambda: backend.erase(stored_info.number))
+    raises(StoreError, lambda: backend.erase(stored_info.number + 1))
+    backend.commit(stored_info.number, Batch(head=1, erase=[1]))
+    backend.erase(stored_info.number)
+    assert "canary" not in repr(
+        [backend.segments(), list(backend.events(stored_info.number)), list(backend.pages(stored_info.number))]
+    )
     assert [info.kind for info in backend.segments()] == [SegmentKind.FORGOTTEN]
     assert backend.segment("canary name", time=1.0, create=False) is None
-    raises(StoreStale, lambda: backend.commit(known.number, batch_of(0, {1: "written to nothing"})))
-    backend.erase(known.number)
-    again = backend.segment("canary name", time=2.0)
-    assert again is not None
-    assert again.number != known.number
-    assert backend.read([(known.number, 1)]) == {}
+    raises(StoreStale, lambda: backend.commit(stored_info.number, batch_of(0, {1: "written to nothing"})))
+    backend.erase(stored_info.number)
+    reopened = backend.segment("canary name", time=2.0)
+    assert reopened is not None
+    assert reopened.number != stored_info.number
+    assert backend.read([(stored_info.number, 1)]) == {}
     # One that never had a page goes without its bytes.
-    backend.erase(again.number, wipe=False)
+    backend.erase(reopened.number, wipe=False)
     assert backend.segment("canary name", time=3.0, create=False) is None
 
 
-def check_separate_processes(backend: Backend) -> None:
-    """Segments share content and nothing else."""
-    one, two = start(backend, "one"), start(backend, "two")
-    backend.commit(one, batch_of(0, {1: "needle same"}))
+def check_separate_segments(backend: Backend) -> None:
+    """Segments share only content."""
+    first, two = start(backend, "one"), start(backend, "two")
+    backend.commit(first, batch_of(0, {1: "needle same"}))
     backend.commit(two, batch_of(0, {1: "needle same", 2: "needle other"}))
-    assert found(backend, "needle", one) == {1}
+    assert found(backend, "needle", first) == {1}
     assert found(backend, "needle", two) == {1, 2}
-    assert {(hit.segment, hit.page) for hit in backend.words.search("needle")} == {(one, 1), (two, 1), (two, 2)}
-    backend.commit(one, Batch(head=1, erase=[1]))
+    assert {(hit.segment, hit.page) for hit in backend.words.search("needle")} == {(first, 1), (two, 1), (two, 2)}
+    backend.commit(first, Batch(head=1, erase=[1]))
     assert backend.contents.texts([digest_of("needle same")])
     assert found(backend, "needle", two) == {1, 2}
 
 
 def check_kinds(backend: Backend) -> None:
-    """A segment has the kind and the user with which it was made, whatever is asked for later."""
-    made = backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
-    assert made is not None
-    assert (made.kind, made.user) == (SegmentKind.MEMORY, "ana")
-    assert backend.segment("@memory/ana", time=2.0, kind=SegmentKind.DOCUMENT, user="bob") == made
+    """A segment keeps the kind and user with which it was created."""
+    info = backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
+    assert info is not None
+    assert (info.kind, info.user) == (SegmentKind.MEMORY, "ana")
+    assert backend.segment("@memory/ana", time=2.0, kind=SegmentKind.DOCUMENT, user="bob") == info
     plain = backend.segment("s", time=1.0)
     assert plain is not None
     assert (plain.kind, plain.user) == (SegmentKind.SESSION, "")
-    assert list(backend.segments()) == [made, plain]
+    assert list(backend.segments()) == [info, plain]
     for name in ("\0", "   ", "x" * 1000, "\ud800"):
         raises(SpecError, lambda name=name: backend.segment("other", time=1.0, user=name))  # type: ignore[misc]
     assert len(backend.segments()) == 2
 
 
 def check_read(backend: Backend) -> None:
-    """Single pages come back with their states, the end of their validity too; what does not exist is left out."""
-    one, two = start(backend, "one"), start(backend, "two")
+    """Single pages are read with their states, including the end of validity; missing pages are left out."""
+    first, two = start(backend, "one"), start(backend, "two")
     claim = Claim(subject="Ana", relation="lives in", object="Porto", confidence=0.5, correction=True)
     fact = msgspec.structs.replace(page_of(1, "Ana lives in Porto"), kind=Kind.FACT, since=5.0, until=9.5, claim=claim)
-    backend.commit(one, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
+    backend.commit(first, Batch(head=0, pages=[fact], texts={fact.digest: "Ana lives in Porto"}, states={1: State(until=7.5)}))
     backend.commit(two, batch_of(0, {1: "b", -1: "c"}, states={-1: State(Place.PROPOSED)}))
-    keys = [(two, -1), (one, 1), (one, 2), (two, 7), (two + 9, 1)]
-    found = backend.read(keys)
-    assert found.keys() == {(one, 1), (two, -1)}
-    assert backend.skim(keys) == found
-    assert found[one, 1] == (fact, State(until=7.5)) == next(iter(backend.pages(one)))
-    assert found[two, -1][1] == State(Place.PROPOSED)
-    backend.commit(one, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))
-    assert backend.read([(one, 1)])[one, 1] == (fact, State(Place.RETIRED, until=-0.5))
+    keys = [(two, -1), (first, 1), (first, 2), (two, 7), (two + 9, 1)]
+    pages = backend.read(keys)
+    assert pages.keys() == {(first, 1), (two, -1)}
+    assert backend.skim(keys) == pages
+    assert pages[first, 1] == (fact, State(until=7.5)) == next(iter(backend.pages(first)))
+    assert pages[two, -1][1] == State(Place.PROPOSED)
+    backend.commit(first, Batch(head=0, states={1: State(Place.RETIRED, until=-0.5)}))
+    assert backend.read([(first, 1)])[first, 1] == (fact, State(Place.RETIRED, until=-0.5))
     assert backend.read([]) == {}
 
 
 def check_naming(backend: Backend) -> None:
-    """The events that say something of a page are found, those of far-away pages too, and no others."""
+    """Exactly the events that concern a page are found, also for distant ids."""
     session = start(backend)
     backend.commit(session, batch_of(0, {number: f"page {number}" for number in range(1, 301)}))
     moves = [
@@ -697,14 +699,14 @@ def check_naming(backend: Backend) -> None:
 
 
 def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
-    """A batch with one page that has these fields."""
+    """Return a batch with one page with these fields."""
     batch = batch_of(head, {number: text})
     batch.pages = [msgspec.structs.replace(batch.pages[0], **fields)]
     return batch
 
 
 def check_citations(backend: Backend) -> None:
-    """Who cites a page is known, in every process; nothing that is cited can go, and nothing that is gone can be cited."""
+    """Citations are known across segments: a cited page cannot be erased, and an erased page cannot be cited."""
     talk = start(backend, "talk")
     info = backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
     assert info is not None
@@ -719,12 +721,12 @@ def check_citations(backend: Backend) -> None:
     assert backend.citing(memory, [-1, -2]) == sorted([(memory, -2), (talk, -1)])
     assert backend.citing(talk, [3]) == [(talk, -1)]
     assert backend.citing(talk, []) == backend.citing(talk + 99, [1]) == []
-    before = snapshot(backend, talk), snapshot(backend, memory)
+    citers = snapshot(backend, talk), snapshot(backend, memory)
     raises(StoreStale, lambda: backend.commit(talk, Batch(head=2, erase=[1])))
     raises(StoreStale, lambda: backend.commit(memory, Batch(head=2, erase=[-1, -2])))
     raises(StoreError, lambda: backend.commit(memory, cited_batch(2, -3, "invented", cites=((talk, 99),))))
     raises(StoreError, lambda: backend.commit(memory, cited_batch(2, -3, "invented", cites=((talk + 99, 1),))))
-    assert (snapshot(backend, talk), snapshot(backend, memory)) == before
+    assert (snapshot(backend, talk), snapshot(backend, memory)) == citers
     assert found(backend, "invented") == set()
     backend.commit(talk, Batch(head=2, erase=[-1]))
     assert backend.citing(memory, [-2]) == []
@@ -752,24 +754,27 @@ def check_citations(backend: Backend) -> None:
 
 
 def check_search_within(backend: Backend) -> None:
-    """A search of some segments finds what they have, however much more others have of it."""
-    few = [start(backend, "first")]
-    many = start(backend, "many")
-    few.append(start(backend, "last"))
-    backend.commit(many, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
-    for segment in few:
+    """A search of some segments finds their passages, however many others have the same words."""
+    small = [start(backend, "first")]
+    large = start(backend, "many")
+    small.append(start(backend, "last"))
+    backend.commit(large, batch_of(0, {number: f"the needle number{number}" for number in range(1, 300)}))
+    for segment in small:
         backend.commit(segment, batch_of(0, {1: f"a needle of {segment}, among much other hay that makes it long " * 9}))
-    for segment in few:
+    for segment in small:
         assert found(backend, "needle", segment) == {1}
         assert [hit.segment for hit in backend.words.search("the needle", segments=[segment], limit=5)] == [segment]
-    assert {hit.segment for hit in backend.words.search("needle", segments=set(few), limit=5)} == set(few)
+    assert {hit.segment for hit in backend.words.search("needle", segments=set(small), limit=5)} == set(small)
     assert backend.words.search("needle", segments=[]) == []
-    assert backend.words.search("needle", segments=[many + 99]) == []
-    assert {hit.segment for hit in backend.words.search("number7 needle", segments=[many, few[0]], limit=400)} == {many, few[0]}
+    assert backend.words.search("needle", segments=[large + 99]) == []
+    assert {hit.segment for hit in backend.words.search("number7 needle", segments=[large, small[0]], limit=400)} == {
+        large,
+        small[0],
+    }
 
 
 def check_entries(backend: Backend) -> None:
-    """Passages are known by their numbers and by their pages, as long as they exist; a number is never given again."""
+    """Passages are found by number and by page while they exist; a number is never reused."""
     segment = start(backend)
     long = "\n".join(f"line {number} of nothing in particular" for number in range(200))
     backend.commit(segment, batch_of(0, {1: long, 2: "short needle", 3: "hidden"}, index=[1, 2]))
@@ -792,36 +797,36 @@ def check_entries(backend: Backend) -> None:
 
 
 def check_vectors(backend: Backend) -> None:
-    """Passages wait for a vector of each embedder until they have one; a vector goes with its passage."""
-    one, two = start(backend, "one"), start(backend, "two")
-    backend.commit(one, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
+    """Passages wait for a vector of each embedder until they have one; a vector is removed with its passage."""
+    row, two = start(backend, "one"), start(backend, "two")
+    backend.commit(row, batch_of(0, {1: "alpha", 2: "beta", 3: "gamma"}))
     backend.commit(two, batch_of(0, {1: "delta"}))
     waiting = backend.vectors.unembedded("hash", 10)
     assert [text for _, text in waiting] == ["delta", "alpha", "beta", "gamma"]
     assert backend.vectors.unembedded("hash", 2) == waiting[:2]
     backend.vectors.add("hash", [(entry, text.encode()[:4]) for entry, text in waiting if text != "beta"])
-    assert backend.vectors.unembedded("hash", 10) == [one for one in waiting if one[1] == "beta"]
+    assert backend.vectors.unembedded("hash", 10) == [row for row in waiting if row[1] == "beta"]
     assert backend.vectors.unembedded("other", 10) == waiting
-    kept = list(backend.vectors.read("hash"))
-    assert [(vector.entry, vector.data) for vector in kept] == [
+    vectors = list(backend.vectors.read("hash"))
+    assert [(vector.entry, vector.data) for vector in vectors] == [
         (entry, text.encode()[:4]) for entry, text in waiting if text != "beta"
     ]
-    assert [vector.number for vector in kept] == sorted({vector.number for vector in kept})
-    assert list(backend.vectors.read("hash", kept[0].number)) == kept[1:]
+    assert [vector.number for vector in vectors] == sorted({vector.number for vector in vectors})
+    assert list(backend.vectors.read("hash", vectors[0].number)) == vectors[1:]
     assert list(backend.vectors.read("other")) == []
     for rows in ([(waiting[2][0], b"longer")], [(waiting[2][0], b"beta"), (waiting[0][0], b"")]):
         raises(StoreError, lambda rows=rows: backend.vectors.add("hash", rows))  # type: ignore[misc]
     raises(SpecError, lambda: backend.vectors.add(" ", []))
-    backend.commit(one, Batch(head=1, erase=[1], unindex=[3]))
-    backend.commit(one, batch_of(1, {4: "epsilon"}))
-    gone = {entry for entry, text in waiting if text in ("alpha", "gamma")}
-    backend.vectors.add("hash", [(entry, b"late") for entry in gone] + [(waiting[2][0], b"beta")])
-    assert {vector.entry for vector in backend.vectors.read("hash")} == {entry for entry, _ in waiting} - gone
+    backend.commit(row, Batch(head=1, erase=[1], unindex=[3]))
+    backend.commit(row, batch_of(1, {4: "epsilon"}))
+    erased = {entry for entry, text in waiting if text in ("alpha", "gamma")}
+    backend.vectors.add("hash", [(entry, b"late") for entry in erased] + [(waiting[2][0], b"beta")])
+    assert {vector.entry for vector in backend.vectors.read("hash")} == {entry for entry, _ in waiting} - erased
     assert [text for _, text in backend.vectors.unembedded("hash", 10)] == ["epsilon"]
     backend.vectors.add("hash", [(waiting[2][0], b"BETA")])
     (*_, last) = backend.vectors.read("hash")
     assert (last.entry, last.data) == (waiting[2][0], b"BETA")
-    assert last.number > kept[-1].number
+    assert last.number > vectors[-1].number
     backend.vectors.add("another", [(waiting[2][0], b"one")])
     assert backend.vectors.embedders() == ["hash", "another"]
     backend.vectors.drop("hash")
@@ -833,7 +838,7 @@ def check_vectors(backend: Backend) -> None:
 
 
 def check_settings(backend: Backend) -> None:
-    """A setting is what was last kept, until it is removed."""
+    """A setting has the value that was stored last, until it is removed."""
     assert backend.settings.all() == {}
     backend.settings.put("one", "1")
     backend.settings.put("two", "Zwei \u00e9")
@@ -861,38 +866,38 @@ def check_settings(backend: Backend) -> None:
 
 
 def check_copied(backend: Backend) -> None:
-    """A batch of a copy may bring forgotten pages, cite what comes later, erase what is cited, and replace events."""
-    one, two = start(backend, "one"), start(backend, "two")
-    gone = msgspec.structs.replace(page_of(1, "gone", label="gone"), digest="", label="")
-    raises(StoreError, lambda: backend.commit(one, Batch(head=0, pages=[gone])))
+    """A batch of a copy may contain forgotten pages, cite later pages, erase cited pages, and replace events."""
+    first, two = start(backend, "one"), start(backend, "two")
+    tombstone = msgspec.structs.replace(page_of(1, "gone", label="gone"), digest="", label="")
+    raises(StoreError, lambda: backend.commit(first, Batch(head=0, pages=[tombstone])))
     batch = cited_batch(0, 2, "cites what comes", cites=((two, 1),))
-    raises(StoreError, lambda: backend.commit(one, batch))
-    batch.copied, batch.pages = True, [gone, *batch.pages]
+    raises(StoreError, lambda: backend.commit(first, batch))
+    batch.copied, batch.pages = True, [tombstone, *batch.pages]
     batch.states = {1: State(at=Place.DROPPED)}
-    backend.commit(one, batch)
+    backend.commit(first, batch)
     backend.commit(two, batch_of(0, {1: "what is cited"}))
-    assert backend.citing(two, [1]) == [(one, 2)]
-    assert backend.forgotten(one) == [1]
+    assert backend.citing(two, [1]) == [(first, 2)]
+    assert backend.forgotten(first) == [1]
     assert found(backend, "gone") == set()
-    (event,) = backend.events(one)
-    again = msgspec.structs.replace(event, why="as it is now")
-    backend.commit(one, Batch(head=1, again=[again], copied=True))
-    assert list(backend.events(one)) == [again]
+    (event,) = backend.events(first)
+    replaced = msgspec.structs.replace(event, why="as it is now")
+    backend.commit(first, Batch(head=1, replaced=[replaced], copied=True))
+    assert list(backend.events(first)) == [replaced]
     lost = msgspec.structs.replace(event, number=2)
-    raises(StoreError, lambda: backend.commit(one, Batch(head=1, again=[lost], copied=True)))
+    raises(StoreError, lambda: backend.commit(first, Batch(head=1, replaced=[lost], copied=True)))
     raises(StoreStale, lambda: backend.commit(two, Batch(head=1, erase=[1])))
     backend.commit(two, Batch(head=1, erase=[1], copied=True))
-    assert backend.citing(two, [1]) == [(one, 2)]
-    backend.commit(one, Batch(head=1, erase=[2]))
+    assert backend.citing(two, [1]) == [(first, 2)]
+    backend.commit(first, Batch(head=1, erase=[2]))
 
 
 def check_snapshot(backend: Backend) -> None:
-    """In a snapshot everything can be read and nothing written; after it, it can."""
+    """In a snapshot everything can be read and nothing written; afterwards it can."""
     segment = start(backend, "one")
     backend.commit(segment, batch_of(0, {1: "first"}))
-    before = snapshot(backend, segment)
+    state = snapshot(backend, segment)
     with backend.snapshot(), backend.snapshot():
-        assert snapshot(backend, segment) == before
+        assert snapshot(backend, segment) == state
         assert found(backend, "first") == {1}
         assert [info.head for info in backend.segments()] == [1]
     with backend.snapshot():
@@ -902,7 +907,7 @@ def check_snapshot(backend: Backend) -> None:
 
 
 def check_threads(backend: Backend) -> None:
-    """Several threads may use one object; of two with the same head one is refused."""
+    """Several threads may use one object; of two commits with the same head one is refused."""
     segment = start(backend)
     refused: list[int] = []
 
@@ -922,7 +927,7 @@ def check_threads(backend: Backend) -> None:
 
 
 def check_close(backend: Backend) -> None:
-    """Closing twice is fine; using a closed store is a StoreError."""
+    """Closing twice is allowed; using a closed store raises StoreError."""
     segment = start(backend)
     backend.close()
     backend.close()
@@ -954,7 +959,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_together,
     check_snapshot,
     check_erase_segment,
-    check_separate_processes,
+    check_separate_segments,
     check_kinds,
     check_read,
     check_naming,
@@ -967,4 +972,4 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     check_threads,
     check_close,
 )
-"""Each takes a fresh, empty store."""
+"""The checks; each takes a fresh, empty store."""

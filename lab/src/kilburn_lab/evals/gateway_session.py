@@ -24,7 +24,7 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.message import Kind, Message, Part
 from kilburn.prices import prices_of
-from kilburn.testing.upstream import LETTERS, Sent, Upstream, calling, serving
+from kilburn.testing.upstream import CHARS_PER_TOKEN, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
 from kilburn.wire.trajectory import Trajectory
 from kilburn_lab.evals.cost import cost_of
@@ -145,7 +145,7 @@ class RecordedSession:
     @property
     def tokens(self) -> int:
         """Of everything that is said."""
-        return sum(len(part.text) for reply, _ in self.steps for part in reply.parts) // LETTERS + _tokens(
+        return sum(len(part.text) for reply, _ in self.steps for part in reply.parts) // CHARS_PER_TOKEN + _tokens(
             [self.first, *(following for _, following in self.steps)]
         )
 
@@ -231,7 +231,7 @@ def _bytes(message: dict[str, Any]) -> int:
 
 
 def _tokens(value: Any) -> int:
-    return len(msgspec.json.encode(value)) // LETTERS
+    return len(msgspec.json.encode(value)) // CHARS_PER_TOKEN
 
 
 def evaluate(
@@ -274,7 +274,9 @@ def _replayed(system: str, recorded: RecordedSession, window: int, policy: str, 
     with tempfile.TemporaryDirectory(prefix="kilburn-session-") as folder, ExitStack() as stack:
         url, db = stack.enter_context(serving(upstream)), str(Path(folder) / "session.db")
         if system == "kilburn":
-            settings = Settings(db=db, upstream=url, window=window, policy=policy, tokenizer=f"chars/{LETTERS}", embedder=None)
+            settings = Settings(
+                db=db, upstream=url, window=window, policy=policy, tokenizer=f"chars/{CHARS_PER_TOKEN}", embedder=None
+            )
             url = stack.enter_context(serving(build(settings)))
         client = Client(url, recorded, room=window - REPLY if system == "truncation" else None)
         stack.callback(client.close)
@@ -310,7 +312,7 @@ def lost(db: str, history: Sequence[dict[str, Any]]) -> int:
     """Bytes of a client's history that a store does not give back: the parts of its messages, in their order, among those of
     the largest session."""
     wanted = [part for message in parse(history) for part in message.parts]
-    with kilburn.open(db, tokenizer=f"chars/{LETTERS}", embedder=None) as store:
+    with kilburn.open(db, tokenizer=f"chars/{CHARS_PER_TOKEN}", embedder=None) as store:
         session = store.session(max(store.sessions(), key=lambda info: info.pages).name)
         found = iter(session.recall(f"p1-p{session.window.last}").parts)
         return sum(len(part.text.encode()) for part in wanted if not any(_is(text, part) for text in found))
@@ -318,7 +320,7 @@ def lost(db: str, history: Sequence[dict[str, Any]]) -> int:
 
 def _failures(db: str) -> int:
     """Plans of the policy that failed, in all sessions of a store."""
-    with kilburn.open(db, tokenizer=f"chars/{LETTERS}", embedder=None) as store:
+    with kilburn.open(db, tokenizer=f"chars/{CHARS_PER_TOKEN}", embedder=None) as store:
         return sum(store.session(info.name).stats().policy_failures for info in store.sessions())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kilburn.backends.chilling import SETTING, SMALL, Coming, Lying, OpenPlace, Returning, required
+from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
 from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.records import seal_of
@@ -35,17 +35,17 @@ class PostgresColdRows:
     def place(self) -> ColdPlace | None:
         """See `ColdRows`."""
         select = "SELECT value, seal FROM kilburn.setting WHERE tenant = %s AND name = %s"
-        found = self._statements.row(select, self._tenant, SETTING.encode())
-        if found is None:
+        row = self._statements.row(select, self._tenant, SETTING.encode())
+        if row is None:
             return None
-        if found[1] != seal_of("setting", self._tenant, SETTING.encode(), found[0]):
+        if row[1] != seal_of("setting", self._tenant, SETTING.encode(), row[0]):
             raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="`kilburn cold set` it again")
-        return self._opened.of(found[0].decode())
+        return self._opened.of(row[0].decode())
 
-    def text(self, known: Row) -> str:
+    def text(self, row: Row) -> str:
         """The text of a row, of one that is cold too. Raises what `text_at` raises."""
         return text_at(
-            known,
+            row,
             lambda name, digest: required(self.place()).get(name, digest),
             lambda digest: self._statements.row(ROW, self._tenant, digest),
         )
@@ -56,8 +56,8 @@ class PostgresColdRows:
             "SELECT digest, codec, data FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
             " AND codec IN (%s, %s) AND length(data) > %s"
         )
-        found = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, SMALL)
-        return [(digest, codec, data) for digest, codec, data in found]
+        rows = self._statements.rows(select, self._tenant, list(keys), PLAIN, ZSTD, MIN_ROW_BYTES)
+        return [(digest, codec, data) for digest, codec, data in rows]
 
     def announce(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
@@ -69,9 +69,9 @@ class PostgresColdRows:
     def give_up(self, names: Iterable[str] | None = None) -> None:
         """See `ColdRows`."""
         if names is None:
-            now = "extract(epoch FROM clock_timestamp())"
+            clock = "extract(epoch FROM clock_timestamp())"
             self._statements.send(
-                f"UPDATE kilburn.cold_object SET deleting = {now} WHERE tenant = %s AND deleting = 0", self._tenant
+                f"UPDATE kilburn.cold_object SET deleting = {clock} WHERE tenant = %s AND deleting = 0", self._tenant
             )
             return
         insert = (
@@ -83,7 +83,7 @@ class PostgresColdRows:
     def settle(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
         """See `ColdRows`."""
         settled = self._settled(coming, place)
-        self.give_up(each.name for each in coming if each not in settled)
+        self.give_up(text.name for text in coming if text not in settled)
         return settled
 
     def _settled(self, coming: Sequence[Coming], place: ColdPlace) -> list[Coming]:
@@ -94,11 +94,11 @@ class PostgresColdRows:
             return []
         # In the order of who forgets: the texts first, then their objects.
         lock = "SELECT FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[]) ORDER BY digest FOR NO KEY UPDATE"
-        self._statements.send(lock, self._tenant, [each.key for each in coming])
+        self._statements.send(lock, self._tenant, [text.key for text in coming])
         take = "DELETE FROM kilburn.cold_object WHERE tenant = %s AND name = ANY(%s::bytea[]) AND deleting = 0 RETURNING name"
-        ours = {name for (name,) in self._statements.rows(take, self._tenant, _stored(each.name for each in coming))}
-        written = [each for each in coming if each.name.encode() in ours]
-        if not written:
+        ours = {name for (name,) in self._statements.rows(take, self._tenant, _stored(text.name for text in coming))}
+        announced = [text for text in coming if text.name.encode() in ours]
+        if not announced:
             return []
         update = (
             "UPDATE kilburn.content SET codec = %s, data = new.name"
@@ -106,22 +106,22 @@ class PostgresColdRows:
             " WHERE tenant = %s AND content.digest = new.digest AND content.codec = new.codec AND content.data = new.data"
             " RETURNING new.name"
         )
-        columns = ([each.key for each in written], [each.codec for each in written], [each.data for each in written])
-        moved = {
+        columns = ([text.key for text in announced], [text.codec for text in announced], [text.data for text in announced])
+        names = {
             name
-            for (name,) in self._statements.rows(update, COLD, *columns, _stored(each.name for each in written), self._tenant)
+            for (name,) in self._statements.rows(update, COLD, *columns, _stored(text.name for text in announced), self._tenant)
         }
-        return [each for each in written if each.name.encode() in moved]
+        return [text for text in announced if text.name.encode() in names]
 
     def lying(self, keys: Collection[bytes] | None = None) -> list[Lying]:
         """See `ColdRows`."""
         # The index of what is cold is for this number as it stands here.
         select = "SELECT digest, size, data FROM kilburn.content WHERE tenant = %s AND codec = 3"
         if keys is None:
-            found = self._statements.rows(select, self._tenant)
+            rows = self._statements.rows(select, self._tenant)
         else:
-            found = self._statements.rows(f"{select} AND digest = ANY(%s::bytea[])", self._tenant, list(keys))
-        return [Lying(digest, size, _read(name)) for digest, size, name in found]
+            rows = self._statements.rows(f"{select} AND digest = ANY(%s::bytea[])", self._tenant, list(keys))
+        return [Lying(digest, size, _read(name)) for digest, size, name in rows]
 
     def take(self, back: Sequence[Returning]) -> list[bytes]:
         """See `ColdRows`."""
@@ -134,19 +134,19 @@ class PostgresColdRows:
             " RETURNING content.data"
         )
         columns = (
-            [each.key for each in back],
-            _stored(each.name for each in back),
-            [each.codec for each in back],
-            [each.data for each in back],
+            [text.key for text in back],
+            _stored(text.name for text in back),
+            [text.codec for text in back],
+            [text.data for text in back],
         )
         return [data for (data,) in self._statements.rows(update, *columns, self._tenant)]
 
     def strays(self) -> dict[str, float]:
         """See `ColdRows`."""
-        found = self._statements.rows(
+        rows = self._statements.rows(
             "SELECT name, deleting FROM kilburn.cold_object WHERE tenant = %s ORDER BY name", self._tenant
         )
-        return {_read(name): deleting for name, deleting in found}
+        return {_read(name): deleting for name, deleting in rows}
 
     def gone(self, names: Iterable[str]) -> None:
         """See `ColdRows`."""
@@ -154,7 +154,7 @@ class PostgresColdRows:
         self._statements.send(delete, self._tenant, _stored(names))
 
 
-def text_at(known: Row, fetch: Callable[[str, bytes], bytes], again: Callable[[bytes], Row | None]) -> str:
+def text_at(row: Row, fetch: Callable[[str, bytes], bytes], reread: Callable[[bytes], Row | None]) -> str:
     """The text of a row, verified; of one that is cold, what its object holds.
 
     Args:
@@ -165,16 +165,16 @@ def text_at(known: Row, fetch: Callable[[str, bytes], bytes], again: Callable[[b
     Raises:
         StoreCorrupt: altered, or its object is missing. StoreError: the cold place cannot be reached.
     """
-    size, codec, data, digest = known
+    size, codec, data, digest = row
     if codec != COLD:
         return unpack(codec, data, size, digest)
     try:
         return unpack(*parted(fetch(_read(data), digest)), size, digest)
     except StoreCorrupt:
-        found = again(digest)
-        if found is None or found == known:
+        new_row = reread(digest)
+        if new_row is None or new_row == row:
             raise
-        return text_at(found, fetch, again)
+        return text_at(new_row, fetch, reread)
 
 
 def _stored(names: Iterable[str]) -> list[bytes]:

@@ -12,7 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 from kilburn.errors import (
@@ -94,13 +94,13 @@ class BoundedConnection(psycopg.Connection[Row]):
     def _bounded(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         looks, waits = 0, 0.0
         try:
-            wanted = next(gen)
+            state = next(gen)
             while True:
                 if looks * LOOK >= waits:
                     waits = looks * LOOK + self.longer(looks * LOOK)
-                ready = yield wanted
+                ready = yield state
                 looks, waits = (looks + 1, waits) if ready == NOTHING else (0, 0.0)
-                wanted = gen.send(ready)
+                state = gen.send(ready)
         except StopIteration as end:
             return cast(T, end.value)
 
@@ -135,6 +135,8 @@ TRIES = 8
 # A server that is gone without a word is noticed after some ten seconds, not after hours.
 ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
+_SINGLE = ""
+"""A statement that comes alone is a transaction by itself, with what was set right before it."""
 _READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Whether it may write is for the database's owner to say.
 _WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -191,29 +193,29 @@ def checked_url(url: str) -> str:
         SpecError: it is none.
     """
     url, _ = split_connections(url)
-    given: Mapping[str, Any] | None
+    options: Mapping[str, Any] | None
     try:
-        given = conninfo_to_dict(url)
+        options = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        given = None
+        options = None
     # A password with such a character is taken for a host, a port or a database, and would be shown as one.
     authority, _, path = url.partition("://")[2].partition("/")
-    ports = [port for port in str((given or {}).get("port") or "").split(",") if port]
-    if given is None or "@" in path.partition("?")[0] or authority.count("@") > 1 or not all(map(str.isdecimal, ports)):
+    ports = [port for port in str((options or {}).get("port") or "").split(",") if port]
+    if options is None or "@" in path.partition("?")[0] or authority.count("@") > 1 or not all(map(str.isdecimal, ports)):
         # Nothing of it is repeated: it may be a password.
-        what = "a URL of PostgreSQL that cannot be read"
+        problem = "a URL of PostgreSQL that cannot be read"
         advice = "write postgresql://user@host:5432/database, and in a password %40 for @, %2F for /, %25 for %"
-        raise SpecError(what, advice=advice)
-    known: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
-    return make_conninfo("", **{**known, **given})
+        raise SpecError(problem, advice=advice)
+    defaults: dict[str, Any] = {"connect_timeout": REACH, "application_name": "kilburn", "client_encoding": "utf8", **ALIVE}
+    return make_conninfo("", **{**defaults, **options})
 
 
 def shown_url(url: str) -> str:
     """The URL without a password, for messages."""
-    given = conninfo_to_dict(url)
-    host = given.get("host") or given.get("hostaddr") or "localhost"
-    port = f":{given['port']}" if given.get("port") else ""
-    return f"postgresql://{host}{port}/{given.get('dbname') or given.get('user') or ''}"
+    options = conninfo_to_dict(url)
+    host = options.get("host") or options.get("hostaddr") or "localhost"
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"postgresql://{host}{port}/{options.get('dbname') or options.get('user') or ''}"
 
 
 class _Reach:
@@ -249,7 +251,7 @@ class _Reach:
 
     def _connect(self) -> Connection:
         try:
-            made = Connection.connect(self._url, autocommit=True)
+            connection = Connection.connect(self._url, autocommit=True)
         except errors.ConnectionTimeout:
             self._deaf = time.monotonic() + self.rests
             raise
@@ -258,8 +260,8 @@ class _Reach:
             self._deaf = 0.0
             raise
         self._deaf = 0.0
-        made.answers = self.answers
-        return made
+        connection.answers = self.answers
+        return connection
 
     def answers(self) -> bool:
         """Whether the server lets somebody in, or says why not."""
@@ -304,37 +306,39 @@ class _Pool:
             patience: seconds to wait for one that others use, and for a server that lets nobody in.
         """
         if not self._room.acquire(timeout=patience):
-            what = f"all {self._most} connections of this program to it are in use"
-            raise StoreBusy(what, advice="try again, or use fewer threads")
+            problem = f"all {self._most} connections of this program to it are in use"
+            raise StoreBusy(problem, advice="try again, or use fewer threads")
         try:
-            taken = self._take(patience)
+            connection = self._take(patience)
             try:
-                yield taken
+                yield connection
             finally:
-                self._give(taken)
+                self._give(connection)
         finally:
             self._room.release()
 
     def _take(self, patience: float) -> Connection:
         while True:
             with self._lock:
-                taken = self._free.pop() if self._free else None
-            if taken is None:
+                connection = self._free.pop() if self._free else None
+            if connection is None:
                 break
-            if not taken.told:
-                return taken
+            with suppress(psycopg.Error):
+                connection.statements.settle()
+                if not connection.told:
+                    return connection
             # The server has ended it meanwhile.
-            taken.close()
+            connection.close()
         lost = self._lost
-        made = self._connect(patience)
-        made.lost = lost
-        return made
+        new_connection = self._connect(patience)
+        new_connection.lost = lost
+        return new_connection
 
     def _connect(self, patience: float) -> Connection:
         began, pause, deaf = time.monotonic(), 0.02, self.reach.is_deaf
         while True:
             try:
-                made = self.reach.connect()
+                connection = self.reach.connect()
             except psycopg.OperationalError:
                 # A server that is started anew lets nobody in for a while.
                 now = time.monotonic()
@@ -348,27 +352,28 @@ class _Pool:
                 continue
             try:
                 # Nothing is prepared behind a pooler, which may send the next transaction to another connection.
-                made.statements = Statements(made, prepares=not is_pooled(made))
+                connection.statements = Statements(connection, prepares=not is_pooled(connection))
             except BaseException:
-                made.close()
+                connection.close()
                 raise
-            return made
+            return connection
 
-    def _give(self, taken: Connection) -> None:
-        if not taken.closed and taken.info.transaction_status is not TransactionStatus.IDLE:
+    def _give(self, connection: Connection) -> None:
+        is_open = connection.info.transaction_status is not TransactionStatus.IDLE and not connection.statements.is_unsettled
+        if not connection.closed and is_open:
             try:
-                taken.rollback()
+                connection.rollback()
             except psycopg.Error as error:
                 log.info("a connection is given up: %s", error)
-                taken.close()
-        taken.used = time.monotonic()
+                connection.close()
+        connection.used = time.monotonic()
         with self._lock:
-            if taken.closed or taken.lost != self._lost:
-                taken.close()
+            if connection.closed or connection.lost != self._lost:
+                connection.close()
             else:
-                self._free.append(taken)
+                self._free.append(connection)
             # The one that was used last is used next; the others may not be needed any more.
-            while self._free and taken.used - self._free[0].used > IDLE:
+            while self._free and connection.used - self._free[0].used > IDLE:
                 self._free.pop(0).close()
 
     def renew(self) -> None:
@@ -476,6 +481,11 @@ class Database:
         """The connection of this thread's transaction, if it is in one of several steps."""
         return cast("Connection | None", getattr(self._joined, "connection", None))
 
+    @property
+    def _is_snapshot(self) -> bool:
+        """Whether the transaction that this thread is in only reads."""
+        return getattr(self._joined, "is_snapshot", False)
+
     @contextmanager
     def connection(self, doing: str) -> Iterator[Connection]:
         """A connection of the pool."""
@@ -493,25 +503,53 @@ class Database:
             long: it takes its time, in many statements.
         """
         joined = self.joined
-        if joined is not None:
-            with translate_errors(self.shown, doing), joined.statements as statements:
-                return do(statements)
-        return self._transact(doing, do, _READ, long=long)
+        if joined is None:
+            return self._transact(doing, do, _READ, long=long)
+        with translate_errors(self.shown, doing):
+            if not self._is_snapshot:
+                with joined.statements as statements:
+                    return do(statements)
+            try:
+                result = do(joined.statements)
+            except psycopg.OperationalError:
+                if not joined.closed or self._joined.is_read:
+                    raise
+                # The connection was lost before anybody used it. Others may hang as this one did.
+                self._begin_snapshot(self._joined.ending)
+                result = do(self._joined.connection.statements)
+            self._joined.is_read = True
+            return result
 
-    def write(self, doing: str, do: Callable[[Statements], T], settled: Callable[[Statements], T | None] | None = None) -> T:
+    def rows(self, doing: str, sql: str, *values: object) -> list[Row]:
+        """The rows of one query. It needs no snapshot but its own."""
+        if self.joined is not None:
+            return self.read(doing, lambda statements: statements.rows(sql, *values))
+        return self._transact(doing, lambda statements: statements.send(sql, *values), _SINGLE).fetchall()
+
+    def write(
+        self,
+        doing: str,
+        do: Callable[[Statements], T],
+        settled: Callable[[Statements], T | None] | None = None,
+        *,
+        single: bool = False,
+    ) -> T:
         """Do all of `do` or nothing of it; it may be called again, and then begins anew.
 
         Args:
             settled: finds out, if the reply to the commit was lost, what was done; None if nothing was.
+            single: whether `do` waits for no answer: then all of it is one message, and needs no `BEGIN`.
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _WRITE, settled)
+            return self._transact(doing, do, _SINGLE if single else _WRITE, settled, writes=True)
+        if self._is_snapshot:
+            raise StoreReadOnly(f"{doing} {self.shown}: a snapshot is only read", advice="write after it")
         with translate_errors(self.shown, doing):
             try:
                 with joined.statements as statements:
                     statements.send("SAVEPOINT part")
-                    made = do(statements)
+                    result = do(statements)
                     statements.send("RELEASE part")
             except BaseException:
                 if not joined.closed:
@@ -519,7 +557,7 @@ class Database:
                         joined.execute("ROLLBACK TO part")
                         joined.execute("RELEASE part")
                 raise
-            return made
+            return result
 
     def _begin(self, connection: Connection, begin: str, *, steps: bool = False, long: bool = False) -> None:
         """Begin a transaction.
@@ -532,7 +570,8 @@ class Database:
         values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
         if long:
             connection.silence = LONG
-        statements.send(begin)
+        if begin:
+            statements.send(begin)
         if not (steps or long) and connection.info.server_version >= BOUNDS:
             statements.send(_BOUNDED, *values, silent)
         else:
@@ -546,29 +585,33 @@ class Database:
         settled: Callable[[Statements], T | None] | None = None,
         *,
         long: bool = False,
+        writes: bool = False,
     ) -> T:
         lost = False
         for attempt in range(TRIES):
-            connected = sent = False
+            connected = is_sent = False
             try:
                 with self.connection(doing) as connection, connection.statements as statements:
                     connected = True
                     self._begin(connection, begin, long=long)
-                    made = do(statements)
-                    sent = begin is _WRITE
-                    statements.send("COMMIT")
-                return made
+                    result = do(statements)
+                    is_sent = writes
+                    if begin is _READ:
+                        statements.end_reading()
+                    elif begin:
+                        statements.send("COMMIT")
+                return result
             except StoreError as error:
                 cause = error.__cause__
                 if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
                     time.sleep(0.002 * attempt)
-                elif isinstance(error, StoreUnavailable) and connected and (sent or not lost):
+                elif isinstance(error, StoreUnavailable) and connected and (is_sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
                     if self._pool is not None:
                         self._pool.renew()
-                    done = self._find_out(doing, error, settled) if sent else None
-                    if done is not None:
-                        return done
+                    result_found_out = self._find_out(doing, error, settled) if is_sent else None
+                    if result_found_out is not None:
+                        return result_found_out
                     if lost:
                         raise
                     lost = True
@@ -584,18 +627,42 @@ class Database:
         """
         try:
             if settled is not None:
-                return self._transact(doing, settled, _WRITE)
+                return self._transact(doing, settled, _WRITE, writes=True)
         except StoreError as second:
             log.info("%s", second)
-        what = f"{error.what}; whether it was written is not known"
-        raise StoreUnavailable(what, advice="try again: what was written is not written twice") from error.__cause__
+        problem = f"{error.what}; whether it was written is not known"
+        raise StoreUnavailable(problem, advice="try again: what was written is not written twice") from error.__cause__
 
     @contextmanager
-    def together(self, *, snapshot: bool = False) -> Iterator[None]:
-        """One transaction for all that this thread does meanwhile.
+    def snapshot(self) -> Iterator[None]:
+        """Let all that this thread reads meanwhile be as it was at the first read; it goes out with that."""
+        if self.joined is not None:
+            yield
+            return
+        joined = self._joined
+        with ExitStack() as ending:
+            joined.is_snapshot, joined.is_read, joined.ending = True, False, ending
+            try:
+                self._begin_snapshot(ending)
+                yield
+                joined.connection.statements.end_reading()
+            finally:
+                joined.connection, joined.is_snapshot, joined.ending = None, False, None
 
-        Args:
-            snapshot: whether it only reads, and all of it as it was at the first read.
+    def _begin_snapshot(self, ending: ExitStack) -> None:
+        """Begin a snapshot on a connection that `ending` gives back, instead of one that was lost."""
+        if self.joined is not None and self._pool is not None:
+            with suppress(StoreError, psycopg.Error):
+                ending.close()
+            self._pool.renew()
+        connection = ending.enter_context(self.connection("reading"))
+        ending.enter_context(connection.statements)
+        self._begin(connection, _READ, steps=True)
+        self._joined.connection = connection
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """One transaction for all that this thread does meanwhile.
 
         Raises:
             StoreStale: another transaction was in the way, or a part of this one failed; nothing was written.
@@ -604,17 +671,15 @@ class Database:
         if self.joined is not None:
             yield
             return
-        sent = False
+        is_sent = False
         try:
-            with self.connection("reading" if snapshot else "writing") as connection:
+            with self.connection("writing") as connection:
                 with connection.statements:
-                    self._begin(connection, _READ if snapshot else _WRITE, steps=True)
+                    self._begin(connection, _WRITE, steps=True)
                 self._joined.connection = connection
                 try:
                     yield
-                    if snapshot:
-                        return  # the pool ends it
-                    sent = True
+                    is_sent = True
                     # What failed within it, even if nobody heeded that, has undone all of it.
                     if connection.execute("COMMIT").statusmessage != "COMMIT":
                         raise StoreStale("a part of this transaction failed, so nothing of it was written", advice="do it again")
@@ -623,9 +688,9 @@ class Database:
         except StoreError as error:
             if isinstance(error.__cause__, AGAIN):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
-            if sent and isinstance(error, StoreUnavailable):
-                what = f"{error.what}; whether it was written is not known"
-                raise StoreUnavailable(what, advice="look at what is there before you do it again") from error.__cause__
+            if is_sent and isinstance(error, StoreUnavailable):
+                problem = f"{error.what}; whether it was written is not known"
+                raise StoreUnavailable(problem, advice="look at what is there before you do it again") from error.__cause__
             raise
 
     def flush(self, sql: str = "", *values: object) -> Row | None:
@@ -635,7 +700,7 @@ class Database:
             statements.send("SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'kilburn', '')")
             return statements.row(sql, *values) if sql else None
 
-        return self._transact("syncing", wait, _WRITE)
+        return self._transact("syncing", wait, _WRITE, writes=True)
 
 
 @contextmanager
@@ -697,8 +762,8 @@ def _translated(place: str, doing: str) -> Iterator[None]:
 
 def _words(error: psycopg.Error) -> str:
     # What a server says in detail may quote a row.
-    said = error.diag.message_primary or str(error)
-    return " ".join(said.split()) or type(error).__name__
+    message = error.diag.message_primary or str(error)
+    return " ".join(message.split()) or type(error).__name__
 
 
 NO_ROOM = "free some space on the server; nothing of this write was kept"
@@ -740,10 +805,10 @@ FULL = ("too many", "remaining connection slots", "no more connections allowed",
 """What servers and poolers say that have no connection left."""
 
 
-def _translate(error: psycopg.Error, what: str) -> StoreError:
+def _translate(error: psycopg.Error, problem: str) -> StoreError:
     for kinds, (made, advice) in _CLASSES.items():
         if isinstance(error, kinds):
-            return made(what, advice=advice)
+            return made(problem, advice=advice)
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith(("08", "57"))):
         advice = "check that the server runs and can be reached from here, and what the URL says"
         if "password authentication failed" in str(error) or "no password supplied" in str(error):
@@ -752,8 +817,8 @@ def _translate(error: psycopg.Error, what: str) -> StoreError:
             advice = "make the database or the user first: createdb NAME, createuser NAME"
         elif "No space left on device" in str(error):
             # It has not even let anybody in.
-            return StoreFull(what, advice=NO_ROOM)
+            return StoreFull(problem, advice=NO_ROOM)
         elif any(words in str(error) for words in FULL):
-            return StoreBusy(what, advice="the server has no connection free; raise max_connections, or use pgbouncer")
-        return StoreUnavailable(what, advice=advice)
-    return StoreError(what, advice="what was acknowledged before is intact; try again")
+            return StoreBusy(problem, advice="the server has no connection free; raise max_connections, or use pgbouncer")
+        return StoreUnavailable(problem, advice=advice)
+    return StoreError(problem, advice="what was acknowledged before is intact; try again")

@@ -41,7 +41,7 @@ class PostgresTurnstile:
         """See `Turnstile`."""
         rows = [(request, place, *demand) for request, demands in enumerate(asked) for place, demand in enumerate(demands)]
         columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], [], []]
-        given = (self._gateway, LEASE, list(held), list(held.values()), *columns)
+        values = (self._gateway, LEASE, list(held), list(held.values()), *columns)
 
         tidies = time.monotonic() >= self._tidied + IDLE
         if tidies:
@@ -51,10 +51,10 @@ class PostgresTurnstile:
             if tidies:
                 for delete in _OLD:
                     statements.send(delete, IDLE)
-            return statements.send(_TAKE, *given)
+            return statements.send(_TAKE, *values)
 
         # What it answers is read when all was sent: it is one round trip.
-        answer = self._db.write("counting", do)
+        answer = self._db.write("counting", do, single=True)
         rulings = {request: Ruling(refused, wait) for request, refused, wait in answer.fetchall()}
         return [rulings.get(request, Ruling()) for request in range(len(asked))]
 

@@ -7,24 +7,25 @@ files go with the next checkpoint. An index of vectors is not built anew, see `k
 old rows, only puts it off. The tables are those of all tenants, so what one tenant's program does is done for all that had erased
 by then: `kilburn.wiped` says up to which transaction.
 
+PostgreSQL skips a table that its user may not vacuum, and only warns. So the rights are checked before, and after it whether the
+table has a new file.
+
 Out of reach are: an archive of the log, replicas that are behind, backups, and blocks that the disk has freed.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import errors, sql
 
 from kilburn.backends.postgres import halves
 from kilburn.backends.postgres.connection import LONG, Connection, Database, connected, is_pooled
+from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.statements import Statements
-from kilburn.errors import StoreError
-
-log = logging.getLogger("kilburn")
+from kilburn.errors import StoreBusy, StoreError, StoreReadOnly
 
 WORDS = ("content", "page", "event", "posting", "history", "segment", "vector", "cold_object")
 """The tables that hold what somebody said, or what was made from it."""
@@ -65,111 +66,158 @@ def flag(statements: Statements, tenant: int) -> None:
     )
 
 
-def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> bool:
-    """Remove the bytes of what this tenant has erased from the server's files, if there are any. What hinders it is logged, and
-    it is tried again with the next erasure, and when the store is opened or closed.
+# What VACUUM asks: the owner of the table or of the database, or from PostgreSQL 17 on the right MAINTAIN.
+_DENIED = """
+SELECT pg_class.oid::regclass::text FROM unnest(%s::text[]) WITH ORDINALITY AS own(name, place)
+    JOIN pg_class ON pg_class.oid = to_regclass(name)
+    WHERE NOT pg_has_role(relowner, 'USAGE')
+    AND NOT (SELECT pg_has_role(datdba, 'USAGE') FROM pg_database WHERE datname = current_database())
+    AND NOT CASE WHEN current_setting('server_version_num')::int < 170000 THEN false
+        ELSE has_table_privilege(pg_class.oid, 'MAINTAIN') END
+    ORDER BY place
+"""
+
+_FILE = "SELECT pg_relation_filenode(%s::regclass)"
+
+
+def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> None:
+    """Remove the bytes of what this tenant has erased from the server's files, if there are any. After an error the store still
+    knows that they are to be removed.
 
     Args:
         patience: seconds to wait for others that use the tables, or older rows.
         largest: bytes of the tables that are written anew at most. With more than `LARGEST` they are, whatever this tenant has
             erased: nobody sees what others have.
 
-    Returns:
-        Whether nothing is left to do.
+    Raises:
+        StoreReadOnly: the user of the URL may not vacuum a table; the advice says what has to be granted.
+        StoreBusy: others use the tables, or older rows. StoreError: the tables are larger; the server did not do it.
     """
-    try:
-        flagged = database.read("erasing", lambda statements: statements.row(_FLAG, database.tenant))
-        if flagged is None and largest <= LARGEST:
-            return True
-        number, at = flagged or (0, database.write("erasing", lambda statements: statements.rows(_NOW))[0][0])
-        graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
-        if graphs:
-            database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
-        with connected(database.url, "erasing", silence=LONG) as connection:
-            hindered = _rewrite(connection, at, patience, largest) or _mend(connection, patience, graphs)
-        if not hindered:
-            done = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
-            database.write("erasing", lambda statements: statements.send(done, database.tenant, number))
-            return True
-    except StoreError as error:
-        hindered = str(error)
-    log.warning("%s: erased bytes may still lie in the files of the server: %s", database.shown, hindered)
-    return False
+    flagged = database.read("erasing", lambda statements: statements.row(_FLAG, database.tenant))
+    if flagged is None and largest <= LARGEST:
+        return
+    number, xid = flagged or (0, database.write("erasing", lambda statements: statements.rows(_NOW))[0][0])
+    graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
+    if graphs:
+        database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
+    with connected(database.url, "erasing", silence=LONG) as connection:
+        vacuum = _Vacuum(connection, patience)
+        tables = [] if _is_wiped(connection, xid) else [sql.Identifier("kilburn", name) for name in WORDS]
+        near = [halves.near_table(*graph) for graph in graphs]
+        vacuum.check_rights([*tables, *near])
+        if tables:
+            _rewrite(connection, vacuum, tables, xid, largest)
+        for table in near:
+            # VACUUM would put off a few dead rows.
+            vacuum.run(table, "INDEX_CLEANUP ON")
+    delete = "DELETE FROM kilburn.erasure WHERE tenant = %s AND number = %s"
+    database.write("erasing", lambda statements: statements.send(delete, database.tenant, number))
 
 
-def _rewrite(connection: Connection, at: str, patience: float, largest: int) -> str:
-    """Write the tables anew, without what was erased up to a transaction, if nobody else does; returns what hinders it."""
+class _Vacuum:
+    """Vacuums tables on a connection of its own.
+
+    Args:
+        patience: seconds to wait for others, for all tables together.
+    """
+
+    def __init__(self, connection: Connection, patience: float) -> None:
+        self._connection, self._deadline = connection, time.monotonic() + patience
+        self._notices: list[psycopg.errors.Diagnostic] = []
+        connection.add_notice_handler(self._notices.append)
+        # What is set on a pooler's connection stays for whoever has it next. So there VACUUM does not queue for a table.
+        self._is_pooled = is_pooled(connection)
+        if not self._is_pooled:
+            settings = (
+                "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', '0', false),"
+                " set_config('client_min_messages', 'warning', false)"
+            )
+            connection.execute(settings, (f"{max(1, round(patience * 1000))}ms",))
+
+    def check_rights(self, tables: Sequence[sql.Identifier]) -> None:
+        """Check that this user may vacuum these tables.
+
+        Raises:
+            StoreReadOnly.
+        """
+        names = [table.as_string(self._connection) for table in tables]
+        denied = [name for (name,) in self._connection.execute(_DENIED, (names,)).fetchall()]
+        if denied:
+            ((user,),) = self._connection.execute("SELECT quote_ident(current_user)").fetchall()
+            table_names, grant = ", ".join(denied), f"for each of these tables ALTER TABLE ... OWNER TO {user}"
+            if self._connection.info.server_version >= MAINTAINS:
+                grant = f"GRANT MAINTAIN ON {table_names} TO {user}"
+            raise StoreReadOnly(
+                f"the user {user} may not write {table_names} anew",
+                advice="`kilburn postgres wipe` with the URL of their owner, or of the database's, does it now; for the future an"
+                f" administrator has to run {grant}",
+            )
+
+    def wait(self, problem: str) -> None:
+        """Wait a moment for others.
+
+        Raises:
+            StoreBusy: it took too long.
+        """
+        if time.monotonic() >= self._deadline:
+            raise StoreBusy(problem, advice="it is tried again later; `kilburn postgres wipe` waits for a minute")
+        time.sleep(PAUSE)
+
+    def run(self, table: sql.Identifier, option: str = "") -> None:
+        """Vacuum a table.
+
+        Raises:
+            StoreBusy: others use it. StoreError: the server has skipped it.
+        """
+        options = [sql.SQL(word) for word in (option, "SKIP_LOCKED" * self._is_pooled) if word]
+        vacuum = sql.SQL("VACUUM ({options}) {table}") if options else sql.SQL("VACUUM {table}")
+        statement = vacuum.format(options=sql.SQL(", ").join(options), table=table)
+        name = table.as_string(self._connection)
+        while True:
+            old_file = self._connection.execute(_FILE, (name,)).fetchall()
+            self._notices.clear()
+            try:
+                self._connection.execute(statement)
+                warnings = {notice.sqlstate: notice.message_primary for notice in self._notices}
+            except errors.LockNotAvailable as error:
+                warnings = {error.sqlstate: None}
+            if errors.LockNotAvailable.sqlstate in warnings:
+                self.wait("others use the tables")
+            elif (self._connection.execute(_FILE, (name,)).fetchall() == old_file) if option == "FULL" else warnings:
+                reason = "; ".join(map(str, warnings.values())) or "it has the same file as before"
+                raise StoreError(f"the server has not vacuumed {name}: {reason}", advice="see the server's log")
+            else:
+                return
+
+
+def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Identifier], xid: str, largest: int) -> None:
+    """Write tables anew, without what was erased up to a transaction, unless another program does it meanwhile.
+
+    Raises:
+        StoreBusy: others use the tables, or older rows. StoreError: the tables have more than `largest` bytes.
+    """
+    names = [table.as_string(connection) for table in tables]
     ((size,),) = connection.execute(
-        "SELECT sum(pg_total_relation_size(to_regclass('kilburn.' || name))) FROM unnest(%s::text[]) AS own(name)", (list(WORDS),)
+        "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS own(name)", (names,)
     ).fetchall()
     full = size <= largest
-    ((before, last),) = connection.execute(_BEFORE, (at,)).fetchall()
-    deadline = time.monotonic() + patience
-    while full and not _is_wiped(connection, at) and connection.execute(_READERS, (last,)).fetchall() != [(False,)]:
-        if time.monotonic() >= deadline:
-            return "a transaction that began before still reads it"
-        time.sleep(PAUSE)
-    pooled = is_pooled(connection)
-    for name in WORDS:
-        table = sql.Identifier("kilburn", name)
-        while not _is_wiped(connection, at) and not _vacuum(connection, table, ["FULL"] * full, pooled=pooled, patience=patience):
-            if time.monotonic() >= deadline:
-                return "others use the tables"
-            time.sleep(PAUSE)
+    ((before, last),) = connection.execute(_BEFORE, (xid,)).fetchall()
+    while full and not _is_wiped(connection, xid) and connection.execute(_READERS, (last,)).fetchall() != [(False,)]:
+        vacuum.wait("a transaction that began before still reads it")
+    for table in tables:
+        if not _is_wiped(connection, xid):
+            vacuum.run(table, "FULL" * full)
     _new_log(connection)
-    if full and not _is_wiped(connection, at):
-        connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))
-    elif not full and not _is_wiped(connection, at):
-        return f"the tables have {size:,} bytes; run `kilburn postgres wipe` when few use them"
-    return ""
+    if _is_wiped(connection, xid):
+        return
+    if not full:
+        raise StoreError(f"the tables have {size:,} bytes", advice="run `kilburn postgres wipe` when few use them")
+    connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))
 
 
-def _is_wiped(connection: Connection, at: str) -> bool:
+def _is_wiped(connection: Connection, xid: str) -> bool:
     """Whether the tables were written anew without what was erased up to a transaction."""
-    return connection.execute(_WIPED, (at,)).fetchall() == [(True,)]
-
-
-def _mend(connection: Connection, patience: float, graphs: Iterable[tuple[int, int]]) -> str:
-    """Overwrite the vectors that have left the graphs of a tenant, and mend the graphs around them; returns what hinders it."""
-    pooled, deadline = is_pooled(connection), time.monotonic() + patience
-    for own in graphs:
-        # A few would otherwise be put off.
-        while not _vacuum(connection, halves.near_table(*own), ["INDEX_CLEANUP ON"], pooled=pooled, patience=patience):
-            if time.monotonic() >= deadline:
-                return "others use the tables"
-            time.sleep(PAUSE)
-    return ""
-
-
-def _vacuum(connection: Connection, table: sql.Identifier, options: Sequence[str], *, pooled: bool, patience: float) -> bool:
-    """Write a table anew, or clear it; returns whether nobody was in the way."""
-    given = [sql.SQL(option) for option in (*options, *(["SKIP_LOCKED"] if pooled else []))]
-    kind = sql.SQL("({}) ").format(sql.SQL(", ").join(given)) if given else sql.SQL("")
-    vacuum = sql.SQL("VACUUM {kind}{table}").format(kind=kind, table=table)
-    if pooled:
-        # What is set on a connection would stay for whoever has it next. So this does not queue for the table.
-        skipped: list[str | None] = []
-
-        def hear(said: psycopg.errors.Diagnostic) -> None:
-            skipped.append(said.sqlstate)
-
-        connection.add_notice_handler(hear)
-        try:
-            connection.execute(vacuum)
-        finally:
-            connection.remove_notice_handler(hear)
-        return errors.LockNotAvailable.sqlstate not in skipped
-    try:
-        wait = f"{max(1, round(patience * 1000))}ms"
-        connection.execute("SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', '0', false)", (wait,))
-        connection.execute(vacuum)
-    except errors.LockNotAvailable:
-        return False
-    finally:
-        if not connection.closed:
-            connection.execute("RESET lock_timeout")
-            connection.execute("RESET statement_timeout")
-    return True
+    return connection.execute(_WIPED, (xid,)).fetchall() == [(True,)]
 
 
 def _new_log(connection: Connection) -> None:
@@ -178,30 +226,50 @@ def _new_log(connection: Connection) -> None:
         connection.execute("SELECT pg_switch_wal()")
         connection.execute("CHECKPOINT")
     except (errors.InsufficientPrivilege, psycopg.errors.ObjectNotInPrerequisiteState):
-        # The server does so by itself in its time: docs/howto/postgres.md.
+        # The server does so by itself in its time, and `held` says when.
         return
 
 
+# At the first checkpoint after a file of the log is full, the server removes it, or keeps it for use again, and writes over it
+# when the log comes there. Between two checkpoints, and in files for use again, there is `max_wal_size` each.
 _HELD = """
-SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s),
+SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s AND xid >= (SELECT before FROM kilburn.wiped)),
+    NOT (has_function_privilege(session_user, 'pg_switch_wal()', 'EXECUTE')
+        AND pg_has_role(session_user, 'pg_checkpoint', 'USAGE')),
+    current_setting('wal_recycle')::bool OR current_setting('wal_keep_size') <> '0',
+    pg_size_pretty(pg_size_bytes(current_setting('wal_segment_size')) + pg_size_bytes(current_setting('wal_keep_size'))
+        + pg_size_bytes(current_setting('max_wal_size')) * (1 + current_setting('wal_recycle')::bool::int)),
+    quote_ident(session_user), current_setting('checkpoint_timeout'),
     current_setting('archive_mode') <> 'off',
     (SELECT count(*) FROM pg_stat_replication),
     (SELECT count(*) FROM pg_replication_slots),
-    current_setting('wal_recycle')::bool,
     current_setting('log_parameter_max_length') <> '0'
         AND (current_setting('log_statement') IN ('mod', 'all') OR current_setting('log_min_duration_statement') <> '-1')
 """
 
 
-def held(statements: Statements, tenant: int) -> tuple[str, ...]:
-    """Where the server, by its own account, may still hold what is erased."""
-    ((waits, archived, replicas, slots, recycled, logged),) = statements.rows(_HELD, tenant)
+def held(statements: Statements, tenant: int, hindrance: StoreError | None = None) -> tuple[str, ...]:
+    """Where the server, by its own account, may still hold what is erased.
+
+    Args:
+        hindrance: why the tables were not written anew, as far as this program knows.
+    """
+    ((waits, fixed, retained, size, user, timeout, archived, replicas, slots, logged),) = statements.rows(_HELD, tenant)
+    files = "files of the server, until `kilburn postgres wipe` has written the tables anew"
+    if hindrance is not None:
+        files = f"files of the server: {hindrance.what} ({hindrance.advice})"
+    switched = f"older files of the write-ahead log (wal_recycle, wal_keep_size), until {size} more of it are written"
+    unswitched = (
+        f"the write-ahead log, which the user {user} may not switch, until {size} more of it are written and a checkpoint is"
+        f" made (checkpoint_timeout is {timeout}); while nobody writes it stays"
+    )
     places = (
-        (waits, "files of the server, until `kilburn postgres wipe` has written the tables anew"),
+        (waits, files),
+        (fixed, unswitched),
+        (retained and not fixed, switched),
         (archived, "the archive of the write-ahead log (archive_mode is on), as long as it is kept"),
         (replicas, f"{replicas} connected for replication, until what they keep is written over"),
         (slots, f"older write-ahead log that is kept for {slots} replication slots"),
-        (recycled, "older files of the write-ahead log until they are written over (wal_recycle is on)"),
         (logged, "the server's log, which has statements with their parameters"),
     )
-    return tuple(what for there, what in places if there)
+    return tuple(place for is_held, place in places if is_held)

@@ -222,20 +222,20 @@ class HalfVectors:
 
     def near(self, name: bytes, vector: Sequence[float], limit: int, segments: Collection[int] | None) -> list[Found] | None:
         """Vectors among which the nearest are; None where this cannot be said here."""
-        found = self._statements.row(_ABOUT, self._tenant, name)
-        if found is None:
+        row = self._statements.row(_ABOUT, self._tenant, name)
+        if row is None:
             return []
-        embedder, size, indexed, bare = found
+        embedder, size, indexed, bare = row
         if bare or size != len(vector) + 4:
             return None
         if limit < 1 or (segments is not None and not segments):
             return []
-        asked = list(vector)
+        numbers = list(vector)
         if indexed and self._are_many(segments):
-            some = self._by_index(embedder, asked, limit, segments)
-            if len(some) >= limit:
-                return some
-        return self._exact(embedder, asked, limit, segments)
+            hits = self._by_index(embedder, numbers, limit, segments)
+            if len(hits) >= limit:
+                return hits
+        return self._exact(embedder, numbers, limit, segments)
 
     def _are_many(self, segments: Collection[int] | None) -> bool:
         """Whether these segments may have more vectors than are compared one by one."""
@@ -249,36 +249,36 @@ class HalfVectors:
         self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after: int = 0
     ) -> list[Found]:
         """Those of a look through all of these segments, or through all that came after a number."""
-        own = self._tenant, embedder
-        these: tuple[object, ...]
+        embedder_key = self._tenant, embedder
+        values: tuple[object, ...]
         if segments is None:
-            text, these = _OF_ALL, (*own, after)
+            text, values = _OF_ALL, (*embedder_key, after)
         elif after:
-            text, these = _OF_LATE, (*own, after, list(segments))
+            text, values = _OF_LATE, (*embedder_key, after, list(segments))
         else:
             ranges = ranges_of(sorted(segments))
-            text, these = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *own)
+            text, values = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *embedder_key)
         select = _EXACT.format(s=self._place, these=sql.SQL(text))
         self._statements.send(_SETTINGS, "on", "40")
-        wanted = limit + SPARE
+        row_limit = limit + SPARE
         while True:
-            rows = self._statements.rows(select, vector, *these, wanted, *own)
-            if len(rows) < wanted or rows[-1][-1] - rows[limit - 1][-1] > BAND:
+            rows = self._statements.rows(select, vector, *values, row_limit, *embedder_key)
+            if len(rows) < row_limit or rows[-1][-1] - rows[limit - 1][-1] > BAND:
                 return [(entry, data, seal) for entry, data, seal, _ in rows]
-            wanted *= WIDEN
+            row_limit *= WIDEN
 
     def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[Found]:
-        own, wanted = (self._tenant, embedder), limit + SPARE
-        near = near_table(*own)
+        embedder_key, row_limit = (self._tenant, embedder), limit + SPARE
+        near = near_table(*embedder_key)
         select = _BY_INDEX.format(
             s=self._place,
             near=near,
             these=sql.SQL("") if segments is None else _AMONG,
-            half=half_of(*own, len(vector), self._place),
+            half=half_of(*embedder_key, len(vector), self._place),
         )
         last = self._statements.send(sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near))
-        self._statements.send(_SETTINGS, "off", str(min(1000, max(LOOK, wanted))))
-        rows = self._statements.rows(select, *(() if segments is None else (list(segments),)), vector, wanted, *own)
+        self._statements.send(_SETTINGS, "off", str(min(1000, max(LOOK, row_limit))))
+        rows = self._statements.rows(select, *(() if segments is None else (list(segments),)), vector, row_limit, *embedder_key)
         ((after,),) = last.fetchall()
         return [*rows, *self._exact(embedder, vector, limit, segments, after)]
 
@@ -314,12 +314,12 @@ def indexed(statements: Statements, tenant: int) -> list[tuple[int, int]]:
 
 def leave(statements: Statements, tenant: int) -> None:
     """Take numbers of vectors that are gone out of the indexes: they went while an index was built."""
-    for own in indexed(statements, tenant):
+    for embedder_key in indexed(statements, tenant):
         statements.send(
             sql.SQL(
                 "DELETE FROM {near} AS known WHERE NOT EXISTS(SELECT FROM kilburn.vector"
                 " WHERE tenant = {tenant} AND embedder = {embedder} AND vector.id = known.id)"
-            ).format(near=near_table(*own), tenant=sql.Literal(own[0]), embedder=sql.Literal(own[1]))
+            ).format(near=near_table(*embedder_key), tenant=sql.Literal(embedder_key[0]), embedder=sql.Literal(embedder_key[1]))
         )
 
 
@@ -337,24 +337,24 @@ def tend(database: Database, place: str, above: int) -> list[str]:
     Raises:
         StoreReadOnly: the user may not build one. StoreBusy, StoreFull.
     """
-    done = []
+    actions = []
     if filled := _fill(database):
-        done.append(f"filled in {filled:,} vectors")
-    known = database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))
+        actions.append(f"filled in {filled:,} vectors")
+    embedders = database.read("reading", lambda statements: statements.rows(_LARGE, database.tenant))
     built = database.read("reading", lambda statements: indexed(statements, database.tenant))
-    for own in built:
-        if own[1] not in {embedder for embedder, *_ in known}:
+    for embedder_key in built:
+        if embedder_key[1] not in {embedder for embedder, *_ in embedders}:
             with connected(database.url, "removing an index of") as connection:
-                connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*own)))
-            done.append("removed an index")
-    for embedder, size, given in known:
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {near}").format(near=near_table(*embedder_key)))
+            actions.append("removed an index")
+    for embedder, size, vector_count in embedders:
         if (database.tenant, embedder) in built:
-            if late := _take_late(database, embedder, given):
-                done.append(f"took {late:,} vectors into an index")
-        elif given > above and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place, above)):
+            if late := _take_late(database, embedder, vector_count):
+                actions.append(f"took {late:,} vectors into an index")
+        elif vector_count > above and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place, above)):
             database.write("indexing", lambda statements: leave(statements, database.tenant))
-            done.append(f"built an index of {count:,} vectors")
-    return done
+            actions.append(f"built an index of {count:,} vectors")
+    return actions
 
 
 _LARGE = "SELECT id, size, vectors FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
@@ -370,15 +370,15 @@ def _fill(database: Database) -> int:
     )
     last, filled = (0, 0), 0
     while True:
-        asked = database.tenant, *last, STEP, database.tenant
-        rows = database.write("filling in", lambda statements, asked=asked: statements.rows(update, *asked))  # type: ignore[misc]
+        values = database.tenant, *last, STEP, database.tenant
+        rows = database.write("filling in", lambda statements, values=values: statements.rows(update, *values))  # type: ignore[misc]
         filled += sum(not bare for _, _, bare in rows)
         if len(rows) < STEP:
             return filled
         last = max(row[:2] for row in rows)
 
 
-def _take_late(database: Database, embedder: int, given: int) -> int:
+def _take_late(database: Database, embedder: int, vector_count: int) -> int:
     """Take vectors that came since into an index, if they are many; returns how many."""
     near = near_table(database.tenant, embedder)
     last = sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near)
@@ -388,40 +388,40 @@ def _take_late(database: Database, embedder: int, given: int) -> int:
         " ORDER BY id LIMIT %s FOR SHARE OF vector RETURNING id"
     ).format(near=near, last=last)
     ((after,),) = database.read("reading", lambda statements: statements.rows(last))
-    taken = 0
-    if given - after < LATE:
+    count = 0
+    if vector_count - after < LATE:
         return 0
     while True:
         rows = database.write("indexing", lambda statements: statements.rows(insert, database.tenant, embedder, STEP))
-        taken += len(rows)
+        count += len(rows)
         if len(rows) < STEP:
-            return taken
+            return count
 
 
 def _build(database: Database, embedder: int, size: int, place: str, above: int) -> int:
     """Build an index in one transaction, so that of one that was killed nothing is left; returns how many vectors it has, or 0
     where it is not needed, or another builds it."""
-    own = database.tenant, embedder
-    name, role, schema = f"near_{own[0]}_{own[1]}", sql.Identifier(ROLE), sql.Identifier(place)
+    embedder_key = database.tenant, embedder
+    name, role, schema = f"near_{embedder_key[0]}_{embedder_key[1]}", sql.Identifier(ROLE), sql.Identifier(place)
     with (
         connected(database.url, "building an index in", silence=BUILDING) as connection,
         patient(connection, snapshot=True, silence=BUILDING),
     ):
-        connection.execute("SELECT set_config('kilburn.tenant', %s, true)", (str(own[0]),))
+        connection.execute("SELECT set_config('kilburn.tenant', %s, true)", (str(embedder_key[0]),))
         # It only spares work: of two that build it, the second finds the table.
         ((free,),) = connection.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 27))", (name,)).fetchall()
         ((count,),) = connection.execute(
-            "SELECT count(*) FROM kilburn.vector WHERE tenant = %s AND embedder = %s", own
+            "SELECT count(*) FROM kilburn.vector WHERE tenant = %s AND embedder = %s", embedder_key
         ).fetchall()
         if not free or count <= above:
             return 0
         memory = min(MEMORY, count * (2 * size + 512) + (16 << 20))
         connection.execute("SELECT set_config('maintenance_work_mem', %s, true)", (f"{memory >> 10}kB",))
-        numbers = {"tenant": sql.Literal(own[0]), "embedder": sql.Literal(embedder)}
-        named = {"near": near_table(*own), "index": sql.Identifier(f"{name}_half")}
+        numbers = {"tenant": sql.Literal(embedder_key[0]), "embedder": sql.Literal(embedder)}
+        names = {"near": near_table(*embedder_key), "index": sql.Identifier(f"{name}_half")}
         whole = sql.Identifier("kilburn", f"{name}_half")
-        half = half_of(*own, size, schema)
-        connection.execute(_INDEX.format(s=schema, role=role, whole=whole, half=half, **named, **numbers))
+        half = half_of(*embedder_key, size, schema)
+        connection.execute(_INDEX.format(s=schema, role=role, whole=whole, half=half, **names, **numbers))
         if connection.info.server_version >= MAINTAINS:
-            connection.execute(sql.SQL("GRANT MAINTAIN ON {near} TO {role}").format(near=named["near"], role=role))
+            connection.execute(sql.SQL("GRANT MAINTAIN ON {near} TO {role}").format(near=names["near"], role=role))
     return int(count)

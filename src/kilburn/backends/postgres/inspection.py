@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from psycopg import sql
 
-from kilburn.backend import SegmentKind, State
+from kilburn.backend import Finding, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.citations import cited_by
 from kilburn.backends.findings import (
-    Finding,
     IndexedWords,
     gather,
     of_page,
@@ -96,27 +95,27 @@ class Inspection:
 
     def findings(self) -> list[Finding]:
         """Everything that is wrong; empty when all is well. Damage is never raised."""
-        found: list[Finding] = []
+        findings: list[Finding] = []
         segments: list[SegmentRow] = []
-        gather(found, "schema", self._walls())
-        gather(found, "session", self._segments(segments))
-        gather(found, "content", self._contents())
-        for one in segments:
-            pages = self._each_page(one)
-            gather(found, "page", self._pages(one, pages), one.number)
-            gather(found, "ledger", self._ledger(one, pages), one.number)
-            if one.kind is SegmentKind.NOTES:
-                gather(found, "page", wrong_names(one, pages), one.number)
-            gather(found, "index", self._passages(one), one.number)
-            gather(found, "index", self._mentions(one, pages), one.number)
-            gather(found, "checkpoint", self._checkpoints(one), one.number)
-            if not one.damaged:
-                self._cited |= cited_by([(one, pages)])
-        gather(found, "orphan", self._strays(segments))
-        gather(found, "index", self._entries(segments))
-        gather(found, "index", self._citations(segments))
-        gather(found, "vector", self._vectors())
-        return found
+        gather(findings, "schema", self._walls())
+        gather(findings, "session", self._segments(segments))
+        gather(findings, "content", self._contents())
+        for segment in segments:
+            pages = self._each_page(segment)
+            gather(findings, "page", self._pages(segment, pages), segment.number)
+            gather(findings, "ledger", self._ledger(segment, pages), segment.number)
+            if segment.kind is SegmentKind.NOTES:
+                gather(findings, "page", wrong_names(segment, pages), segment.number)
+            gather(findings, "index", self._passages(segment), segment.number)
+            gather(findings, "index", self._mentions(segment, pages), segment.number)
+            gather(findings, "checkpoint", self._checkpoints(segment), segment.number)
+            if not segment.damaged:
+                self._cited |= cited_by([(segment, pages)])
+        gather(findings, "orphan", self._strays(segments))
+        gather(findings, "index", self._entries(segments))
+        gather(findings, "index", self._citations(segments))
+        gather(findings, "vector", self._vectors())
+        return findings
 
     def _own(self, sql: str, *values: object) -> list[Row]:
         """The rows of a question that begins with the tenant."""
@@ -126,20 +125,20 @@ class Inspection:
         """What holds tenants apart, and writers to their order."""
         for table, forced, policies, ours in self._statements.rows(_TABLES):
             if not forced or policies != 1 or not ours:
-                what = f"table {table} may show rows of other tenants: its row-level security is not as it was made"
-                yield Finding(kind="schema", what=what)
+                problem = f"table {table} may show rows of other tenants: its row-level security is not as it was made"
+                yield Finding(kind="schema", what=problem)
         ((mighty, owner),) = self._statements.rows(_ROLE)
         if mighty or owner:
             yield Finding(kind="schema", what="the role of a program may see rows of other tenants: take its attributes away")
         triggers = self._statements.rows(_TRIGGERS)
-        there = {name for name, *_ in triggers}
+        trigger_names = {name for name, *_ in triggers}
         for name in TRIGGERS:
-            if name not in there:
+            if name not in trigger_names:
                 yield Finding(kind="schema", what=f"trigger {name} is missing")
         for name, table, internal, enabled in triggers:
             if not enabled:
-                what = f"a foreign key of table {table} is off" if internal else f"trigger {name} is off"
-                yield Finding(kind="schema", what=what)
+                problem = f"a foreign key of table {table} is off" if internal else f"trigger {name} is off"
+                yield Finding(kind="schema", what=problem)
         for (index,) in self._statements.rows(_INDEXES):
             yield Finding(kind="schema", what=f"index {index} is not complete: REINDEX INDEX kilburn.{index}", derived=True)
 
@@ -149,12 +148,12 @@ class Inspection:
         ]
         yield from wrong_segments(segments)
         counted = self._own("SELECT segments FROM kilburn.counter WHERE tenant = %s")
-        made = counted[0][0] if counted else 0
-        numbers = {one.number for one in segments}
-        if numbers != set(range(1, made + 1)):
-            lost = sorted(set(range(1, made + 1)) - numbers)
-            named = f"; number {', '.join(map(str, lost[:5]))} is missing" if lost else ""
-            yield Finding(kind="session", what=f"{len(segments)} sessions are here where {made} were made{named}")
+        last_number = counted[0][0] if counted else 0
+        numbers = {segment.number for segment in segments}
+        if numbers != set(range(1, last_number + 1)):
+            lost = sorted(set(range(1, last_number + 1)) - numbers)
+            missing = f"; number {', '.join(map(str, lost[:5]))} is missing" if lost else ""
+            yield Finding(kind="session", what=f"{len(segments)} sessions are here where {last_number} were made{missing}")
         for row in self._own("SELECT name, value, seal FROM kilburn.setting WHERE tenant = %s ORDER BY name"):
             yield from wrong_setting(self._tenant, *row)
 
@@ -167,13 +166,13 @@ class Inspection:
             " ORDER BY segment, abs(id) LIMIT 1"
         )
         last = b""
-        while some := self._own(select, last, TEXTS):
-            for row in some:
+        while rows := self._own(select, last, TEXTS):
+            for row in rows:
                 try:
                     self._cold.text(row)
                 except (StoreError, SpecError, MissingExtra) as error:
                     yield of_page(error.what, self._own(first, row[-1], row[-1]))
-            last = some[-1][-1]
+            last = rows[-1][-1]
         unused = (
             "SELECT digest FROM kilburn.content WHERE tenant = %s"
             " AND NOT EXISTS(SELECT FROM kilburn.page WHERE page.tenant = content.tenant AND page.content = content.digest)"
@@ -195,9 +194,9 @@ class Inspection:
     def _after(self, select: str, *values: object) -> Iterator[Row]:
         """The rows of a question that is asked a stretch at a time, each behind the number with which the last one ended."""
         last = FIRST
-        while some := self._own(select, *values, last, ROWS):
-            yield from some
-            last = some[-1][0]
+        while rows := self._own(select, *values, last, ROWS):
+            yield from rows
+            last = rows[-1][0]
 
     def _pages(self, segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
         select = (
@@ -209,8 +208,8 @@ class Inspection:
         contents = {number: (text, extra) for number, text, extra in self._after(select, segment.number)}
 
         def there(digest: str) -> bool:
-            known = "SELECT 1 FROM kilburn.content WHERE tenant = %s AND digest = %s"
-            return bool(self._own(known, bytes.fromhex(digest)))
+            select = "SELECT 1 FROM kilburn.content WHERE tenant = %s AND digest = %s"
+            return bool(self._own(select, bytes.fromhex(digest)))
 
         yield from wrong_pages(segment, pages, contents, there)
 
@@ -228,24 +227,26 @@ class Inspection:
 
     def _mentions(self, segment: SegmentRow, pages: PageRows) -> Iterator[Finding]:
         """The index of mentions, that of replies, and that of calls."""
-        known = {number: page for number, page, _ in pages if isinstance(page, Page)}
-        wanted, noted, unread = set[tuple[int, int]](), list[tuple[int, bytes]](), set[int]()
+        pages_by_id = {number: page for number, page, _ in pages if isinstance(page, Page)}
+        expected, noted, unread = set[tuple[int, int]](), list[tuple[int, bytes]](), set[int]()
         for number, _, body, _ in self._events(segment):
             try:
                 event = event_of(body)
             except UNREADABLE:
                 unread.add(number)
                 continue
-            admitted = {page: known[page] for page in event.pages if page in known} if event.act is Act.ADMIT else {}
-            wanted.update((node, number) for node in mentions.mentions_of(event, admitted))
+            admitted = {page: pages_by_id[page] for page in event.pages if page in pages_by_id} if event.act is Act.ADMIT else {}
+            expected.update((node, number) for node in mentions.mentions_of(event, admitted))
             noted += histories.replies_of([event])
-        there = set(self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND segment = %s", segment.number))
-        yield from wrong_mentions(segment, wanted ^ there, unread)
+        stored_mentions = set(
+            self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND segment = %s", segment.number)
+        )
+        yield from wrong_mentions(segment, expected ^ stored_mentions, unread)
         replies = (
             "SELECT message, digest, is_last, last_page FROM kilburn.history WHERE tenant = %s AND segment = %s AND message <= 0"
         )
-        said = {(at, key, False, 0) for at, key in noted}
-        yield from wrong_replies(segment, said ^ set(self._own(replies, segment.number)), unread)
+        expected_replies = {(at, key, False, 0) for at, key in noted}
+        yield from wrong_replies(segment, expected_replies ^ set(self._own(replies, segment.number)), unread)
         calls = self._own(
             "SELECT id, call FROM kilburn.page WHERE tenant = %s AND segment = %s AND call IS NOT NULL", segment.number
         )
@@ -267,20 +268,20 @@ class Inspection:
         )
         entries = "SELECT id, page, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s ORDER BY id DESC"
         last = FIRST
-        while some := self._own(select, segment.number, last, TEXTS):
-            asked = [self._statements.send(entries, self._tenant, row[1], row[2]) for row in some]
-            for (number, _, _, *rows), answer in zip(some, asked, strict=True):
+        while page_rows := self._own(select, segment.number, last, TEXTS):
+            answers = [self._statements.send(entries, self._tenant, row[1], row[2]) for row in page_rows]
+            for (number, _, _, *rows), answer in zip(page_rows, answers, strict=True):
                 try:
                     text = searchable_in(tuple(rows[:4]), tuple(rows[4:]), self._cold.text)
                 except StoreError:
                     text = None
                 yield from self._words.wrong_passages(segment.number, number, text, answer.fetchall())
-            last = some[-1][0]
+            last = page_rows[-1][0]
 
     def _entries(self, segments: Iterable[SegmentRow]) -> Iterator[Finding]:
         """Compares the words of the index with those of the pages."""
-        there = self._after("SELECT id FROM kilburn.passage WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s")
-        yield from self._words.wrong_entries((entry for (entry,) in there), {one.number for one in segments})
+        entries = self._after("SELECT id FROM kilburn.passage WHERE tenant = %s AND id > %s ORDER BY id LIMIT %s")
+        yield from self._words.wrong_entries((entry for (entry,) in entries), {segment.number for segment in segments})
         yield from self._words.wrong_words(self._postings())
 
     def _postings(self) -> Iterator[tuple[bytes, int]]:
@@ -289,52 +290,54 @@ class Inspection:
             " AND (word, block) > (%s, %s) ORDER BY word, block LIMIT %s"
         )
         last: Row = b"", FIRST
-        while some := self._own(select, *last, ROWS):
-            for word, block, lows in some:
+        while rows := self._own(select, *last, ROWS):
+            for word, block, lows in rows:
                 for entry in entries_in(block, lows):
                     yield word, entry
-            last = some[-1][:2]
+            last = rows[-1][:2]
 
     def _citations(self, segments: Iterable[SegmentRow]) -> Iterator[Finding]:
         """Compares the index of citations with the pages, and looks for what they cite."""
-        known = {one.number for one in segments}
-        damaged = {one.number for one in segments if one.damaged}
+        numbers = {segment_row.number for segment_row in segments}
+        damaged = {segment_row.number for segment_row in segments if segment_row.damaged}
         select = "SELECT segment, page, citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s"
-        there = {(segment, page, by, citer) for segment, page, by, citer in self._own(select) if by in known - damaged}
+        stored_citations = {
+            (segment, page, by, citer) for segment, page, by, citer in self._own(select) if by in numbers - damaged
+        }
 
         def content(segment: int, page: int) -> tuple[object] | None:
-            found = self._own("SELECT content FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = %s", segment, page)
-            return (found[0][0],) if found else None
+            rows = self._own("SELECT content FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = %s", segment, page)
+            return (rows[0][0],) if rows else None
 
-        yield from wrong_citations(self._cited, there, damaged, content)
+        yield from wrong_citations(self._cited, stored_citations, damaged, content)
 
     def _strays(self, segments: Iterable[SegmentRow]) -> Iterator[Finding]:
         """Rows whose segment is not there."""
-        known = [one.number for one in segments]
+        numbers = [segment_row.number for segment_row in segments]
         for table, segment in OF_SEGMENTS.items():
             select = (
                 f"SELECT DISTINCT {segment} FROM kilburn.{table} WHERE tenant = %s AND {segment} <> ALL(%s::bigint[]) ORDER BY 1"
             )
-            for (number,) in self._own(select, known):
+            for (number,) in self._own(select, numbers):
                 yield Finding(kind="orphan", what=f"rows of {table} whose session is not there: {number}")
 
     def _vectors(self) -> Iterator[Finding]:
-        own = "SELECT id, name, size, vectors FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
+        embedders = "SELECT id, name, size, vectors FROM kilburn.embedder WHERE tenant = %s ORDER BY id"
         select = (
             "SELECT vector.id, entry, data, seal, passage.id IS NOT NULL FROM kilburn.vector"
             " LEFT JOIN kilburn.passage ON passage.tenant = vector.tenant AND passage.id = entry"
             " WHERE vector.tenant = %s AND embedder = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
         )
-        for embedder, stored, size, count in self._own(own):
-            name, last = stored.decode("utf-8", "replace"), 0
-            for number, entry, data, seal, there in self._after(select, embedder):
+        for embedder, stored_name, size, count in self._own(embedders):
+            name, last = stored_name.decode("utf-8", "replace"), 0
+            for number, entry, data, seal, has_passage in self._after(select, embedder):
                 last = number
-                if not there or len(data) != size or seal != seal_of("vector", self._tenant, name, entry, data):
-                    what = f"vector {number} of {name!r} is not what was written, or its passage is not there"
-                    yield Finding(kind="vector", what=what, derived=True, segment=entry >> 32)
+                if not has_passage or len(data) != size or seal != seal_of("vector", self._tenant, name, entry, data):
+                    problem = f"vector {number} of {name!r} is not what was written, or its passage is not there"
+                    yield Finding(kind="vector", what=problem, derived=True, segment=entry >> 32)
             if last > count:
-                what = f"{count} vectors of {name!r} were counted, and there is number {last}"
-                yield Finding(kind="vector", what=what, derived=True)
+                problem = f"{count} vectors of {name!r} were counted, and there is number {last}"
+                yield Finding(kind="vector", what=problem, derived=True)
             yield from self._unembedded(embedder, name)
 
     def _unembedded(self, embedder: int, name: str) -> Iterator[Finding]:
@@ -345,8 +348,8 @@ class Inspection:
             " WHERE vector.tenant = passage.tenant AND vector.entry = passage.id AND vector.embedder = embedded.embedder))"
         )
         for (segment,) in self._own(select, embedder, PLACES):
-            what = f"passages wait for a vector of {name!r}, and nobody knows"
-            yield Finding(kind="vector", what=what, derived=True, segment=segment)
+            problem = f"passages wait for a vector of {name!r}, and nobody knows"
+            yield Finding(kind="vector", what=problem, derived=True, segment=segment)
 
 
 def orphans(connection: Connection) -> Iterator[Finding]:

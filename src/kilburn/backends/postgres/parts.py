@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kilburn.backend import Digests, HistoryOwner, Moved, Vector, check_name, root_of
+from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_of
 from kilburn.backends.chilling import Chilling, required
 from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.durable import READ_ROWS, IndexView
-from kilburn.backends.findings import Finding, cold_findings
+from kilburn.backends.findings import cold_findings
 from kilburn.backends.postgres import halves, writing
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in, text_at
 from kilburn.backends.postgres.connection import connected
@@ -29,10 +29,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PAGE = "page.segment, page.id, record, page.seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal"
+"""The columns of a page with its state."""
+
+NUMBERS = range(-(1 << 63), 1 << 63)
+"""Numbers that a column can hold."""
+
+MAX_TEXT_AHEAD = 4000
+"""Bytes of a text that is read together with its page."""
+
 # Each is looked up by itself (OFFSET 0): as long as the tables have no statistics, a join would read all of the tenant's.
 PAGES_BY_KEY = (
     "unnest(%s::bigint[], %s::bigint[]) AS wanted(segment, id) CROSS JOIN LATERAL (SELECT * FROM kilburn.page WHERE tenant = %s"
     " AND page.segment = wanted.segment AND page.id = wanted.id OFFSET 0) AS page"
+)
+
+_WITH_TEXTS = (
+    f"SELECT {PAGE}, size, codec, data, digest FROM {PAGES_BY_KEY} LEFT JOIN LATERAL (SELECT size, codec, data, digest"
+    " FROM kilburn.content WHERE content.tenant = page.tenant AND digest = page.content AND size <= %s OFFSET 0) AS text ON true"
+)
+# With the texts of the pages, where these are short: each page and its text once, for the first of its passages.
+_HITS = (
+    "SELECT hit.id, hit.page, start, stop, page.segment, record, page.seal, place, pinned, importance, valid_until, state_seal,"
+    " size, codec, data, digest FROM (SELECT own.*,"
+    " row_number() OVER (PARTITION BY own.id >> 32, own.page ORDER BY place) AS turn"
+    " FROM unnest(%s::bigint[]) WITH ORDINALITY AS wanted(id, place) CROSS JOIN LATERAL (SELECT id, page, start, stop"
+    " FROM kilburn.passage WHERE tenant = %s AND passage.id = wanted.id OFFSET 0) AS own) AS hit"
+    " LEFT JOIN LATERAL (SELECT segment, record, seal, convert_to(place, 'UTF8') AS place, pinned, importance, valid_until,"
+    " state_seal, content FROM kilburn.page WHERE tenant = %s AND segment = hit.id >> 32 AND page.id = hit.page OFFSET 0) AS page"
+    " ON turn = 1 LEFT JOIN LATERAL (SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s"
+    " AND digest = page.content AND size <= %s OFFSET 0) AS text ON true"
 )
 
 # Each passage is looked up by itself (OFFSET 0), as most often the first few are enough: a join would read all of the tenant's.
@@ -46,6 +72,27 @@ _WAITING = (
     " ORDER BY passage.id DESC LIMIT %s) AS waits"
     " WHERE segment.tenant = %s AND passages > coalesce(passages_done, 0){among} ORDER BY segment.id DESC, waits.id DESC LIMIT %s"
 )
+
+
+class SnapshotReads:
+    """Keeps the rows that were read in a snapshot.
+
+    Args:
+        ahead: whether pages and short texts are read with the passages that are found in them.
+    """
+
+    def __init__(self, *, ahead: bool = False) -> None:
+        self.ahead = ahead
+        self.segments: dict[int, SegmentRow] = {}
+        self.has_all_segments = False
+        self.pages: dict[tuple[int, int], Row] = {}
+        self.texts: dict[bytes, Row] = {}
+
+    def add(self, segment: int, page: int, row: Sequence[Any]) -> None:
+        """Keep a page, and its text if that was read: the rest of its row, then size, codec, data and digest."""
+        self.pages[segment, page] = (segment, page, *row[:-4])
+        if row[-1] is not None:
+            self.texts[row[-1]] = tuple(row[-4:])
 
 
 class _Part:
@@ -64,16 +111,18 @@ class PostgresContents(Chilling):
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """See `ContentStore`."""
-        wanted = {digest: key_of(digest) for digest in digests}
-        if not wanted:
+        keys = {digest: key_of(digest) for digest in digests}
+        if not keys:
             return {}
         select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
-        rows = self._store._ask(select, self._number, list(wanted.values()))
-        found = {row[-1]: self.text_at(row) for row in rows}
-        for digest, key in wanted.items():
-            if key not in found:
+        cached = self._store._reads.texts if self._store._reads is not None else {}
+        missing = [key for key in keys.values() if key not in cached]
+        rows = self._store._ask(select, self._number, missing) if missing else []
+        texts = {row[-1]: self.text_at(row) for row in (*rows, *(cached[key] for key in keys.values() if key in cached))}
+        for digest, key in keys.items():
+            if key not in texts:
                 raise StoreCorrupt(f"content {digest} is missing", advice=ADVICE)
-        return {digest: found[key] for digest, key in wanted.items()}
+        return {digest: texts[key] for digest, key in keys.items()}
 
     def chill(self, digests: Iterable[str]) -> Moved:
         """See `ContentStore`."""
@@ -87,16 +136,34 @@ class PostgresContents(Chilling):
 
     def unreached(self) -> tuple[str, ...]:
         """See `ContentStore`."""
-        places = self._store._db.read("reading", lambda statements: held(statements, self._number))
+        places = self._store._db.read("reading", lambda statements: held(statements, self._number, self._store._hindrance))
         return places + super().unreached()
 
-    def text_at(self, known: Row) -> str:
+    def text_at(self, row: Row) -> str:
         """Return the text of a row (size, codec, data, digest), verified, cold texts too."""
 
         def fetch(name: str, digest: bytes) -> bytes:
             return required(self._store._read_cold(lambda rows: rows.place())).get(name, digest)
 
-        return text_at(known, fetch, lambda digest: next(iter(self._store._ask(ROW, self._number, digest)), None))
+        return text_at(row, fetch, lambda digest: next(iter(self._store._ask(ROW, self._number, digest)), None))
+
+
+class _PostingsAhead(Postings):
+    """Reads the pages and short texts of passages with them, as a search asks for these next."""
+
+    def __init__(self, statements: Statements, tenant: int, reads: SnapshotReads) -> None:
+        super().__init__(statements, tenant)
+        self._reads = reads
+
+    def spans(self, numbers: Iterable[int]) -> dict[int, tuple[int, Span]]:
+        """See `Postings`."""
+        spans = {}
+        values = list(numbers), *[self._tenant] * 3, MAX_TEXT_AHEAD
+        for entry, page, start, stop, segment, *row in self._statements.rows(_HITS, *values):
+            spans[entry] = page, (start, stop)
+            if segment is not None:
+                self._reads.add(segment, page, row)
+        return spans
 
 
 class PostgresView:
@@ -104,7 +171,11 @@ class PostgresView:
 
     def __init__(self, store: Postgres, statements: Statements) -> None:
         self._store, self._statements = store, statements
+        reads = store._reads
+        self._reads = reads if reads is not None and reads.ahead else None
         self.index = Postings(statements, store._number)
+        if self._reads is not None:
+            self.index = _PostingsAhead(statements, store._number, self._reads)
         self._known: dict[int, SegmentRow] = {}
 
     def extents(self, segments: Collection[int] | None) -> Extents:
@@ -131,8 +202,13 @@ class PostgresView:
             " JOIN kilburn.passage ON passage.tenant = page.tenant AND passage.id BETWEEN first_passage AND last_passage"
             " WHERE passage.page = page.id ORDER BY passage.id DESC"
         )
-        some = [key for key in keys if all(-(1 << 63) <= part < 1 << 63 for part in key)]
-        rows = self._statements.rows(select, [segment for segment, _ in some], [page for _, page in some], self._store._number)
+        valid_keys = [key for key in keys if all(part in NUMBERS for part in key)]
+        values = [segment for segment, _ in valid_keys], [page for _, page in valid_keys], self._store._number
+        ahead = self._statements.send(_WITH_TEXTS, *values, MAX_TEXT_AHEAD) if self._reads is not None else None
+        rows = self._statements.rows(select, *values)
+        if self._reads is not None and ahead is not None:
+            for segment, page, *row in ahead.fetchall():
+                self._reads.add(segment, page, row)
         return (((segment, page), entry, (start, stop)) for segment, page, entry, start, stop in rows)
 
 
@@ -157,22 +233,26 @@ class PostgresVectors(_Part):
             " WHERE content.tenant = page.tenant AND content.digest = page.extra OFFSET 0) AS own ON true"
         )
 
-        known: dict[tuple[int, int], Row] = {}
+        rows_by_page: dict[tuple[int, int], Row] = {}
 
-        def waiting(most: int) -> list[Row]:
+        def waiting(limit: int) -> list[Row]:
             def do(statements: Statements) -> tuple[list[Row], list[Row]]:
                 number = self._embedder(statements, name)
-                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, most, self._number, most)
-                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - known.keys())
-                found = statements.rows(texts, [one for one, _ in keys], [page for _, page in keys], self._number) if keys else []
-                return waits, found
+                waits = statements.rows(_WAITING.format(among=""), number, PLACES, number, limit, self._number, limit)
+                keys = sorted({(entry >> 32, page) for entry, page, *_ in waits} - rows_by_page.keys())
+                text_rows = (
+                    statements.rows(texts, [segment for segment, _ in keys], [page for _, page in keys], self._number)
+                    if keys
+                    else []
+                )
+                return waits, text_rows
 
             waits, rows = self._db.read("reading", do)
-            known.update({(one, page): tuple(row) for one, page, *row in rows})
+            rows_by_page.update({(segment, page): tuple(row) for segment, page, *row in rows})
             return waits
 
         def text_of(segment: int, page: int) -> str:
-            row = known.get((segment, page))
+            row = rows_by_page.get((segment, page))
             text = None if row is None else searchable_in(row[:4], row[4:], self._store._chilling.text_at)
             if text is None:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
@@ -195,13 +275,13 @@ class PostgresVectors(_Part):
             " WHERE vector.tenant = %s AND name = %s AND vector.id > %s ORDER BY vector.id LIMIT %s"
         )
         while True:
-            found = self._store._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, READ_ROWS)
-            for number, entry, data, seal in found:
+            rows = self._store._ask(select, self._number, embedder.encode("utf-8", "surrogatepass"), after, READ_ROWS)
+            for number, entry, data, seal in rows:
                 if seal == self._seal(embedder, entry, data):
                     yield Vector(number=number, entry=entry, data=data)
-            if not found:
+            if not rows:
                 return
-            after = found[-1][0]
+            after = rows[-1][0]
 
     def embedders(self) -> list[str]:
         """See `VectorIndex`."""
@@ -230,18 +310,18 @@ class PostgresVectors(_Part):
 
     def lookup(self, embedder: str, entries: Iterable[int]) -> list[tuple[int, bytes]]:
         """See `kilburn.search.vectors.Nearby`."""
-        name, wanted = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
-        rows = self._db.read("reading", lambda statements: self._half_vectors(statements).of(name, wanted))
+        name, unique_entries = embedder.encode("utf-8", "surrogatepass"), sorted(set(entries))
+        rows = self._db.read("reading", lambda statements: self._half_vectors(statements).of(name, unique_entries))
         return self._whole_vectors(embedder, rows)
 
     def tend(self, above: int = EXACT) -> list[str]:
         """See `kilburn.search.vectors.Nearby`; `above` so many vectors of an embedder there is an index."""
         self._store._check_writes()
-        done = halves.tend(self._db, self._store._halves, above) if self._store._halves else []
-        if done:
+        actions = halves.tend(self._db, self._store._halves, above) if self._store._halves else []
+        if actions:
             # What was forgotten meanwhile could not be removed.
             self._store._wipe()
-        return done
+        return actions
 
     def _add(self, statements: Statements, name: str, rows: Mapping[int, bytes]) -> None:
         key, first = name.encode(), len(next(iter(rows.values())))
@@ -255,8 +335,8 @@ class PostgresVectors(_Part):
         )
         wrong = next((len(data) for data in rows.values() if len(data) != size), None)
         if wrong is not None or not size:
-            what = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
-            raise StoreError(what, advice="give another model another name")
+            problem = f"a vector of {wrong or 0} bytes among those of {name!r}, which have {size}"
+            raise StoreError(problem, advice="give another model another name")
         # A passage that is being forgotten is waited for.
         segments = sorted({entry >> 32 for entry in rows})
         statements.send(
@@ -265,35 +345,44 @@ class PostgresVectors(_Part):
             segments,
             self._number,
         )
-        there = statements.rows(
+        passage_rows = statements.rows(
             "SELECT id FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])", self._number, list(rows)
         )
-        known = {entry for (entry,) in there}
-        kept = [entry for entry in rows if entry in known]
-        if kept:
+        passage_ids = {entry for (entry,) in passage_rows}
+        entries = [entry for entry in rows if entry in passage_ids]
+        if entries:
             statements.send(
                 # Most often there is none. Each is looked up by itself: without statistics all of the tenant's would be read.
                 "DELETE FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND entry = ANY(%s::bigint[])"
                 " AND EXISTS(SELECT FROM unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL (SELECT id"
                 " FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND vector.entry = wanted.entry OFFSET 0) AS own)",
-                *(self._number, number, kept, kept, self._number, number),
+                *(self._number, number, entries, entries, self._number, number),
             )
             statements.send(
                 "INSERT INTO kilburn.vector(tenant, embedder, id, entry, data, seal)"
                 " SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[], %s::bytea[])",
-                *(self._number, number, list(range(count + 1, count + len(kept) + 1)), kept, [rows[entry] for entry in kept]),
-                [self._seal(name, entry, rows[entry]) for entry in kept],
+                *(
+                    self._number,
+                    number,
+                    list(range(count + 1, count + len(entries) + 1)),
+                    entries,
+                    [rows[entry] for entry in entries],
+                ),
+                [self._seal(name, entry, rows[entry]) for entry in entries],
             )
             statements.send(
-                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s", count + len(kept), self._number, number
+                "UPDATE kilburn.embedder SET vectors = %s WHERE tenant = %s AND id = %s",
+                count + len(entries),
+                self._number,
+                number,
             )
-        for segment in sorted({entry >> 32 for entry in kept}):
+        for segment in sorted({entry >> 32 for entry in entries}):
             self._advance(statements, number, segment)
 
     def _embedder(self, statements: Statements, name: bytes) -> int:
         """The number of an embedder; 0 if it has no vectors here."""
-        found = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
-        return found[0] if found is not None else 0
+        row = statements.row("SELECT id FROM kilburn.embedder WHERE tenant = %s AND name = %s", self._number, name)
+        return row[0] if row is not None else 0
 
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
         return seal_of("vector", self._number, name, entry, data)
@@ -303,14 +392,14 @@ class PostgresVectors(_Part):
         among = _WAITING.format(among=" AND segment.id = %s")
         waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
         if waits is not None:
-            done = number_of(waits[0])
+            passages_done = number_of(waits[0])
         else:
             select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
-            ((done,),) = statements.rows(select, self._number, segment)
+            ((passages_done,),) = statements.rows(select, self._number, segment)
         statements.send(
             "INSERT INTO kilburn.embedded(tenant, embedder, segment, passages_done) VALUES(%s, %s, %s, %s)"
             " ON CONFLICT(tenant, embedder, segment) DO UPDATE SET passages_done = excluded.passages_done",
-            *(self._number, embedder, segment, done),
+            *(self._number, embedder, segment, passages_done),
         )
 
     def _half_vectors(self, statements: Statements) -> halves.HalfVectors:
@@ -335,17 +424,17 @@ class PostgresSettings(_Part):
     def put(self, name: str, value: str | None) -> None:
         """See `SettingStore`."""
         self._store._check_writes()
-        key, kept = name.encode(), None if value is None else value.encode()
+        key, stored_value = name.encode(), None if value is None else value.encode()
         insert = (
             "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
             " ON CONFLICT(tenant, name) DO UPDATE SET value = excluded.value, seal = excluded.seal"
         )
 
         def do(statements: Statements) -> None:
-            if kept is None:
+            if stored_value is None:
                 statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
             else:
-                statements.send(insert, self._number, key, kept, seal_of("setting", self._number, key, kept))
+                statements.send(insert, self._number, key, stored_value, seal_of("setting", self._number, key, stored_value))
 
         self._db.write("writing", do)
 
@@ -357,7 +446,7 @@ class PostgresSettings(_Part):
         def do(statements: Statements) -> bool:
             own = self._number, key
             if known is None and value is None:
-                found = statements.row(
+                row = statements.row(
                     "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
                 )
             elif known is None:
@@ -365,17 +454,17 @@ class PostgresSettings(_Part):
                     "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING RETURNING 1"
                 )
-                found = statements.row(insert, *own, (value or "").encode(), seal)
+                row = statements.row(insert, *own, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                found = statements.row(delete, *own, known.encode())
+                row = statements.row(delete, *own, known.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                found = statements.row(update, value.encode(), seal, *own, known.encode())
-            return found is not None
+                row = statements.row(update, value.encode(), seal, *own, known.encode())
+            return row is not None
 
         return self._db.write("writing", do)
 
@@ -396,12 +485,12 @@ class PostgresHistories(_Part):
         def do(statements: Statements) -> bool:
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-            there = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.after, *own, digests.after)
-            if there.fetchone() is None or answer.fetchone() is None:
+            segment_row = statements.send(select, *own)
+            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
+            if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
             writing.put_history(statements, *own, digests, page)
-            return len(digests.added) + digests.after > 0
+            return len(digests.added) + digests.offset > 0
 
         return self._db.write("writing", do)
 
@@ -429,9 +518,9 @@ class PostgresHistories(_Part):
             " AND is_last AND last_page = (SELECT max(page.id) FROM kilburn.page"
             " WHERE page.tenant = segment.tenant AND page.segment = segment.id)) ORDER BY used DESC LIMIT %s"
         )
-        names = [one.encode() for one in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
-        found = [name.decode() for (name,) in self._store._ask(select, self._number, *names, limit)]
-        return [name for name in found if root_of(name) == root]
+        names = [name.encode() for name in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
+        candidates = [name.decode() for (name,) in self._store._ask(select, self._number, *names, limit)]
+        return [name for name in candidates if root_of(name) == root]
 
 
 def findings_in(store: Postgres) -> list[Finding]:
@@ -442,8 +531,8 @@ def findings_in(store: Postgres) -> list[Finding]:
         cold = PostgresColdRows(statements, store._number, store._opened)
         return Inspection(statements, store._number, cold).findings()
 
-    found = store._db.read("checking", do, long=True)
+    findings = store._db.read("checking", do, long=True)
     with connected(store._url, "checking") as connection:
-        found += orphans(connection)
-    found += cold_findings(store._chilling)
-    return found
+        findings += orphans(connection)
+    findings += cold_findings(store._chilling)
+    return findings

@@ -17,7 +17,7 @@ from hashlib import blake2b
 import apsw
 
 from kilburn.backends.passages import passages
-from kilburn.backends.postgres.statements import Statements
+from kilburn.backends.postgres.statements import Sender, Statements
 from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
@@ -104,15 +104,15 @@ Entry = tuple[int, int, int, int, list[bytes]]
 """Number, page, start and stop of a passage, and its words."""
 
 
-def entries_of(segment: int, used: int, page: int, text: str) -> list[Entry]:
+def entries_of(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
     """The passages of a page's text, in reading order; its segment has made `used` before."""
     return [
         (entry_of(segment, number, length_class(stop - start)), page, start, stop, words_of(text[start:stop]))
-        for number, (start, stop) in enumerate(passages(text), used)
+        for number, (start, stop) in enumerate(passages(text), passage_count)
     ]
 
 
-def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
+def add(statements: Sender, tenant: int, entries: Sequence[Entry]) -> None:
     """Put passages and their words into the index."""
     numbers, pages, starts, stops, words = zip(*entries, strict=True)
     statements.send(
@@ -120,7 +120,7 @@ def add(statements: Statements, tenant: int, entries: Sequence[Entry]) -> None:
         " SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])",
         *(tenant, list(numbers), list(pages), list(starts), list(stops)),
     )
-    pairs = [(word, number) for number, some in zip(numbers, words, strict=True) for word in some]
+    pairs = [(word, number) for number, words_of_passage in zip(numbers, words, strict=True) for word in words_of_passage]
     if pairs:
         statements.send(_ADD, tenant, *_columns(pairs))
 
@@ -137,8 +137,8 @@ _LOWS = {int.from_bytes(low_of(low), sys.byteorder): low for low in range(1 << B
 
 def entries_in(block: int, lows: bytes) -> list[int]:
     """The entries of a row; -1 for what is damaged."""
-    first, known = block << BITS, _LOWS.get
-    return [first | known(low, -1) for low in memoryview(lows)[: len(lows) & ~1].cast("H")]
+    first, low_of_bytes = block << BITS, _LOWS.get
+    return [first | low_of_bytes(low, -1) for low in memoryview(lows)[: len(lows) & ~1].cast("H")]
 
 
 def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int], list[bytes]]:
@@ -162,17 +162,17 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
     ]
     pairs = [
         (word, number)
-        for found, (_, _, text) in zip(spans, ranges, strict=True)
+        for passage_rows, (_, _, text) in zip(spans, ranges, strict=True)
         if text is not None
-        for number, start, stop in found
+        for number, start, stop in passage_rows
         for word in words_of(text[start:stop])
     ]
-    gone, blocks, taken = _columns(pairs)
-    statements.send(_TAKE_WORDS, gone, blocks, taken, tenant)
+    words, blocks, taken = _columns(pairs)
+    statements.send(_TAKE_WORDS, words, blocks, taken, tenant)
     statements.send(
         "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, block)"
         " WHERE tenant = %s AND posting.word = gone.word AND posting.block = gone.block AND lows = ''",
-        *(gone, blocks, tenant),
+        *(words, blocks, tenant),
     )
     for first, last, text in ranges:
         if text is None:
@@ -215,37 +215,39 @@ class Postings(RankedIndex):
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
         if not among:
-            known = word in self._whole
-            rows = list(self._rows[word].items()) if known else self._ask([word], ranges, depth)[0]
+            is_known = word in self._whole
+            rows = list(self._rows[word].items()) if is_known else self._ask([word], ranges, depth)[0]
             return _first(rows, ranges, depth)
         # Entries of a rarer word are known most often: it is much quicker to look for these than for all of a common one.
-        unknown = [self._key(other) for other in among if other not in self._whole]
-        these = self._with(word, tuple(other for other in among if other in self._whole))
-        found: list[int] = []
+        unknown = [self._key(other_word) for other_word in among if other_word not in self._whole]
+        entries = self._with(word, tuple(other_word for other_word in among if other_word in self._whole))
+        hits: list[int] = []
         for low, high in ranges:
-            inside = {entry for entry in these if low <= entry <= high}
+            inside = {entry for entry in entries if low <= entry <= high}
             if unknown:
                 inside.update(self._beside(self._key(word), [], unknown, low, high, _each(ranges, depth)))
-            found += sorted(inside)[: _each(ranges, depth)]
-        return found
+            hits += sorted(inside)[: _each(ranges, depth)]
+        return hits
 
-    def _with(self, word: str, others: tuple[str, ...]) -> list[int]:
+    def _with(self, word: str, whole_words: tuple[str, ...]) -> list[int]:
         """The entries that have a word and one of others, of which all is known."""
-        blocks = self._grouped.get(others)
+        blocks = self._grouped.get(whole_words)
         if blocks is None:
-            blocks = self._grouped[others] = {}
-            for entry in {entry for other in others for row in self._rows[other].items() for entry in entries_in(*row)}:
+            blocks = self._grouped[whole_words] = {}
+            for entry in {
+                entry for whole_word in whole_words for row in self._rows[whole_word].items() for entry in entries_in(*row)
+            }:
                 blocks.setdefault(entry >> BITS, {})[entry] = low_of(entry)
         if word not in self._whole:
             self._read(word, blocks.keys() - self._blocks)
-        rows, found = self._rows[word], list[int]()
+        rows, hits = self._rows[word], list[int]()
         for block, lows in blocks.items():
-            there = rows.get(block)
-            if there is not None and len(lows) * FEW < len(there):
-                found += [entry for entry, low in lows.items() if low in there]
-            elif there is not None:
-                found += lows.keys() & entries_in(block, there)
-        return found
+            lows_in_block = rows.get(block)
+            if lows_in_block is not None and len(lows) * FEW < len(lows_in_block):
+                hits += [entry for entry, low in lows.items() if low in lows_in_block]
+            elif lows_in_block is not None:
+                hits += lows.keys() & entries_in(block, lows_in_block)
+        return hits
 
     def _read(self, word: str, blocks: Set[int]) -> None:
         """Read what a word has in blocks of which that is not known."""
@@ -255,21 +257,21 @@ class Postings(RankedIndex):
         if len(blocks) <= TOGETHER:
             # The other common words are looked for next, among the same entries.
             self._blocks |= blocks
-            for other in self._rows.keys() - self._whole - {word}:
-                words.setdefault(self._key(other), []).append(other)
+            for other_word in self._rows.keys() - self._whole - {word}:
+                words.setdefault(self._key(other_word), []).append(other_word)
         for key, block, lows in self._statements.rows(_OF_THESE, self._tenant, list(words), sorted(blocks)):
-            for other in words[key]:
-                self._rows[other][block] = lows
+            for other_word in words[key]:
+                self._rows[other_word][block] = lows
 
     def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
         """See `RankedIndex`."""
         ahead = max(self._ahead, _each(ranges, depth) + BLOCK)
-        found = self._ask(words, ranges, depth, ahead)
-        for word, rows in zip(words, found, strict=True):
+        rows_by_word = self._ask(words, ranges, depth, ahead)
+        for word, rows in zip(words, rows_by_word, strict=True):
             self._rows[word] = dict(rows)
             if len(rows) < ROWS + BLOCK and sum(len(lows) for _, lows in rows) < 2 * ahead:
                 self._whole.add(word)
-        return [_first(rows, ranges, depth) for rows in found]
+        return [_first(rows, ranges, depth) for rows in rows_by_word]
 
     def _ask(
         self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, ahead: int = 0
@@ -279,32 +281,32 @@ class Postings(RankedIndex):
         enough = max(ahead, _each(ranges, depth) + BLOCK)
         place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, ROWS + BLOCK
         rows = self._statements.rows(_FIRST, list(map(self._key, words)), *place, 2 * enough)
-        found: list[list[tuple[int, bytes]]] = [[] for _ in words]
+        rows_by_word: list[list[tuple[int, bytes]]] = [[] for _ in words]
         for number, block, lows in rows:
-            found[number - 1].append((block, lows))
-        return found
+            rows_by_word[number - 1].append((block, lows))
+        return rows_by_word
 
     def _beside(
-        self, word: bytes, every: Sequence[bytes], some: Sequence[bytes], low: int, high: int, limit: int
+        self, word: bytes, all_words: Sequence[bytes], any_words: Sequence[bytes], low: int, high: int, limit: int
     ) -> Iterator[int]:
         """The first entries of a range that have a word, every one of others, and one of some if there are any."""
-        first, made, stretch = low >> BITS, 0, STRETCH
-        words = list({word, *every, *some})
+        first, count, stretch = low >> BITS, 0, STRETCH
+        words = list({word, *all_words, *any_words})
         while True:
             place = self._tenant, word, first, high >> BITS, stretch
             rows = self._statements.rows(_TOGETHER, *place, self._tenant, words)
             blocks: dict[int, dict[bytes, set[int]]] = {}
-            for block, one, lows in rows:
-                blocks.setdefault(block, {})[one] = set(entries_in(block, lows))
+            for block, word_in_block, lows in rows:
+                blocks.setdefault(block, {})[word_in_block] = set(entries_in(block, lows))
             for of in blocks.values():
-                found = of[word].intersection(*(of.get(other, ()) for other in every))
-                if some:
-                    found &= set().union(*(of.get(other, ()) for other in some))
-                for entry in sorted(found):
+                entries = of[word].intersection(*(of.get(other_word, ()) for other_word in all_words))
+                if any_words:
+                    entries &= set().union(*(of.get(other_word, ()) for other_word in any_words))
+                for entry in sorted(entries):
                     if low <= entry <= high:
                         yield entry
-                        made += 1
-                        if made == limit:
+                        count += 1
+                        if count == limit:
                             return
             if len(blocks) < stretch:
                 return
@@ -313,19 +315,19 @@ class Postings(RankedIndex):
     def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
         words = [self._key(word) for word in self.terms(every)]
-        others = [self._key(word) for word in self.terms(some)] if some else []
+        any_words = [self._key(word) for word in self.terms(some)] if some else []
         if not words or limit < 1:
             return []
-        return list(self._beside(words[0], words[1:], others, segment << 32, (segment + 1 << 32) - 1, limit))
+        return list(self._beside(words[0], words[1:], any_words, segment << 32, (segment + 1 << 32) - 1, limit))
 
     def spans(self, numbers: Iterable[int]) -> dict[int, tuple[int, Span]]:
         """Page and span of entries."""
         select = "SELECT id, page, start, stop FROM kilburn.passage WHERE tenant = %s AND id = ANY(%s::bigint[])"
-        found = {
+        spans = {
             number: (page, (start, stop))
             for number, page, start, stop in self._statements.rows(select, self._tenant, list(numbers))
         }
-        return {number: found[number] for number in numbers if number in found}
+        return {number: spans[number] for number in numbers if number in spans}
 
 
 def _each(ranges: Sequence[tuple[int, int]], depth: int) -> int:
@@ -335,17 +337,17 @@ def _each(ranges: Sequence[tuple[int, int]], depth: int) -> int:
 
 def _first(rows: Iterable[tuple[int, bytes]], ranges: Sequence[tuple[int, int]], depth: int) -> list[int]:
     """The first entries of each range that are in these rows, which come in order."""
-    every, each = list(rows), _each(ranges, depth)
+    every, per_range = list(rows), _each(ranges, depth)
     if len(ranges) == 1:
         # No more rows are read than need be.
-        found: list[int] = []
+        hits: list[int] = []
         for block, lows in every:
-            found += _inside(entries_in(block, lows), *ranges[0])
-            if len(found) >= each:
+            hits += _inside(entries_in(block, lows), *ranges[0])
+            if len(hits) >= per_range:
                 break
-        return found[:each]
+        return hits[:per_range]
     whole = [entry for row in every for entry in entries_in(*row)]
-    return [entry for low, high in ranges for entry in _inside(whole, low, high)[:each]]
+    return [entry for low, high in ranges for entry in _inside(whole, low, high)[:per_range]]
 
 
 def _inside(entries: Sequence[int], low: int, high: int) -> Sequence[int]:

@@ -482,8 +482,8 @@ def check_server(connection: Connection, place: str) -> None:
         StoreVersion.
     """
     if connection.info.server_version < OLDEST:
-        what = f"{place} is PostgreSQL {connection.info.server_version // 10000}"
-        raise StoreVersion(what, advice=f"use PostgreSQL {OLDEST // 10000} or newer")
+        problem = f"{place} is PostgreSQL {connection.info.server_version // 10000}"
+        raise StoreVersion(problem, advice=f"use PostgreSQL {OLDEST // 10000} or newer")
 
 
 def schema_number(connection: Connection, place: str) -> int:
@@ -520,8 +520,8 @@ def _make_role(connection: Connection) -> None:
         with connection.transaction():
             if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", (ROLE,)).fetchone() is None:
                 connection.execute(sql.SQL("CREATE ROLE {role} NOLOGIN").format(role=role))
-            found = connection.execute("SELECT pg_has_role(current_user, %s, 'USAGE')", (ROLE,)).fetchone()
-            if not (found and found[0]):
+            row = connection.execute("SELECT pg_has_role(current_user, %s, 'USAGE')", (ROLE,)).fetchone()
+            if not (row and row[0]):
                 connection.execute(sql.SQL("GRANT {role} TO CURRENT_USER").format(role=role))
     except errors.InsufficientPrivilege as error:
         raise StoreReadOnly(
@@ -539,10 +539,10 @@ def tenant_number(connection: Connection, name: str, *, create: bool) -> int:
             "SELECT set_config('role', %s, true), set_config('kilburn.name', %s, true), set_config('row_security', 'on', true)"
         )
         connection.execute(settings, (ROLE, name))
-        found = connection.execute(select, (key,)).fetchone()
-        if found is None and create:
+        row = connection.execute(select, (key,)).fetchone()
+        if row is None and create:
             connection.execute("INSERT INTO kilburn.tenant(name) VALUES(%s) ON CONFLICT DO NOTHING", (key,))
-            found = connection.execute(select, (key,)).fetchone()
-    if found is None and create:
+            row = connection.execute(select, (key,)).fetchone()
+    if row is None and create:
         raise StoreError(f"tenant {name!r} cannot be made", advice="try again")
-    return int(found[0]) if found else 0
+    return int(row[0]) if row else 0

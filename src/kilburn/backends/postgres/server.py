@@ -134,17 +134,17 @@ class OwnServer:
         Raises:
             StoreUnavailable: it fails.
         """
-        code, said = self._output(program, *arguments)
+        code, output = self._output(program, *arguments)
         if code:
-            raise StoreUnavailable(f"{program} failed: {said.strip()[-500:]}", advice=f"see {self.folder / 'log'}")
+            raise StoreUnavailable(f"{program} failed: {output.strip()[-500:]}", advice=f"see {self.folder / 'log'}")
 
     def _output(self, program: str, *arguments: str) -> tuple[int, str]:
         # A server that is started keeps what its parent had open: a pipe would never end.
-        with tempfile.TemporaryFile() as said:
-            done = subprocess.run(
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.run(
                 [str(self.programs / program), *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 timeout=PATIENCE,
@@ -153,5 +153,5 @@ class OwnServer:
                 group=self._user.pw_gid if self._user else None,
                 extra_groups=[] if self._user else None,
             )
-            said.seek(0)
-            return done.returncode, said.read().decode("utf-8", "replace")
+            output.seek(0)
+            return process.returncode, output.read().decode("utf-8", "replace")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import psycopg
 from psycopg import errors
@@ -94,7 +94,7 @@ _DUMPS: Mapping[type, Callable[[Any], Dumped | None]] = {
 def _as_sent(sql: str) -> bytes:
     """A statement with `$1`, `$2` where it has `%s`, and `%` where it has `%%`."""
     places = count(1)
-    return re.sub("%[%s]", lambda found: "%" if found[0] == "%%" else f"${next(places)}", sql).encode()
+    return re.sub("%[%s]", lambda match: "%" if match[0] == "%%" else f"${next(places)}", sql).encode()
 
 
 class ServerAnswer:
@@ -124,6 +124,33 @@ class ServerAnswer:
         return rows[0] if rows else None
 
 
+class Sender(Protocol):
+    """Takes statements whose answers nobody reads."""
+
+    def send(self, sql: str, *values: object) -> object:
+        """Send one, now or later."""
+        ...
+
+
+class Merged:
+    """Takes statements that each change other rows, and sends them as one. None of them sees what another one writes."""
+
+    def __init__(self) -> None:
+        self._statements: list[str] = []
+        self._values: list[object] = []
+
+    def send(self, sql: str, *values: object) -> None:
+        """Take one, which does not begin with `WITH`."""
+        self._statements.append(sql)
+        self._values += values
+
+    def end(self, statements: Statements) -> None:
+        """Send them."""
+        *parts, last = self._statements
+        ctes = ", ".join(f"part{number} AS ({part})" for number, part in enumerate(parts))
+        statements.send(f"WITH {ctes} {last}" if parts else last, *self._values)
+
+
 class Statements:
     """Sends statements on a connection. As a context, it waits at its end for all answers; one connection has one of these, in
     one thread at a time.
@@ -138,6 +165,9 @@ class Statements:
         self._waiting: deque[ServerAnswer] = deque()
         # Whether something was sent since the server was told to answer.
         self._unasked = False
+        # Whether only the end of a transaction is left to be answered, and nobody waits for that.
+        self._is_over = False
+        self._is_unsettled = False
         self._error: psycopg.Error | None = None
         self._counts: dict[Key, int] = {}
         # Under which names they are prepared.
@@ -147,6 +177,7 @@ class Statements:
     def __enter__(self) -> Self:
         self._waiting.clear()
         self._error = None
+        self._is_over = False
         self.connection.pgconn.enter_pipeline_mode()
         return self
 
@@ -155,13 +186,41 @@ class Statements:
         try:
             if not self.connection.closed:
                 pgconn.pipeline_sync()
-                self._receive()
-                pgconn.exit_pipeline_mode()
+                self._is_unsettled = self._is_over and error is None and self._error is None and not pgconn.flush()
+                if not self._is_unsettled:
+                    self._settle()
         except psycopg.Error as lost:
             self.connection.close()
             self._error = self._error or lost
         if self._error is not None and error is None:
             raise self._error
+
+    def _settle(self) -> None:
+        self._receive()
+        self.connection.pgconn.exit_pipeline_mode()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the end of the last transaction was sent and its answer not read."""
+        return self._is_unsettled
+
+    def settle(self) -> None:
+        """Read the answer to the end of a transaction for which nobody waited.
+
+        Raises:
+            psycopg.Error: the connection is lost.
+        """
+        if self._is_unsettled:
+            self._is_unsettled = False
+            self._settle()
+            if self._error is not None:
+                raise self._error
+
+    def end_reading(self) -> None:
+        """Send the end of a transaction that has only read. Nobody waits for its answer if all others are there: the connection's
+        next user reads it."""
+        self._is_over = all(answer.result is not None for answer in self._waiting)
+        self.send("COMMIT")
 
     def send(self, sql: str | SQL | Composed, *values: object) -> ServerAnswer:
         """Send one; its answer is read by whoever wants it."""

@@ -7,7 +7,9 @@ anything that a connection remembers.
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -30,11 +32,14 @@ from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
 from kilburn.backends.postgres.erasing import wipe
 from kilburn.backends.postgres.parts import (
+    NUMBERS,
+    PAGE,
     PAGES_BY_KEY,
     PostgresContents,
     PostgresHistories,
     PostgresSettings,
     PostgresVectors,
+    SnapshotReads,
     read_index,
 )
 from kilburn.backends.postgres.statements import Row, Statements
@@ -45,12 +50,12 @@ from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale, 
 from kilburn.event import Act, Event
 from kilburn.page import Page
 
+log = logging.getLogger("kilburn")
+
 T = TypeVar("T")
 
-
-_PAGE = "page.segment, page.id, record, page.seal, convert_to(place, 'UTF8'), pinned, importance, valid_until, state_seal"
-_OF_SEGMENT = f"SELECT {_PAGE} FROM kilburn.page WHERE tenant = %s AND segment = %s ORDER BY id"
-_OF_KEYS = f"SELECT {_PAGE} FROM {PAGES_BY_KEY}"
+_OF_SEGMENT = f"SELECT {PAGE} FROM kilburn.page WHERE tenant = %s AND segment = %s ORDER BY id"
+_OF_KEYS = f"SELECT {PAGE} FROM {PAGES_BY_KEY}"
 # By their names (OFFSET 0), and not through all of the tenant's because these are in order.
 _UNDER = (
     f"SELECT * FROM (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name >= %s AND name < %s ORDER BY name OFFSET 0)"
@@ -98,6 +103,9 @@ class Postgres(DurableStore):
         # Where pgvector is, if the server searches by meaning.
         self._halves = ""
         self._opened = OpenPlace()
+        # Why erased bytes could not be removed from the server's files.
+        self._hindrance: StoreError | None = None
+        self._local = threading.local()
         try:
             self._number = self._db.tenant = self._register()
             self._chilling: PostgresContents = PostgresContents(self)
@@ -136,15 +144,16 @@ class Postgres(DurableStore):
         """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user."""
         if user:
             check_name(user, "user")
-        found = self._db.read("reading", partial(self._named, name=name))
-        if found is None and create:
+        rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        row = SEALS.segment_of(rows[0]) if rows else None
+        if row is None and create:
             self._check_writes()
-            found = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
-        return found.whole().info if found is not None else None
+            row = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
+        return row.whole().info if row is not None else None
 
     def _named(self, statements: Statements, name: str) -> SegmentRow | None:
-        found = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        return SEALS.segment_of(found) if found is not None else None
+        row = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        return SEALS.segment_of(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
         writing.create(statements, self._number, check_storable(name), time, kind, user)
@@ -163,18 +172,18 @@ class Postgres(DurableStore):
             number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
-            made = Writing(statements, self._number, number, batch, self._opened, mark)
-            made.write()
-            last = made.last
-            found = self._named(statements, name)
-            assert found is not None
-            return found
+            step = Writing(statements, self._number, number, batch, self._opened, mark)
+            step.write()
+            last = step.last
+            row = self._named(statements, name)
+            assert row is not None
+            return row
 
         def settled(statements: Statements) -> SegmentRow | None:
             # Who creates a session holds this row until the transaction that may have done it has ended.
             statements.send("SELECT FROM kilburn.counter WHERE tenant = %s FOR UPDATE", self._number)
-            found = self._named(statements, name)
-            return found if found is not None and self._is_mine(statements, found.number, mark) else None
+            row = self._named(statements, name)
+            return row if row is not None and self._is_mine(statements, row.number, mark) else None
 
         info = self._db.write("writing", do, settled).whole().info
         self._written(info.number, last)
@@ -182,18 +191,30 @@ class Postgres(DurableStore):
             self.anchor.note(info.number, batch)
         return info
 
+    @property
+    def _reads(self) -> SnapshotReads | None:
+        """The rows that this thread has read in its snapshot, if it is in one."""
+        return getattr(self._local, "reads", None)
+
     def _segments(self, statements: Statements) -> list[SegmentRow]:
-        return [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+        reads = self._reads or SnapshotReads()
+        if not reads.has_all_segments:
+            rows = [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+            reads.segments, reads.has_all_segments = {row.number: row for row in rows}, True
+        return list(reads.segments.values())
 
     def _numbered(self, statements: Statements, numbers: Iterable[int]) -> dict[int, SegmentRow]:
-        wanted = [number for number in set(numbers) if -(1 << 63) <= number < 1 << 63]
-        rows = statements.rows(_SOME, wanted, self._number) if wanted else []
-        return {row[0]: SEALS.segment_of(row) for row in rows}
+        reads, requested = self._reads or SnapshotReads(), set(numbers)
+        unread = requested - reads.segments.keys() if not reads.has_all_segments else ()
+        missing = [number for number in unread if number in NUMBERS]
+        rows = statements.rows(_SOME, missing, self._number) if missing else []
+        reads.segments.update((row[0], SEALS.segment_of(row)) for row in rows)
+        return {number: reads.segments[number] for number in requested if number in reads.segments}
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
         """All segments of the tenant, oldest first, or those under a name; damaged ones say so."""
         if not under:
-            return [one.info for one in self._db.read("reading", self._segments)]
+            return [row.info for row in self._db.read("reading", self._segments)]
         # In the order of bytes, "0" comes right behind "/".
         low, high = f"{under}/".encode(), f"{under}0".encode()
         rows = self._db.read("reading", lambda statements: statements.rows(_UNDER, self._number, low, high))
@@ -202,10 +223,10 @@ class Postgres(DurableStore):
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
         every = self.segments()
-        wanted = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
-        infos = {info.number: info for info in wanted if not info.damaged}
-        damaged = tuple(info for info in wanted if info.damaged)
-        return Scope(infos=infos, damaged=damaged, everything=len(wanted) == len(every))
+        chosen = [info for info in every if info.kind in kinds and (user is None or info.user in ("", user))]
+        infos = {info.number: info for info in chosen if not info.damaged}
+        damaged = tuple(info for info in chosen if info.damaged)
+        return Scope(infos=infos, damaged=damaged, everything=len(chosen) == len(every))
 
     def commit(self, segment: int, batch: Batch) -> None:
         """Do the whole batch durably, or raise and do nothing.
@@ -240,8 +261,8 @@ class Postgres(DurableStore):
         """Whether a write with this mark was done. Others may have gone on with the segment since."""
         # The row is free when the transaction that may have done it has ended.
         select = "SELECT writer FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-        found = statements.row(select, self._number, segment)
-        return found is not None and writing.has_mark(found[0], mark)
+        row = statements.row(select, self._number, segment)
+        return row is not None and writing.has_mark(row[0], mark)
 
     def _written(self, segment: int, last: tuple[int, bytes] | None) -> None:
         """Remember what was committed to a segment: whether it is on the disk, or has to be asked for there."""
@@ -257,22 +278,26 @@ class Postgres(DurableStore):
 
     def _stored(self, statements: Statements, segment: int) -> SegmentRow | None:
         """A segment that is whole; None where there is none of that number."""
-        found = self._numbered(statements, [segment]).get(segment)
-        return found.whole() if found is not None else None
+        row = self._numbered(statements, [segment]).get(segment)
+        return row.whole() if row is not None else None
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
             of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
-            found = of.fetchone()
-            if found is None:
+            row = of.fetchone()
+            if row is None:
                 return []
             return SEALS.pages_of(
-                SEALS.segment_of(found).whole(),
+                SEALS.segment_of(row).whole(),
                 (
-                    (number, SEALS.page_of(one, number, record, seal), SEALS.state_of(one, number, *state))
-                    for one, number, record, seal, *state in rows.fetchall()
+                    (
+                        number,
+                        SEALS.page_of(number_of_segment, number, record, seal),
+                        SEALS.state_of(number_of_segment, number, *state),
+                    )
+                    for number_of_segment, number, record, seal, *state in rows.fetchall()
                 ),
             )
 
@@ -284,30 +309,30 @@ class Postgres(DurableStore):
         Raises:
             StoreCorrupt: a segment is damaged.
         """
-        wanted = [key for key in dict.fromkeys(keys) if all(-(1 << 63) <= part < 1 << 63 for part in key)]
-        if not wanted:
-            return {}
+        requested = [key for key in dict.fromkeys(keys) if all(part in NUMBERS for part in key)]
+        pages = (self._reads or SnapshotReads()).pages
+        missing = [key for key in requested if key not in pages]
 
-        def do(statements: Statements) -> dict[tuple[int, int], Row]:
-            segments = statements.send(_SOME, sorted({segment for segment, _ in wanted}), self._number)
-            rows = statements.send(_OF_KEYS, [one for one, _ in wanted], [page for _, page in wanted], self._number)
-            for row in segments.fetchall():
-                SEALS.segment_of(row).whole()
-            return {(row[0], row[1]): row for row in rows.fetchall()}
+        def do(statements: Statements) -> None:
+            answer = statements.send(_OF_KEYS, [segment for segment, _ in missing], [page for _, page in missing], self._number)
+            for segment in self._numbered(statements, (segment for segment, _ in requested)).values():
+                segment.whole()
+            pages.update(((row[0], row[1]), row) for row in answer.fetchall())
 
-        found = self._db.read("reading", do)
-        return {key: found[key] for key in wanted if key in found}
+        if missing:
+            self._db.read("reading", do)
+        return {key: pages[key] for key in requested if key in pages}
 
     def read(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """Single pages with their states; what does not exist is left out."""
-        made = {}
+        pages = {}
         for key, (segment, number, record, seal, *values) in self._rows(keys).items():
             page, state = SEALS.page_of(segment, number, record, seal), SEALS.state_of(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
-            made[key] = page, state
-        return made
+            pages[key] = page, state
+        return pages
 
     def skim(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Page, State]]:
         """See `Backend`."""
@@ -321,28 +346,26 @@ class Postgres(DurableStore):
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
         select = (
             "SELECT citing_segment, citing_page FROM kilburn.citation WHERE tenant = %s AND segment = %s"
             f" AND page = ANY(%s::bigint[]) AND NOT {citations.LEAVES}"
         )
 
         def do(statements: Statements) -> tuple[set[tuple[int, int]], set[int]]:
-            stored = self._numbered(statements, [segment]).get(segment)
-            if stored is None or not wanted:
+            row = self._numbered(statements, [segment]).get(segment)
+            if row is None or not page_ids:
                 return set(), set()
-            found = set(statements.rows(select, self._number, segment, sorted(wanted)))
-            if stored.kind is not SegmentKind.SESSION or stored.damaged:
-                return found, set()
-            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(wanted))
-            events = writing.read_events(
-                statements, self._number, stored, [number for number in numbers if number <= stored.head]
-            )
-            return found, mentions.made_by(events, wanted)
+            keys = set(statements.rows(select, self._number, segment, sorted(page_ids)))
+            if row.kind is not SegmentKind.SESSION or row.damaged:
+                return keys, set()
+            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(page_ids))
+            events = writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
+            return keys, mentions.made_by(events, page_ids)
 
-        found, made = self._db.read("reading", do)
-        read = self.read([(segment, page) for page in sorted(made)])
-        found.update(key for key, (page, _) in read.items() if page.digest and not wanted.isdisjoint(page.sources))
+        found, derived = self._db.read("reading", do)
+        rows = self.read([(segment, page) for page in sorted(derived)])
+        found.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
         return sorted(found)
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
@@ -351,13 +374,13 @@ class Postgres(DurableStore):
         if among is None:
             rows = self._ask(f"{select} ORDER BY id", self._number, segment)
         else:
-            wanted = [call.encode("utf-8", "surrogatepass") for call in among]
-            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, wanted)
+            call_ids = [call.encode("utf-8", "surrogatepass") for call in among]
+            rows = self._ask(f"{select} AND call = ANY(%s::bytea[]) ORDER BY id", self._number, segment, call_ids)
         return {call.decode(): page for call, page in rows}
 
     def _ask(self, sql: str, *values: object) -> list[Row]:
         """The rows of one question."""
-        return self._db.read("reading", lambda statements: statements.rows(sql, *values))
+        return self._db.rows("reading", sql, *values)
 
     def forgotten(self, segment: int) -> list[int]:
         """The ids of the pages of a segment that are forgotten, in order."""
@@ -372,10 +395,10 @@ class Postgres(DurableStore):
         )
 
         def do(statements: Statements) -> Row | None:
-            stored = self._stored(statements, segment)
-            if stored is None:
+            row = self._stored(statements, segment)
+            if row is None:
                 return None
-            return statements.row(select, self._number, segment, stored.head if until is None else min(until, stored.head))
+            return statements.row(select, self._number, segment, row.head if until is None else min(until, row.head))
 
         found = self._db.read("reading", do)
         if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
@@ -399,29 +422,29 @@ class Postgres(DurableStore):
         row = of.fetchone()
         if row is None:
             return []
-        stored = SEALS.segment_of(row).whole()
-        found = [SEALS.whole_event(stored, *one) for one in rows if one[0] <= stored.head]
+        segment_row = SEALS.segment_of(row).whole()
+        events = [SEALS.whole_event(segment_row, *event_row) for event_row in rows if event_row[0] <= segment_row.head]
         if act is None:
-            for number, event in enumerate(found, after + 1):
+            for number, event in enumerate(events, after + 1):
                 if event.number != number:
-                    raise StoreCorrupt(f"event {number} of session {stored.name!r} is missing", advice=ADVICE)
-            if len(found) < limit and after + len(found) < stored.head:
-                what = f"event {after + len(found) + 1} of session {stored.name!r} is missing"
-                raise StoreCorrupt(what, advice=ADVICE)
-        return found
+                    raise StoreCorrupt(f"event {number} of session {segment_row.name!r} is missing", advice=ADVICE)
+            if len(events) < limit and after + len(events) < segment_row.head:
+                problem = f"event {after + len(events) + 1} of session {segment_row.name!r} is missing"
+                raise StoreCorrupt(problem, advice=ADVICE)
+        return events
 
     def naming(self, segment: int, pages: Iterable[int]) -> list[Event]:
         """See `Backend`."""
-        wanted = set(pages)
+        page_ids = set(pages)
 
         def do(statements: Statements) -> list[Event]:
-            stored = self._stored(statements, segment)
-            if stored is None or not wanted:
+            row = self._stored(statements, segment)
+            if row is None or not page_ids:
                 return []
-            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(wanted))
-            return writing.read_events(statements, self._number, stored, [number for number in numbers if number <= stored.head])
+            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(page_ids))
+            return writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
 
-        return [event for event in self._db.read("reading", do) if _names(event, wanted)]
+        return [event for event in self._db.read("reading", do) if _names(event, page_ids)]
 
     def now(self) -> float:
         """See `Backend`: the clock of the server."""
@@ -444,7 +467,20 @@ class Postgres(DurableStore):
 
     def snapshot(self) -> AbstractContextManager[None]:
         """See `Backend`."""
-        return self._db.together(snapshot=True)
+        return self._db.snapshot()
+
+    @contextmanager
+    def at_once(self, *, ahead: bool = False) -> Iterator[None]:
+        """See `kilburn.backend.at_once`."""
+        if self._db.joined is not None:
+            yield
+            return
+        with self._db.snapshot():
+            self._local.reads = SnapshotReads(ahead=ahead)
+            try:
+                yield
+            finally:
+                self._local.reads = None
 
     @contextmanager
     def together(self, segments: Collection[int] = ()) -> Iterator[None]:
@@ -457,8 +493,8 @@ class Postgres(DurableStore):
             if segments:
                 self._db.write("writing", lambda statements: writing.lock(statements, self._number, segments).fetchall())
             yield
-        for written in () if inner else lasting.joined:
-            self._written(*written)
+        for write in () if inner else lasting.joined:
+            self._written(*write)
         if self._db.erased:
             self._chilling.sweep()
             self._wipe()
@@ -481,14 +517,29 @@ class Postgres(DurableStore):
         self._wipe()
 
     def _wipe(self) -> None:
-        """Remove erased bytes from the server's files, if there are any."""
-        if self._db.joined is None and not self._is_erasing():
-            self._db.erased = not wipe(self._db, self._patience)
+        """Remove erased bytes from the server's files, if there are any. What hinders it is logged. It is tried again with the
+        next erasure, and when the store is opened or closed."""
+        if self._db.joined is not None or self._is_erasing():
+            return
+        try:
+            wipe(self._db, self._patience)
+        except StoreError as error:
+            log.warning("%s: erased bytes may still lie in the files of the server: %s", self.path, error)
+            # The next write is not tried for a right that is missing.
+            self._hindrance, self._db.erased = error, not isinstance(error, StoreReadOnly)
+        else:
+            self._hindrance, self._db.erased = None, False
 
-    def wipe(self) -> bool:
-        """Remove erased bytes from the server's files, however large the tables are; returns whether nothing is left to do."""
+    def wipe(self) -> None:
+        """Remove erased bytes from the server's files, however large the tables are.
+
+        Raises:
+            StoreReadOnly: the user of the URL may not; the advice says what has to be granted. StoreBusy: others use the tables,
+            or older rows. StoreError: the server did not do it.
+        """
         self._check_writes()
-        return wipe(self._db, self._patience, largest=1 << 62)
+        wipe(self._db, self._patience, largest=1 << 62)
+        self._hindrance, self._db.erased = None, False
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
@@ -503,18 +554,18 @@ class Postgres(DurableStore):
         """See `Backend`."""
         if self._durable or self.readonly:
             return
-        done, self._db.lasting.done = self._db.lasting.done, False
-        written = self._unsynced.get(segment) if segment is not None else None
-        if segment is None or written is None:
-            if not done:
+        is_flushed, self._db.lasting.done = self._db.lasting.done, False
+        last = self._unsynced.get(segment) if segment is not None else None
+        if segment is None or last is None:
+            if not is_flushed:
                 self._db.flush()
             return
         # The server that is asked may be another one than the one that was written to: killed, and begun again without what it
         # had not yet on its disk.
-        if self._db.flush(_LAST, self._number, segment, written[0]) != (written[1],):
-            what = f"the server was killed, and has lost what segment {segment} was given last"
-            raise StoreUnavailable(what, advice="try again")
-        if self._unsynced.get(segment) == written:
+        if self._db.flush(_LAST, self._number, segment, last[0]) != (last[1],):
+            problem = f"the server was killed, and has lost what segment {segment} was given last"
+            raise StoreUnavailable(problem, advice="try again")
+        if self._unsynced.get(segment) == last:
             del self._unsynced[segment]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from kilburn.backends.codec import encode_text, key_of, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
-from kilburn.backends.postgres.statements import Row, ServerAnswer, Statements
+from kilburn.backends.postgres.statements import Merged, Row, Sender, ServerAnswer, Statements
 from kilburn.backends.records import Memo, Quotations, concerns, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import sealed_event, stand_of
@@ -135,11 +135,11 @@ def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: 
 
 def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     """The segments of such an answer, and their epochs."""
-    found = answer.fetchall()
-    return {row[0]: SEALS.segment_of(row[:-1]) for row in found}, {row[0]: row[-1] for row in found}
+    rows = answer.fetchall()
+    return {row[0]: SEALS.segment_of(row[:-1]) for row in rows}, {row[0]: row[-1] for row in rows}
 
 
-def set_counters(statements: Statements, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
+def set_counters(statements: Sender, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
     statements.send(_END, *counters, seal_of("counters", segment, *counters), epoch, writer, tenant, segment)
 
@@ -149,30 +149,34 @@ def has_mark(writer: bytes, mark: bytes) -> bool:
     return mark in (writer[at : at + MARK] for at in range(0, len(writer), MARK))
 
 
-def change_citations(statements: Statements, sql: str, tenant: int, some: Iterable[citations.Citation]) -> None:
+def change_citations(statements: Sender, sql: str, tenant: int, rows: Iterable[citations.Citation]) -> None:
     """Put citations into the index or take them out of it."""
-    if ordered := sorted(some):
+    if ordered := sorted(rows):
         statements.send(sql, tenant, *(list(column) for column in zip(*ordered, strict=True)))
 
 
 def mark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, int]]) -> set[citations.Citation]:
     """Keep new pages from citing these, and what cites them by now, where that is not forgotten; returns what says so."""
-    going, held = sorted(keys), set[int]()
+    going, locked_segments = sorted(keys), set[int]()
     # Whoever cites a page has locked its segment.
-    while new := {segment for segment, _ in going} - held:
+    while new := {segment for segment, _ in going} - locked_segments:
         lock(statements, tenant, new).fetchall()
-        held |= new
+        locked_segments |= new
         going = statements.rows(_GOING, [segment for segment, _ in going], [page for _, page in going], tenant)
-    there = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
-    marks = {citations.mark_of(segment, page) for segment, page, row, gone, _ in there if row is not None and not gone}
+    cited_rows = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
+    marks = {
+        citations.mark_of(segment, page)
+        for segment, page, row, is_forgotten, _ in cited_rows
+        if row is not None and not is_forgotten
+    }
     marks |= citations.marks_of_whole(going)
     change_citations(statements, _ADD_CITATIONS, tenant, marks)
     return marks
 
 
-def remove_citations(statements: Statements, tenant: int, some: Iterable[citations.Citation]) -> None:
+def remove_citations(statements: Statements, tenant: int, rows: Iterable[citations.Citation]) -> None:
     """Take citations out of the index."""
-    change_citations(statements, _REMOVE_CITATIONS, tenant, some)
+    change_citations(statements, _REMOVE_CITATIONS, tenant, rows)
 
 
 class Writing:
@@ -186,6 +190,16 @@ class Writing:
         self._cold = PostgresColdRows(statements, tenant, opened)
         self._own = tenant, segment
         self._memo: Memo = {}
+        # What only adds rows, or changes those that are there, goes out as one statement.
+        removes = (
+            batch.unindex
+            or batch.erase
+            or batch.inherited
+            or batch.replaced
+            or (batch.digests is not None and not batch.digests.offset)
+        )
+        self._merged = None if removes else Merged()
+        self._changes: Sender = self._merged or statements
         self.last: tuple[int, bytes] | None = None
         """The number and the seal of the batch's last event, by which it is known again."""
 
@@ -196,100 +210,104 @@ class Writing:
         cited = sorted({key for page in citing for key in page.cites}) if not batch.copied else []
         above = [batch.above[0]] if batch.above is not None else []
         added = {page.id for page in batch.pages}
-        moved = batch.states.keys() - added
+        state_pages = batch.states.keys() - added
         removed = sorted({*batch.unindex, *batch.erase})
-        again = sorted({page for page in batch.index if page not in added})
-        wanted = {digest: key_of(digest) for page in batch.pages for digest in (page.digest, page.extra) if digest}
-        missing = [key for digest, key in wanted.items() if digest not in batch.texts]
+        index_pages = sorted({page for page in batch.index if page not in added})
+        digest_keys = {digest: key_of(digest) for page in batch.pages for digest in (page.digest, page.extra) if digest}
+        missing = [key for digest, key in digest_keys.items() if digest not in batch.texts]
         # All questions go out together.
-        rows = lock(self._statements, self._tenant, [segment, *above, *(other for other, _ in cited)], wait=batch.wait)
-        sources = [one for one, _ in cited], [page for _, page in cited]
-        there = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
+        rows = lock(
+            self._statements, self._tenant, [segment, *above, *(other_segment for other_segment, _ in cited)], wait=batch.wait
+        )
+        sources = [segment_number for segment_number, _ in cited], [page for _, page in cited]
+        cited_answer = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
         citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase and not batch.copied else None
-        known = send(_KNOWN, *self._own, sorted(moved)) if moved else None
-        old = send(_PAGES, *self._own, sorted({*removed, *again})) if removed or again else None
+        known_answer = send(_KNOWN, *self._own, sorted(state_pages)) if state_pages else None
+        old = send(_PAGES, *self._own, sorted({*removed, *index_pages})) if removed or index_pages else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
-        said = self._ask_said(batch.said) if batch.said is not None else None
+        digests_answer = self._ask_said(batch.digests) if batch.digests is not None else None
 
         segments, epochs = locked(rows)
-        stored = self._check_head(segments)
-        if there is not None:
-            self._check_cited(there.fetchall(), segments)
-        if citer is not None and (found := citer.fetchone()) is not None:
-            by, citing_page, page = found
-            what = f"{address_of(page)} of segment {segment} is cited by {address_of(citing_page)} of segment {by}"
-            raise StoreStale(what, advice="forget what cites it first, then do it again")
+        segment_row = self._check_head(segments)
+        if cited_answer is not None:
+            self._check_cited(cited_answer.fetchall(), segments)
+        if citer is not None and (citing_row := citer.fetchone()) is not None:
+            by, citing_page, page = citing_row
+            problem = f"{address_of(page)} of segment {segment} is cited by {address_of(citing_page)} of segment {by}"
+            raise StoreStale(problem, advice="forget what cites it first, then do it again")
         if texts is not None and (lost := set(missing) - {key for (key,) in texts.fetchall()}):
             raise StoreError(f"no text for digest {min(lost).hex()}", advice="put it into the batch's texts")
-        if known is not None and len(known.fetchall()) != len(moved):
+        if known_answer is not None and len(known_answer.fetchall()) != len(state_pages):
             raise StoreError("a state names a page that does not exist", advice="add the page in the same batch")
-        before = {row[0]: row for row in old.fetchall()} if old is not None else {}
-        keeps_said = said is None or said.fetchone() is not None
-        if gone := set(removed) - before.keys() - added:
-            raise StoreError(f"no page {min(gone)} in segment {segment}", advice="name pages that exist")
+        old_rows = {row[0]: row for row in old.fetchall()} if old is not None else {}
+        keeps_said = digests_answer is None or digests_answer.fetchone() is not None
+        if missing_pages := set(removed) - old_rows.keys() - added:
+            raise StoreError(f"no page {min(missing_pages)} in segment {segment}", advice="name pages that exist")
 
-        entries = self._entries(before, stored.passages)
+        entries = self._entries(old_rows, segment_row.passages)
         if removed:
-            self._remove_entries([before[page] for page in removed if page not in added])
+            self._remove_entries([old_rows[page] for page in removed if page not in added])
         if batch.pages:
-            self._add_pages(wanted, entries)
+            self._add_pages(digest_keys, entries)
         if citing:
-            self._add_citations(stored.kind, citing)
+            self._add_citations(segment_row.kind, citing)
         if entries:
             self._add_entries(entries, added)
         if late := sorted(added.intersection(removed)):
             # Added and removed by the same batch.
             new = send(_PAGES, *self._own, late).fetchall()
-            before |= {row[0]: row for row in new}
+            old_rows |= {row[0]: row for row in new}
             self._remove_entries(new)
-        if moved:
-            self._set_states(sorted(moved))
+        if state_pages:
+            self._set_states(sorted(state_pages))
         if batch.events:
             self._add_events()
-        if batch.again:
+        if batch.replaced:
             self._replace_events()
         if batch.above is not None:
             self._hold_checkpoint(batch.above)
         if batch.checkpoint is not None:
             self._keep_checkpoint(batch.checkpoint)
-        if batch.said is not None and self._new() and keeps_said:
-            put_history(self._statements, *self._own, batch.said, max(self._new()))
+        if batch.digests is not None and self._new() and keeps_said:
+            put_history(self._changes, *self._own, batch.digests, max(self._new()))
         if batch.erase or batch.inherited:
-            self._erase([before[page] for page in batch.erase], stored)
-        passages = [entry for some in entries.values() for entry in some]
+            self._erase([old_rows[page] for page in batch.erase], segment_row)
+        passages = [entry for page_entries in entries.values() for entry in page_entries]
         set_counters(
-            self._statements,
+            self._changes,
             *self._own,
             (
-                float(max([stored.used, *(event.time for event in batch.events)])),
-                stored.head + len(batch.events),
-                stored.pages + len(batch.pages),
-                stored.tokens + sum(page.tokens for page in batch.pages),
-                stored.passages + len(passages),
-                stored.characters + sum(stop - start for _, _, start, stop, _ in passages),
+                float(max([segment_row.used, *(event.time for event in batch.events)])),
+                segment_row.head + len(batch.events),
+                segment_row.pages + len(batch.pages),
+                segment_row.tokens + sum(page.tokens for page in batch.pages),
+                segment_row.passages + len(passages),
+                segment_row.characters + sum(stop - start for _, _, start, stop, _ in passages),
             ),
             epochs[segment] + 1,
             self._mark,
         )
+        if self._merged is not None:
+            self._merged.end(self._statements)
 
     def _check_head(self, segments: dict[int, SegmentRow]) -> SegmentRow:
-        batch, stored = self._batch, segments.get(self._segment)
-        if stored is None:
+        batch, row = self._batch, segments.get(self._segment)
+        if row is None:
             raise StoreError(f"no segment {self._segment} here", advice="open it by name with `segment`")
-        if stored.whole().kind is SegmentKind.FORGOTTEN:
+        if row.whole().kind is SegmentKind.FORGOTTEN:
             raise StoreStale(f"segment {self._segment} was forgotten", advice="open it again, as a new one")
-        batch.check_continues(self._segment, stored.head, stored.used)
+        batch.check_continues(self._segment, row.head, row.used)
         if batch.above is not None:
             above = segments.get(batch.above[0])
             batch.check_above(above.head if above is not None else 0)
-        return stored
+        return row
 
-    def _check_cited(self, there: Sequence[Row], segments: dict[int, SegmentRow]) -> None:
-        for segment, page, found, forgotten, leaving in sorted(there):
+    def _check_cited(self, rows: Sequence[Row], segments: dict[int, SegmentRow]) -> None:
+        for segment, page, page_id, forgotten, leaving in sorted(rows):
             owner = segments.get(segment)
-            if (owner is not None and owner.kind is SegmentKind.FORGOTTEN) or (found is not None and forgotten):
+            if (owner is not None and owner.kind is SegmentKind.FORGOTTEN) or (page_id is not None and forgotten):
                 raise citations.cites_gone(segment, page)
-            if found is None or owner is None:
+            if page_id is None or owner is None:
                 raise StoreError(f"no page {address_of(page)} in segment {segment}", advice="cite pages that exist")
             if leaving:
                 raise citations.cites_leaving(segment, page)
@@ -297,27 +315,27 @@ class Writing:
     def _new(self) -> list[int]:
         return [page.id for page in self._batch.pages if page.id > 0]
 
-    def _ask_said(self, said: Digests) -> ServerAnswer | None:
+    def _ask_said(self, digests: Digests) -> ServerAnswer | None:
         """Ask whether the digests before the new pages are kept; None where that is known."""
         new = self._new()
-        if not new or said.inherits or (not said.after and min(new) == 1):
+        if not new or digests.inherits or (not digests.offset and min(new) == 1):
             return None
-        if said.after:
-            kept = (
+        if digests.offset:
+            select = (
                 "SELECT 1 FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last AND last_page = %s"
             )
-            return self._statements.send(kept, *self._own, said.after, min(new) - 1)
+            return self._statements.send(select, *self._own, digests.offset, min(new) - 1)
         return self._statements.send(
             "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)",
             *self._own,
         )
 
-    def _entries(self, before: dict[int, Row], used: int) -> dict[int, list[postings.Entry]]:
+    def _entries(self, old_rows: dict[int, Row], passage_count: int) -> dict[int, list[postings.Entry]]:
         """The passages of the pages that become searchable, by page."""
-        batch, found = self._batch, {}
+        batch, entries = self._batch, {}
         pages = {page.id: page for page in batch.pages}
         for number in dict.fromkeys(batch.index):
-            page, old = pages.get(number), before.get(number)
+            page, old = pages.get(number), old_rows.get(number)
             if page is not None:
                 text = searchable(self._text(page.digest), self._text(page.extra) if page.extra else "")
             elif old is None or old[5] is None:
@@ -326,15 +344,15 @@ class Writing:
                 continue
             else:
                 text = self._text_of(number, old)
-            found[number] = postings.entries_of(self._segment, used, number, text)
-            used += len(found[number])
-        return found
+            entries[number] = postings.entries_of(self._segment, passage_count, number, text)
+            passage_count += len(entries[number])
+        return entries
 
     def _text(self, digest: str) -> str:
         if digest in self._batch.texts:
             return self._batch.texts[digest]
-        (known,) = self._statements.rows(ROW, self._tenant, key_of(digest))
-        return self._cold.text(known)
+        (row,) = self._statements.rows(ROW, self._tenant, key_of(digest))
+        return self._cold.text(row)
 
     def _text_of(self, page: int, row: Row) -> str:
         """The text that a page is found by, verified.
@@ -354,37 +372,41 @@ class Writing:
             # What nobody can read any more can still be forgotten.
             return None
 
-    def _add_pages(self, wanted: dict[str, bytes], entries: dict[int, list[postings.Entry]]) -> None:
+    def _add_pages(self, digest_keys: dict[str, bytes], entries: dict[int, list[postings.Entry]]) -> None:
         batch = self._batch
         # In order, so that of two that add the same texts none waits for the other in a circle.
-        made = []
-        for digest, key in sorted(wanted.items()):
+        contents = []
+        for digest, key in sorted(digest_keys.items()):
             if digest in batch.texts:
                 data = encode_text(batch.texts[digest], digest)
-                made.append((key, len(data), *pack(data)))
-        if made:
-            self._statements.send(_ADD_CONTENT, self._tenant, *(list(column) for column in zip(*made, strict=True)))
+                contents.append((key, len(data), *pack(data)))
+        if contents:
+            self._statements.send(_ADD_CONTENT, self._tenant, *(list(column) for column in zip(*contents, strict=True)))
         pages = []
         for page in batch.pages:
             if not page.digest and not batch.copied:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
-            own: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
+            page_entries: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
             state = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
-            content, extra = (wanted[digest] if digest else None for digest in (page.digest, page.extra))
+            content, extra = (digest_keys[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
-            pages.append((page.id, content, extra, call, *state, own[-1][0], own[0][0], *record))
-        self._statements.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
+            pages.append((page.id, content, extra, call, *state, page_entries[-1][0], page_entries[0][0], *record))
+        self._changes.send(_ADD_PAGES, *self._own, *(list(column) for column in zip(*pages, strict=True)))
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
         record = record_of_page(page, self._memo)
         return record, seal_of("page", self._segment, page.id, record)
 
     def _add_entries(self, entries: dict[int, list[postings.Entry]], added: set[int]) -> None:
-        every = [entry for some in entries.values() for entry in some]
+        every = [entry for page_entries in entries.values() for entry in page_entries]
         if every:
-            postings.add(self._statements, self._tenant, every)
-        old = [(page, some[-1][0], some[0][0]) for page, some in entries.items() if some and page not in added]
+            postings.add(self._changes, self._tenant, every)
+        old = [
+            (page, page_entries[-1][0], page_entries[0][0])
+            for page, page_entries in entries.items()
+            if page_entries and page not in added
+        ]
         if old:
             self._statements.send(_SET_RANGES, *(list(column) for column in zip(*old, strict=True)), *self._own)
 
@@ -398,37 +420,37 @@ class Writing:
 
     def _set_states(self, pages: Sequence[int]) -> None:
         states = [(page, *stand_of(self._segment, page, self._batch.states[page])) for page in pages]
-        self._statements.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
+        self._changes.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
 
     def _add_events(self) -> None:
         batch = self._batch
         events = [sealed_event(self._segment, event, self._memo)[1:] for event in batch.events]
         self.last = batch.events[-1].number, events[-1][-1]
-        self._statements.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
+        self._changes.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
         quoting = {page.id: page for page in batch.pages if page.sources}
-        named = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
-        if named:
-            self._statements.send(_ADD_MENTIONS, *self._own, [node for node, _ in named], [event for _, event in named])
+        nodes = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
+        if nodes:
+            self._changes.send(_ADD_MENTIONS, *self._own, [node for node, _ in nodes], [event for _, event in nodes])
         if noted := histories.replies_of(batch.events):
-            self._statements.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
+            self._changes.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
 
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
         of. What they name stays the same."""
-        made = [sealed_event(self._segment, event)[1:] for event in self._batch.again]
+        rows = [sealed_event(self._segment, event)[1:] for event in self._batch.replaced]
         replaced = self._statements.rows(
             "UPDATE kilburn.event SET body = new.body, seal = new.seal"
             " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
             " WHERE tenant = %s AND segment = %s AND event.number = new.number AND event.act = new.act RETURNING event.number",
-            *(list(column) for column in zip(*made, strict=True)),
+            *(list(column) for column in zip(*rows, strict=True)),
             *self._own,
         )
-        if len(replaced) != len(made):
+        if len(replaced) != len(rows):
             raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
-        found = {one for page in citing for one in citations.citations_of(self._segment, kind, page)}
-        change_citations(self._statements, _ADD_CITATIONS, self._tenant, found)
+        rows = {row for page in citing for row in citations.citations_of(self._segment, kind, page)}
+        change_citations(self._changes, _ADD_CITATIONS, self._tenant, rows)
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
         """Keep the parent's last one before the fork: this segment is read from it."""
@@ -450,7 +472,7 @@ class Writing:
         )
         self._statements.send(insert, *self._own, head, len(checkpoint), codec, data, seal)
 
-    def _erase(self, pages: Sequence[Row], stored: SegmentRow) -> None:
+    def _erase(self, pages: Sequence[Row], segment_row: SegmentRow) -> None:
         batch, send = self._batch, self._statements.send
         words = {word for page in batch.inherited for word in telling_words(page)}
         contents: set[bytes] = set()
@@ -460,7 +482,7 @@ class Writing:
             page = SEALS.page(self._segment, number, record, seal)
             words.update(telling_words(page))
             contents.update(key for key in (content, extra) if key is not None)
-            cited.update(citations.citations_of(self._segment, stored.kind, page))
+            cited.update(citations.citations_of(self._segment, segment_row.kind, page))
             cited.add(citations.mark_of(self._segment, number))
             state = stand_of(self._segment, number, State(Place.DROPPED))
             blank.append((number, *state, *self._sealed_record(tombstone_of(page))))
@@ -483,14 +505,14 @@ class Writing:
         remove_unused(self._statements, self._tenant, sorted(contents))
         # An object that is just being written to the cold place may hold its words: whoever writes it finds this out.
         self._cold.give_up()
-        self._blank_events({*batch.erase, *(page.id for page in batch.inherited)}, words, stored)
+        self._blank_events({*batch.erase, *(page.id for page in batch.inherited)}, words, segment_row)
         flag(self._statements, self._tenant)
 
-    def _blank_events(self, erased: set[int], words: set[str], stored: SegmentRow) -> None:
+    def _blank_events(self, erased: set[int], words: set[str], segment_row: SegmentRow) -> None:
         numbers = events_of(self._statements, *self._own, mentions.nodes_of(erased))
-        head = stored.head + len(self._batch.events)
+        head = segment_row.head + len(self._batch.events)
         blanked, quotations = [], Quotations(words)
-        for event in read_events(self._statements, self._tenant, stored, [number for number in numbers if number <= head]):
+        for event in read_events(self._statements, self._tenant, segment_row, [number for number in numbers if number <= head]):
             if concerns(event, erased):
                 *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((event.number, body, seal))
@@ -538,18 +560,18 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
         "SELECT number, convert_to(act, 'UTF8'), body, seal FROM kilburn.event"
         " WHERE tenant = %s AND segment = %s AND number = ANY(%s::bigint[]) ORDER BY number"
     )
-    found = statements.rows(select, tenant, segment.number, list(numbers)) if numbers else []
-    if len(found) < len(numbers):
+    rows = statements.rows(select, tenant, segment.number, list(numbers)) if numbers else []
+    if len(rows) < len(numbers):
         raise StoreCorrupt(f"an event of session {segment.name!r} is missing", advice=ADVICE)
-    return [SEALS.whole_event(segment, *row) for row in found]
+    return [SEALS.whole_event(segment, *row) for row in rows]
 
 
-def put_history(statements: Statements, tenant: int, segment: int, said: Digests, page: int) -> None:
+def put_history(statements: Sender, tenant: int, segment: int, new_digests: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), said.after, said.added
+    own, after, digests = (tenant, segment), new_digests.offset, new_digests.added
     if not after:
         statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
-    elif said.inherits:
+    elif new_digests.inherits:
         pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
@@ -564,7 +586,7 @@ def put_history(statements: Statements, tenant: int, segment: int, said: Digests
             "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page, tail)"
             " SELECT %s, %s, message, digest, message = %s, %s, tail"
             " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(message, digest, tail)",
-            *(*own, places[-1], page, places, list(digests), list(said.tails)),
+            *(*own, places[-1], page, places, list(digests), list(new_digests.tails)),
         )
 
 
@@ -576,16 +598,16 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
         " ON CONFLICT(tenant) DO UPDATE SET segments = counter.segments + 1 RETURNING segments",
         tenant,
     )
-    stored, owner = name.encode(), user.encode()
-    seal = seal_of_segment(number, tenant, stored, float(time), 0, kind.value.encode(), owner)
+    stored_name, owner = name.encode(), user.encode()
+    seal = seal_of_segment(number, tenant, stored_name, float(time), 0, kind.value.encode(), owner)
     counters = float(time), 0, 0, 0, 0, 0
     insert = (
         f"INSERT INTO kilburn.segment(tenant, id, name, created, kind, owner, seal, {COUNTERS}, counters_seal, epoch, writer)"
         " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, '') ON CONFLICT DO NOTHING RETURNING id"
     )
     counters_seal = seal_of("counters", number, *counters)
-    made = statements.row(insert, tenant, number, stored, float(time), kind.value, owner, seal, *counters, counters_seal)
-    if made is not None:
+    row = statements.row(insert, tenant, number, stored_name, float(time), kind.value, owner, seal, *counters, counters_seal)
+    if row is not None:
         return int(number)
     statements.send("UPDATE kilburn.counter SET segments = segments - 1 WHERE tenant = %s", tenant)
     return None
@@ -599,7 +621,7 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
         StoreError: there is none, or it has pages that are not forgotten.
     """
     rows = lock(statements, tenant, [segment])
-    left = statements.send(
+    page_count = statements.send(
         "SELECT count(*) FROM kilburn.page WHERE tenant = %s AND segment = %s AND place <> %s",
         tenant,
         segment,
@@ -609,7 +631,7 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
     if segment not in segments:
         raise StoreError(f"no segment {segment} here", advice="open it by name with `segment`")
     segments[segment].whole()
-    if left.fetchall() != [(0,)]:
+    if page_count.fetchall() != [(0,)]:
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
     for statement in (
         "DELETE FROM kilburn.page WHERE tenant = %s AND segment = %s",

@@ -4,6 +4,6 @@ from kilburn.recursion.sandbox import Sandbox
 from kilburn.submodules import attach
 
 KIND = Sandbox
-"""What each file here has a class of."""
+"""The class of which each module here has a subclass."""
 
 attach(__name__)

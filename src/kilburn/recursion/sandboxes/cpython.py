@@ -1,6 +1,6 @@
-"""Full Python in an operating-system process of its own, which gave up the rest of the machine. Linux on x86-64.
+"""Full Python in a process of its own, which gave up access to the rest of the machine. Linux on x86-64.
 
-What comes over its connection is never trusted: a message that is too long, malformed or out of place ends the process.
+Its messages are never trusted: a message that is too long, malformed or out of order ends the process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BOOT = (
     "lockdown.watch(0); interpreter.main({link}, lockdown.lock)"
 )
 MAX_MESSAGE_BYTES = 2 * MAX_CALL_BYTES + 4096
-"""Bytes of one message from inside, at most: it has JSON within JSON, where quotes take two bytes."""
+"""Bytes of one message from inside at most: it has JSON within JSON, where quotes take two bytes."""
 START_SECONDS = 60.0
 """Seconds until the process must be ready."""
 GRACE_SECONDS = 0.5
-"""Seconds between telling a cell to stop, which keeps its variables, and killing the process."""
+"""Seconds between interrupting a cell, which keeps its variables, and killing the process."""
 
 
 class _Ready(msgspec.Struct, tag="ready"):
@@ -80,8 +80,8 @@ class Cpython(Sandbox):
     """See `open_sandbox`.
 
     Args:
-        without: layers to leave out (`lockdown.LAYERS`), for tests of what remains.
-        options: those of `Sandbox`.
+        without: layers to leave out (`lockdown.LAYERS`), for tests of the others.
+        options: arguments of `Sandbox`.
 
     Raises:
         SandboxRefused: no Linux on x86-64, or a kernel without seccomp.
@@ -105,7 +105,7 @@ class Cpython(Sandbox):
             ended = self._converse({"run": plain(code)}, _Ended, total)
         except SandboxStopped as stopped:
             return Cell(output="", error=f"{stopped.why}; the variables are lost", outcome=stopped.outcome, lost=True)
-        # Within the bounds, whatever the inside says.
+        # The bounds are enforced here, whatever the inside sends.
         max_chars, outcome, notes = self.bounds.output, ended.outcome, list[str]()
         if ended.again:
             notes.append(f"[Python's own again, because the cell failed: {', '.join(ended.again)[:200]}]")
@@ -154,7 +154,7 @@ class Cpython(Sandbox):
             ours, theirs = socket.socketpair()
             opened.enter_context(theirs)
             self._link, self._arrived = ours, bytearray()
-            # Until there is a process to end, nothing else closes it.
+            # Until there is a process, nothing else closes it.
             with ExitStack() as failed:
                 failed.callback(ours.close)
                 self._process = subprocess.Popen(
@@ -163,7 +163,7 @@ class Cpython(Sandbox):
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    # The order of sets is the same in each run, so that a run can be repeated.
+                    # The order of sets is the same in each run, so that a run can be replayed.
                     env={"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
                     cwd="/",
                     pass_fds=[theirs.fileno(), *files.values()],
@@ -195,7 +195,7 @@ class Cpython(Sandbox):
     def _converse(self, request: dict[str, Any], kind: type[Reply], total: float) -> Reply:
         """Send a request and serve the calls of the code until its reply comes.
 
-        The code's own time runs out at `_limit`, which moves on while a function of ours runs; all of its time at `_last`.
+        `_limit` is the end of the code's own time, and moves while a callback runs; `_last` is the end of its total time.
         """
         self._limit = time.monotonic() + self.bounds.seconds
         self._last = time.monotonic() + total
@@ -225,7 +225,7 @@ class Cpython(Sandbox):
                 else:
                     began, computed = time.monotonic(), self._computed()
                     answer = self._answer(message.name, message.arguments)
-                    # What the code computes meanwhile, instead of waiting, is its own time.
+                    # Processor time that the code takes during a callback counts as its own.
                     self._limit += max(0.0, time.monotonic() - began - (self._computed() - computed))
                 self._quiet()
                 self._send(answer)
@@ -240,7 +240,7 @@ class Cpython(Sandbox):
         """Check that nothing arrived unasked: the code waits for one answer before its next call.
 
         Raises:
-            Stopped: something has, or the process ended.
+            SandboxStopped: something arrived, or the process ended.
         """
         try:
             come = self._arrived or (select.select([self._link], [], [], 0)[0] and self._link.recv(1, socket.MSG_PEEK))

@@ -1,7 +1,7 @@
-"""The Python inside the `cpython` sandbox: reads requests, runs cells, sends what they did. Only the standard library.
+"""The Python inside the `cpython` sandbox: reads requests, runs cells, sends results. It imports only the standard library.
 
-A message is four bytes of length and JSON. Nothing here is a boundary: code can change every line of it. What it cannot
-do is what `lockdown` gave up, and the program outside checks every message.
+A message is four bytes of length and JSON. Nothing here is a security boundary: code can change every line of it. The boundary
+is what `lockdown` gave up, and the program outside checks every message.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ linecache locale math numbers operator pprint queue random re reprlib secrets sh
 textwrap time timeit token tokenize traceback types typing unicodedata urllib.parse uuid warnings weakref
 xml.etree.ElementTree zlib
 """
-"""What code can import, as words: these modules are loaded before files are given up."""
+"""Modules that code can import: they are loaded before access to files is given up."""
 TRUSTED_NAMESPACES = [
     (vars(module), dict(vars(module))) for module in (builtins, sys, ast, codecs, io, json, linecache, os, traceback)
 ]
-"""What the work here stands on: the names of these modules, and what they are before code can put something else there."""
+"""The names of the modules that this one relies on, with their values before code can replace them."""
 PYTHONS = frozenset(vars(builtins))
-"""The names that are Python's own."""
+"""The names of Python's builtins."""
 RESERVE_BYTES = 1 << 20
-"""Bytes that are set free when the memory is full, so that the cell's end can be told and the next cell can make room."""
+"""Bytes that are freed when the memory is full, so that the end of the cell can be reported and the next cell can make room."""
 
 
 class Output(io.TextIOBase):
-    """Keeps the first characters that are written and counts the rest."""
+    """A stream that keeps the first characters and counts the rest."""
 
     def __init__(self, max_chars: int) -> None:
         self.kept: list[str] = []
@@ -78,7 +78,7 @@ class _Interpreter:
         self.running = self.stopped = False
         """Whether code of a cell runs, and whether this cell was told to stop."""
         self.calling = False
-        """Whether a function of ours is called, and its answer awaited."""
+        """Whether the answer of a callback is awaited."""
         self.depth = sys.getrecursionlimit()
         self.reserve = bytes(RESERVE_BYTES)
         signal.signal(signal.SIGINT, self.stop)
@@ -100,7 +100,7 @@ class _Interpreter:
                 length -= len(pieces[-1])
             return b"".join(pieces)
         except MemoryError:
-            # A message is read whole, also one that there is no room for: the next one begins after it.
+            # A message without room is still read to its end: the next one begins after it.
             pieces.clear()
             while length:
                 length -= len(self._some(min(length, 1 << 12)))
@@ -215,14 +215,14 @@ class _Interpreter:
         self._restore()
         if name not in self.variables:
             return {"type": "value", "why": f"there is no variable {name!r}"}
-        found = ""
+        text = ""
 
         def encode() -> None:
-            nonlocal found
-            found = self._json(self.variables[name])
+            nonlocal text
+            text = self._json(self.variables[name])
 
         error = self._attempt(encode)
-        return {"type": "value", "why": error[1].strip().rpartition("\n")[2]} if error else {"type": "value", "value": found}
+        return {"type": "value", "why": error[1].strip().rpartition("\n")[2]} if error else {"type": "value", "value": text}
 
     def _attempt(self, work: typing.Callable[[], None]) -> tuple[str, str] | None:
         """Do what runs code of the cell; returns the outcome and the error, or None."""
@@ -272,7 +272,7 @@ class _Interpreter:
     def _call(self, name: str, arguments: str) -> typing.Any:
         if self.calling:
             raise RuntimeError(f"{name} was called within a call")
-        # A message is sent and received whole; being told to stop waits until then.
+        # A message is sent and received whole; an interrupt waits until then.
         self.running, self.calling = False, True
         try:
             self.send({"type": "call", "name": name, "arguments": arguments})
@@ -315,16 +315,16 @@ def pieces(
 
     max_bytes -= len(json.dumps(with_part([]), ensure_ascii=False).encode())
     parts: list[list[typing.Any]] = [[]]
-    size_so_far = 0
+    total = 0
     for at, item in enumerate(items):
         size = len(json.dumps(item, ensure_ascii=False).encode()) + 2
         if size > max_bytes:
             raise ValueError(f"item {at} of {batched} takes {size:,} bytes as JSON, more than {max_bytes:,}: cut it")
-        if size_so_far + size > max_bytes:
+        if total + size > max_bytes:
             parts.append([])
-            size_so_far = 0
+            total = 0
         parts[-1].append(item)
-        size_so_far += size
+        total += size
     return [with_part(part) for part in parts]
 
 

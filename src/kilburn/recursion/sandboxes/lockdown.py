@@ -1,8 +1,8 @@
-"""Gives up, for good, what the code of a sandbox must not have. Linux on x86-64; runs inside, before that code.
+"""Gives up permanently what the code of a sandbox must not have. Linux on x86-64; runs inside, before that code.
 
-The filter of system calls alone keeps the promises: after it the process can compute, take memory up to a limit, sleep,
-and read and write the descriptors that it has. It cannot open, connect, start, signal or trace anything. Landlock, an
-empty network namespace and dropped capabilities are second layers; those that the kernel does not give are reported.
+The filter of system calls alone keeps the promises: after it the process can compute, allocate memory up to a limit, sleep,
+and read and write its open descriptors. It cannot open, connect, start, signal or trace anything. Landlock, an
+empty network namespace and dropped capabilities are second layers; missing ones are reported.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ def lock(memory: int, without: tuple[str, ...] = ()) -> list[str]:
     """Give everything up; return what the kernel did not offer, in words.
 
     Args:
-        memory: bytes that may be taken beyond what is taken now.
+        memory: bytes that may be allocated beyond the present use.
         without: layers to leave out.
 
     Raises:
-        OSError: the kernel refuses what the promises need.
+        OSError: the kernel refuses a necessary step.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     lacks = []
     with _needed("there is no /proc that says how much memory is taken"), open("/proc/self/statm") as figures:
         used_bytes = int(figures.read().split()[0]) * resource.getpagesize()
-    # First the namespace, which needs capabilities, and last the filter, which forbids the rest.
+    # The namespace comes first, because it needs capabilities, and the filter last, because it forbids the rest.
     if "namespace" in without or not _leave_network(libc):
         lacks.append("no network namespace of its own: the filter of system calls alone keeps the network out")
     with _needed("this kernel does not filter system calls"):

@@ -1,7 +1,7 @@
 """Monty: an interpreter for a subset of Python, written in Rust, in a worker process of its own (extra `repl`).
 
-It has no inheritance, `yield` or `del`, few modules, and no way to the machine but the functions that it is given. It
-starts in a tenth of a second, and a cell takes tens of microseconds.
+It has no inheritance, `yield` or `del`, few modules, and no access to the machine except by callbacks. It starts in a tenth of a
+second, and a cell takes tens of microseconds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kilburn.recursion.sandbox import MAX_CALL_BYTES, Cell, CellOutcome, Sandbox
 from kilburn.recursion.sandboxes.interpreter import Output, pieces, raised
 
 GRACE_SECONDS = 1.0
-"""Seconds beyond the bound until the worker is killed, which otherwise stops by itself."""
+"""Seconds beyond the bound after which a worker that did not stop by itself is killed."""
 MAX_SUSPENSIONS = 1_000_000_000
-"""What the library counts as suspensions; here calls are counted, and the time of each."""
+"""Effectively no bound of the library's suspensions; calls and their time are bounded here."""
 PYTHONS = """
 abs all any bin bool bytes chr complex dict divmod enumerate eval exec filter float format frozenset getattr hasattr hash hex id
 int isinstance iter len list map max min next object oct open ord pow print property range repr reversed round set setattr
 slice sorted str sum tuple type zip
 """
-"""Python's own functions and types, as words: what a cell that failed put in their place is undone."""
+"""Python's builtins that are restored if a failed cell replaced them."""
 entered: set[int] = set()
-"""The program in which the library's threads run, by its number. One that is forked from it inherits the set, and no threads."""
+"""The process id in which the library's threads run. A forked process inherits the set, but not the threads."""
 
 
 class Monty(Sandbox):
@@ -68,7 +68,7 @@ class Monty(Sandbox):
         self._inside = ExitStack()
         try:
             pool = self._inside.enter_context(
-                # The second is for what is no code of the cell, such as the end of a worker that answers no more.
+                # The second limit is for requests that run no code, such as the end of an unresponsive worker.
                 pydantic_monty.Monty(
                     max_processes=1,
                     feed_duration_limit_grace=GRACE_SECONDS,
@@ -92,7 +92,7 @@ class Monty(Sandbox):
                 raise
             advice = "look at this machine's limits of processes, memory and open files, or install pydantic-monty again"
             raise SandboxRefused(f"its worker does not start: {error}", advice=advice) from error
-        # One feed a cell: the names of our functions may hold something else by now, and those of Python's are noted.
+        # One feed before each cell: it restores the callbacks, which code may have replaced, and saves Python's builtins.
         ours = "".join(f"{name} = {name}_{mark}\n" for name in self.calls.functions)
         self._before = f"{ours}before_{mark} = [{', '.join(builtin_names)}]\nNone"
         self._after = f"{', '.join(builtin_names)} = before_{mark}\nNone"
@@ -117,14 +117,14 @@ class Monty(Sandbox):
         try:
             try:
                 self._feed(self._before, total)
-                # Without a last value nothing is converted for us.
+                # `None` as the last value avoids a conversion of the result.
                 self._feed(f"{code}\nNone", total, write)
             except self._library.MontyError as error:
                 outcome, error_text = self._judged(error)
-                # One that has no room for this has none for any code.
+                # An interpreter without room for this has none for any code.
                 self._feed(self._after, total)
         except (SandboxStopped, self._library.MontyError) as error:
-            # What a stopped interpreter's memory holds, the library leaves open.
+            # The library leaves the state of a stopped interpreter undefined.
             lost = True
             self._end()
             if outcome is CellOutcome.OK:
@@ -153,7 +153,7 @@ class Monty(Sandbox):
 
     def _end(self) -> None:
         self._session = None
-        # A worker that is dead already cannot be told to end.
+        # A dead worker raises when it is told to end.
         with suppress(Exception):
             self._inside.close()
 
@@ -161,7 +161,7 @@ class Monty(Sandbox):
         """Run code and serve its calls; returns the value of its last expression.
 
         Raises:
-            Stopped: the session is of no more use. MontyError: the code raised, and the session goes on.
+            SandboxStopped: the session cannot be used further. MontyError: the code raised, and the session continues.
         """
         library, calls = self._library, 0
         began = time.monotonic()
@@ -171,7 +171,7 @@ class Monty(Sandbox):
             while not isinstance(state, library.MontyComplete):
                 step_began = time.monotonic()
                 if step_began > limit or step_began > began + total:
-                    # The library's clock stands still while it asks for something: a name, a path, a call.
+                    # The library's clock stops while it waits for a name, a path or a call.
                     raise SandboxStopped(CellOutcome.TIMEOUT, f"stopped after {min(self.bounds.seconds, total):g} s")
                 ours = isinstance(state, library.FunctionSnapshot) and self._hidden.get(state.function_name)
                 if not ours:
@@ -244,6 +244,6 @@ def _display(error: Exception) -> str:
 def _is_of_library(error: BaseException) -> bool:
     """Return whether the library, or the machine it runs on, went wrong, and not a person who ends the program.
 
-    What panics in it is no `Exception`.
+    A panic of the library is no `Exception`.
     """
     return (isinstance(error, Exception) and not isinstance(error, SandboxError)) or type(error).__name__ == "PanicException"

@@ -18,10 +18,10 @@ from kilburn.collections.collection import Collection
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.store import Store
-from kilburn.memory.graph import ALIAS
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Claim, Page, Place
+from kilburn_lab.graph import ALIAS
 
 __all__ = ["neighbourhood"]
 

@@ -4,7 +4,7 @@ From Mem0's graph variant (arXiv 2504.19413). In two stages a model names the en
 relations between these, held to a JSON schema in which only the named entities may stand. Without a model, the claims of
 the plain extractor are the relations. An entity is a page with a name. An edge is a fact whose claim has the names, made
 from the pages of its entities; what it contradicts is settled as for any fact (`kilburn.memory.conflict`), so it is closed
-and not deleted. Edges are read with `kilburn.memory.edges`, and found by the one search like any fact.
+and not deleted. Edges are read with `kilburn_lab.edges`, and found by the one search like any fact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
 from kilburn.memory.extraction import CORRECTS, Failed, ask_for, conversation, find_sources, has_many, list_schema
 from kilburn.memory.plain import Plain
-from kilburn.memory.statements import KIN
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import NEGATED, content_words
+from kilburn.memory.words import KIN, NEGATED, content_words
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Page, Place
 from kilburn.wire.quotation import with_headings
+
+__all__ = ["Graph"]
 
 ALIAS = "is another name of"
 """The relation of an edge by which two entities are one; its subject is the name that was merged into the other."""

@@ -12,13 +12,13 @@ from hypothesis import given, settings, strategies
 import kilburn
 from kilburn.errors import KernelError
 from kilburn.kernel.store import Store
-from kilburn.memory.edges import entities, merge, neighbourhood, unmerge
-from kilburn.memory.graph import ALIAS, Graph
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind
 from kilburn.move import Add, Retire
 from kilburn.page import Claim, Place
 from kilburn.testing import FakeClock, Scripted
+from kilburn_lab.edges import entities, merge, neighbourhood, unmerge
+from kilburn_lab.graph import ALIAS, Graph
 
 DAY = 86_400.0
 
@@ -91,7 +91,7 @@ def test_an_entity_has_one_page_however_it_is_written(store: Store) -> None:
 def test_the_second_stage_may_only_name_what_the_first_has(store: Store) -> None:
     model = Scripted(PORTO)
     store.session("s").append({"role": "user", "content": "Ana lives in Porto."})
-    store.memory().learn("s", policy="graph", model=model)
+    store.memory().learn("s", policy=Graph(), model=model)
     schema = json.dumps(model.requests[1].schema)
     assert '"enum": ["Ana", "Porto"]' in schema
 
@@ -179,7 +179,7 @@ def test_nothing_is_over_or_corrected_on_the_models_word_alone(store: Store) -> 
 
 
 def test_as_of_and_as_known() -> None:
-    clock = FakeClock(now=1_000_000.0, tick=0.001)
+    clock = FakeClock(time=1_000_000.0, tick=0.001)
     with opened(clock) as store:
         told(store, "Ana lives in Porto.", *PORTO)
         first = clock.now
@@ -290,10 +290,10 @@ def test_a_merge_by_hand_and_its_undoing(store: Store) -> None:
 
 def test_without_a_model_the_plain_extractor_gives_the_edges(store: Store) -> None:
     store.session("s").append({"role": "user", "content": "I live in Porto."})
-    store.memory().learn("s", policy="graph(extract='plain')")
+    store.memory().learn("s", policy=Graph(extract="plain"))
     assert [(edge.subject, edge.object) for edge in neighbourhood(store, "Porto")] == [("user", "Porto")]
     store.session("s").append({"role": "user", "content": "I moved to Braga."})
-    store.memory().learn("s", policy="graph")
+    store.memory().learn("s", policy=Graph())
     assert edges(store, "Porto") == []
     assert [edge.object for edge in neighbourhood(store, "I")] == ["Braga"]
     assert [edge.object for edge in neighbourhood(store, "user")] == ["Braga"]
@@ -402,7 +402,7 @@ def test_without_a_model_an_exchange_that_says_nothing_stops_nothing(store: Stor
     talk = store.session("s")
     for text in ("What is a drum memory?", "I live in Porto."):
         talk.append({"role": "user", "content": text}, {"role": "assistant", "content": "I see."})
-    learned = store.memory().learn("s", policy="graph")
+    learned = store.memory().learn("s", policy=Graph())
     assert (learned.failed, bool(learned.stored)) == ((), True)
     assert ("user", "lives in", "Porto") in edges(store, "user")
 
@@ -411,7 +411,7 @@ def test_without_a_model_one_person_is_one_entity(store: Store) -> None:
     talk = store.session("s")
     for text in ("My sister lives in Leeds.", "My sister's name is Rosa.", "My sister Rosa is a nurse."):
         talk.append({"role": "user", "content": text}, {"role": "assistant", "content": "I see."})
-    store.memory().learn("s", policy="graph")
+    store.memory().learn("s", policy=Graph())
     reached = edges(store, "user", depth=2)
     assert {(relation, thing) for _, relation, thing in reached} >= {("lives in", "Leeds"), ("is", "a nurse")}
     assert ("Rosa", ALIAS, "user's sister") in reached
