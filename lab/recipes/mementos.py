@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kilburn.cli.access import model_of
+from kilburn.cli.model_loading import model_of
 from kilburn.cli.screen import count, many, progress, sink
 from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError

@@ -34,8 +34,8 @@ def copy_store(
     ledgers, vectors, records of forgetting, pins and settings. Addresses do not change.
 
     The copy is atomic: after an error or a kill, DST is unchanged. Agents may write to SRC meanwhile; writers of DST wait. Repeat
-    the command to bring DST up to date; pages that were forgotten in SRC are then forgotten in DST. The command refuses a DST that
-    has different data under the same names.
+    the command to bring DST up to date; pages that were forgotten in SRC are then forgotten in DST. The command refuses a DST
+    that has different data under the same names.
 
     Example:
 

@@ -47,8 +47,8 @@ def dashboard(
 ) -> None:
     """Show sessions in a browser: what left each window, why, at which price, and how to get it back. The store is only read.
 
-    The dashboard listens only on this machine, and has no keys: anybody who can connect to this machine's ports can read the store,
-    and with --write change it.
+    The dashboard listens only on this machine, and has no keys: anybody who can connect to this machine's ports can read the
+    store, and with --write change it.
 
     Examples:
 

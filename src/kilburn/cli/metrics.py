@@ -1,4 +1,4 @@
-"""`metrics`: a board and alerts for what a gateway's /metrics says. Nothing is read or written."""
+"""`metrics`: prints a Grafana board and Prometheus alerts for a gateway's /metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def board() -> None:
 
 @metrics.command("alerts")
 def alerts() -> None:
-    """Print alert rules for Prometheus, as YAML for `rule_files`. One is for a hit rate under 60%.
+    """Print alert rules for Prometheus, as YAML for `rule_files`. One rule is for a hit rate under 60%.
 
     Examples:
 

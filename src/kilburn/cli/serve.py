@@ -25,7 +25,8 @@ from typer import Exit, Option
 
 from kilburn.backends.places import is_url, open_backend, shown
 from kilburn.backends.together import open_keys
-from kilburn.cli.access import Advanced, Options, load_model, with_options
+from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.model_loading import load_model
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
@@ -194,7 +195,7 @@ class ServeOptions(Options, frozen=True, kw_only=True):
 
     @property
     def store(self) -> str:
-        """The path or URL of the store."""
+        """Return the path or URL of the store."""
         return self.db or "agent.db"
 
 
@@ -375,7 +376,7 @@ def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> i
     if options.dashboard:
         from kilburn.dashboard import behind_keys  # fails early if its extra is missing
 
-        signing = behind_keys.signing_of(settings.keys)
+        signing = behind_keys.shared_sign_ins(settings.keys)
     with listener_at(options.host, options.port) as listener, shared_folder() as folder:
 
         async def run() -> int:
