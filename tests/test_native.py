@@ -385,3 +385,30 @@ print(before - own())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     # Of 120 MB a fortieth is kept, in small parts everywhere.
     assert int(done.stdout) > 60_000
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
+@pytest.mark.parametrize("limits", [True, False])
+def test_threads_share_few_heaps(limits: bool) -> None:
+    code = f"""
+import ctypes, sys, threading
+from kilburn.native import limit_heaps
+if {limits}:
+    assert limit_heaps()
+# All allocate at the same time, outside of the interpreter's lock.
+together = threading.Barrier(8)
+program = ctypes.CDLL(None)
+program.malloc.restype = program.fdopen.restype = ctypes.c_void_p
+def allocate():
+    together.wait()
+    program.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+file = ctypes.c_void_p(program.fdopen(1, b"w"))
+program.malloc_info(0, file)
+program.fflush(file)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout.count("<heap nr=") <= 2) == limits

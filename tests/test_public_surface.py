@@ -34,7 +34,7 @@ MODULES = [
 ]
 AT_MOST = {"kilburn": (40, 10_000), "kilburn.opening": (215, 80_000)}
 """Modules and calls that an import takes, a little more than now; how long that is, lab/benchmarks/startup.py measures."""
-HEAVY = {"anthropic", "matplotlib", "numpy", "openai", "rich", "textual", "typer", "xllamacpp"}
+HEAVY = {"anthropic", "matplotlib", "numpy", "openai", "rich", "typer", "xllamacpp"}
 
 
 def test_every_public_name_is_there() -> None:

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from kilburn.answering import answerer
-from kilburn.cli.access import model_of
+from kilburn.cli.model_loading import model_of
 from kilburn.cli.screen import count, many, progress, sink
 from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError

@@ -154,6 +154,8 @@ class Data(TypedDict, total=False):
     kept: Mapping[str, str]
     learns: bool
     """Of a session, that it is to be learned from."""
+    takes_over: str
+    """The digest of a gateway's request whose turn another gateway had reserved."""
     job: Mapping[str, Any]
 
     # Notes of agents

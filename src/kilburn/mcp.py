@@ -1,9 +1,9 @@
-"""An MCP server before a store: what an assistant may ask of one user's sessions, memory and documents, and write there.
+"""An MCP server for a store: an assistant can search, read and write one user's sessions, memory and documents.
 
-Whose store it is, and which user's, is said when the server is made; no argument of a call can change it. What a model
-remembers is the agent's word, never the user's: a note in a session of the server's own, and a fact that is made from it.
-Nobody here knows what the model has read before, so the fact is proposed until a person accepts it. Accepting, pinning and
-undoing are a person's, and no tool does them. Texts in results are data; they stand in JSON, with their origin and trust.
+The store and the user are fixed when the server is created; no argument of a call can change them. A fact that a model
+remembers has the trust of an agent, never of the user: it is a note in a session of the server, and a fact made from that note.
+The server does not know what the model has read before, so the fact is proposed until a person accepts it. Only a person
+accepts, pins and undoes; no tool does. Texts in results are data in JSON, with their origin and trust.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ __all__ = ["server"]
 log = logging.getLogger("kilburn")
 
 PATH = "/mcp"
-"""Where the server answers over HTTP."""
+"""The path of the server over HTTP."""
 
 WIDE = Budget(1 << 40)
 """A window from which nothing is evicted by writing a note or by forgetting."""
 
 CHARACTERS = 100_000
-"""Characters that one result or resource has at most."""
+"""The most characters of one result or resource."""
 
 LISTED_KINDS = (SegmentKind.SESSION, SegmentKind.MEMORY)
-"""What has a resource of its own."""
+"""Kinds of segments that have a resource."""
 
 LISTED = 100
 """Resources on one page of their list."""
 
-SHOWN = 20
+MAX_SHOWN = 20
 """Facts whose provenance one call shows."""
 
 ROW = 400
-"""Characters that a row takes beside its text, about."""
+"""Approximate characters of a row without its text."""
 
 SHORTEST_TOKEN = 16
 
@@ -220,7 +220,7 @@ PROMPTS = {
 
 
 class _Door:
-    """What the tools and resources do, for one user of one store."""
+    """Carries out the tools and resources for one user of one store."""
 
     def __init__(self, store: Store, user: str, in_force: bool, secrets: Secrets, quota: Quota | None) -> None:
         self.store, self.user, self.in_force, self.secrets, self.quota = store, user, in_force, secrets, quota
@@ -230,30 +230,32 @@ class _Door:
         # One note at a time: the quota counts those before, and a session has one writer.
         self.noting = threading.Lock()
 
-    def remember(self, asked: Remember) -> dict[str, Any]:
-        text, _ = screen(asked.text, self.secrets)
-        since, until = _time(asked.since, "since"), _time(asked.until, "until")
+    def remember(self, arguments: Remember) -> dict[str, Any]:
+        text, _ = screen(arguments.text, self.secrets)
+        since, until = _time(arguments.since, "since"), _time(arguments.until, "until")
         add = Add(text=text, since=since, until=until, why="a model remembered it")
         as_changes([add])
-        return self._noted(self.store.memory(self.user).collection, add, asked.said)
+        return self._noted(self.store.memory(self.user).collection, add, arguments.said)
 
-    def update(self, asked: Update) -> dict[str, Any]:
-        text, _ = screen(asked.text, self.secrets)
+    def update(self, arguments: Update) -> dict[str, Any]:
+        text, _ = screen(arguments.text, self.secrets)
         memory = self._memory(None)
-        numbers = memory.contents.resolve(asked.address)
+        numbers = memory.contents.resolve(arguments.address)
         if len(numbers) != 1:
-            raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice="update one at a time")
+            raise KernelError(f"{arguments.address} names {len(numbers):,} facts", advice="update one at a time")
         page, state = memory.read(numbers[0])
         if state.at is not Place.OUT:
-            raise KernelError(f"{asked.address} is {state.at}, not in force", advice="see its history; `remember` adds a fact")
+            raise KernelError(
+                f"{arguments.address} is {state.at}, not in force", advice="see its history; `remember` adds a fact"
+            )
         add = Add(text=text, importance=state.importance, why="a model updated it")
         as_changes([add])
-        return self._noted(memory, add, asked.said, page)
+        return self._noted(memory, add, arguments.said, page)
 
-    def _noted(self, memory: Collection, add: Add, said: str | None, old: Page | None = None) -> dict[str, Any]:
+    def _noted(self, memory: Collection, add: Add, statement: str | None, old: Page | None = None) -> dict[str, Any]:
         """A fact that is written with a note of the model as its source; in force if that is allowed, or the user said so, and it
         supersedes nothing that is trusted more."""
-        holds = self.in_force or (said is not None and is_said(add.text, said))
+        holds = self.in_force or (statement is not None and is_said(add.text, statement))
         holds = holds and (old is None or old.trust <= Trust.AGENT)
         with self.noting:
             # What is refused is refused before its note is written.
@@ -261,106 +263,116 @@ class _Door:
             session = self._fresh("auto").session(self.notes, self.user)
             session.append({"role": "assistant", "content": add.text})
             cites = ((session.number, session.window.last),)
-            gone = [Retire((old.id,), refers=0, why=add.why)] if old is not None else []
+            retired = [Retire((old.id,), refers=0, why=add.why)] if old is not None else []
             new = msgspec.structs.replace(add, cites=cites)
-            made = memory.apply(new, *gone, policy="mcp", cause="mcp", tainted=not holds)
-        page, state = memory.read(memory.contents.resolve(made[0])[0])
+            addresses = memory.apply(new, *retired, policy="mcp", cause="mcp", tainted=not holds)
+        page, state = memory.read(memory.contents.resolve(addresses[0])[0])
         row = describe(memory, page, state)
         if state.at is Place.PROPOSED:
             whose = f" --user {shlex.quote(self.user)}" if self.user else ""
-            row["advice"] = f"it is your note, and no fact until a person accepts it: kilburn memories accept {made[0]}{whose}"
+            row["advice"] = (
+                f"it is your note, and no fact until a person accepts it: kilburn memories accept {addresses[0]}{whose}"
+            )
         return row
 
-    def search(self, asked: Search) -> dict[str, Any]:
-        at, where = _time(asked.at, "at"), asked.where or "all"
-        found = self.store.search(
-            _words(asked.query), asked.tokens, asked.limit, where=where, user=self.user, at=at, abstain=asked.abstain
+    def search(self, arguments: Search) -> dict[str, Any]:
+        at, where = _time(arguments.at, "at"), arguments.where or "all"
+        result = self.store.search(
+            _words(arguments.query),
+            arguments.tokens,
+            arguments.limit,
+            where=where,
+            user=self.user,
+            at=at,
+            abstain=arguments.abstain,
         )
-        hits = [msgspec.structs.asdict(hit) for hit in found]
-        return {"query": asked.query, "hits": hits, "confidence": found.confidence, "abstained": found.abstained}
+        hits = [msgspec.structs.asdict(hit) for hit in result]
+        return {"query": arguments.query, "hits": hits, "confidence": result.confidence, "abstained": result.abstained}
 
-    def recall(self, asked: Recall) -> dict[str, Any]:
-        _, pages = self._named(asked.session, asked.address)
+    def recall(self, arguments: Recall) -> dict[str, Any]:
+        _, pages = self._named(arguments.session, arguments.address)
         texts = self.store.backend.contents.texts({digest for page in pages for digest in (page.digest, page.extra) if digest})
-        rows, at, end = [], 0, asked.offset + asked.limit
+        rows, at, end = [], 0, arguments.offset + arguments.limit
         for page in pages:
             text = texts.get(page.digest, "")
             if page.is_atomic and text:
                 text = readable(page, text, texts.get(page.extra, ""))
-            cut = text[max(0, asked.offset - at) : max(0, end - at)]
+            cut = text[max(0, arguments.offset - at) : max(0, end - at)]
             at += len(text)
             if cut or not text:
-                said = {"kind": str(page.kind), "role": str(page.role), "trust": page.trust.name.lower()}
-                rows.append({"address": page.address, **said, "digest": page.digest, "text": cut})
+                origin = {"kind": str(page.kind), "role": str(page.role), "trust": page.trust.name.lower()}
+                rows.append({"address": page.address, **origin, "digest": page.digest, "text": cut})
         whole = {
-            "session": asked.session or self.own,
-            "address": asked.address,
+            "session": arguments.session or self.own,
+            "address": arguments.address,
             "text": "".join(str(row["text"]) for row in rows),
         }
-        return whole | {"pages": rows, "offset": asked.offset, "characters": at}
+        return whole | {"pages": rows, "offset": arguments.offset, "characters": at}
 
-    def facts(self, asked: List) -> dict[str, Any]:
-        memory, at = self._memory(asked.session), _time(asked.at, "at")
-        after = parse_address(asked.after)[1] if asked.after else 0
+    def facts(self, arguments: List) -> dict[str, Any]:
+        memory, at = self._memory(arguments.session), _time(arguments.at, "at")
+        start = parse_address(arguments.after)[1] if arguments.after else 0
         rows: list[dict[str, Any]] = []
         room = CHARACTERS
-        for page, state in memory.pages(at, proposed=asked.proposed or asked.history, history=asked.history, after=after):
-            if asked.proposed and state.at is not Place.PROPOSED:
+        for page, state in memory.pages(
+            at, proposed=arguments.proposed or arguments.history, history=arguments.history, after=start
+        ):
+            if arguments.proposed and state.at is not Place.PROPOSED:
                 continue
-            if len(rows) == asked.limit or room <= 0:
+            if len(rows) == arguments.limit or room <= 0:
                 return {"memories": rows, "more": True}
             rows.append(describe(memory, page, state, at))
             room -= ROW + len(rows[-1]["text"])
         return {"memories": rows, "more": False}
 
-    def show(self, asked: Show) -> dict[str, Any]:
-        memory = self._memory(asked.session)
+    def show(self, arguments: Show) -> dict[str, Any]:
+        memory = self._memory(arguments.session)
         hidden = {info.name for info in self.store.backend.segments()} - self._seen().keys()
-        numbers = memory.contents.resolve(asked.address)
-        if len(numbers) > SHOWN:
-            raise KernelError(f"{asked.address} names {len(numbers):,} facts", advice=f"name {SHOWN} at most")
+        numbers = memory.contents.resolve(arguments.address)
+        if len(numbers) > MAX_SHOWN:
+            raise KernelError(f"{arguments.address} names {len(numbers):,} facts", advice=f"name {MAX_SHOWN} at most")
         return {"memories": [provenance(self.store, memory, number, hidden) for number in numbers]}
 
-    def history(self, asked: Succession) -> dict[str, Any]:
-        return {"memories": versions(self._memory(asked.session), asked.address)}
+    def history(self, arguments: Succession) -> dict[str, Any]:
+        return {"memories": versions(self._memory(arguments.session), arguments.address)}
 
-    def forget(self, asked: Forget) -> dict[str, Any]:
-        info, pages = self._named(asked.session, asked.address)
-        seen = self._seen()
-        own = {name: one.number for name, one in seen.items() if one.user == self.user}
-        if info.name not in own:
+    def forget(self, arguments: Forget) -> dict[str, Any]:
+        info, pages = self._named(arguments.session, arguments.address)
+        visible = self._seen()
+        own_numbers = {name: entry.number for name, entry in visible.items() if entry.user == self.user}
+        if info.name not in own_numbers:
             raise SpecError(f"{info.name!r} belongs to all users", advice="a person forgets what is there: kilburn forget")
         roots = {info.number: [page.id for page in pages]}
         for (segment, number), (note, _) in self.store.backend.read({key for page in pages for key in page.cites}).items():
             # The model's note of a fact says the same as the fact, and goes with it.
-            if segment in own.values() and any(note.digest == page.digest and note.id == number for page in pages):
+            if segment in own_numbers.values() and any(note.digest == page.digest and note.id == number for page in pages):
                 roots.setdefault(segment, []).append(number)
         fresh = self._fresh(counter_of(self.store.backend, info.number))
-        said = {"session": asked.session or self.own, "address": asked.address}
-        receipt = fresh.forget_pages(roots, asked=said, dry=True)
-        if receipt.pages.keys() - own.keys():
+        target = {"session": arguments.session or self.own, "address": arguments.address}
+        receipt = fresh.forget_pages(roots, asked=target, dry=True)
+        if receipt.pages.keys() - own_numbers.keys():
             raise SpecError("others' memory was made from it", advice="a person forgets it: kilburn forget")
-        ticket = hashlib.sha256(msgspec.json.encode([said, receipt.pages], order="deterministic")).hexdigest()[:16]
+        ticket = hashlib.sha256(msgspec.json.encode([target, receipt.pages], order="deterministic")).hexdigest()[:16]
         going = receipt_pages(self.store.backend, receipt)
-        copies = [copy for copy in find_copies(self.store.backend, going) if copy["session"] in seen]
-        if asked.ticket is not None:
-            if not hmac.compare_digest(asked.ticket.encode("utf-8", "replace"), ticket.encode()):
+        copies = [copy for copy in find_copies(self.store.backend, going) if copy["session"] in visible]
+        if arguments.ticket is not None:
+            if not hmac.compare_digest(arguments.ticket.encode("utf-8", "replace"), ticket.encode()):
                 raise SpecError(
                     "this is not the ticket of what would go now; nothing was forgotten", advice="call forget without a ticket"
                 )
-            receipt = fresh.forget_pages(roots, asked=said, why="asked for over MCP")
-        receipt = msgspec.structs.replace(receipt, left=tuple(one for one in receipt.left if one[0] in seen))
-        dry = asked.ticket is None
+            receipt = fresh.forget_pages(roots, asked=target, why="asked for over MCP")
+        receipt = msgspec.structs.replace(receipt, left=tuple(entry for entry in receipt.left if entry[0] in visible))
+        dry = arguments.ticket is None
         return described(receipt, going, copies, dry=dry) | ({"ticket": ticket} if dry else {})
 
-    def resources(self, after: int) -> tuple[list[types.Resource], str | None]:
+    def resources(self, cursor: int) -> tuple[list[types.Resource], str | None]:
         """One page of them, oldest first, after the segment of that number; and where the next page begins."""
-        infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > after]
-        found = [
+        infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > cursor]
+        resources = [
             types.Resource(uri=_uri(info), name=info.name, mime_type="text/plain", description=str(info.kind))
             for info in infos[:LISTED]
         ]
-        return found, str(infos[LISTED - 1].number) if len(infos) > LISTED else None
+        return resources, str(infos[LISTED - 1].number) if len(infos) > LISTED else None
 
     def resource(self, uri: str) -> str:
         """The text of a session or a memory: the newest pages that fit, each under a heading that none of them can write."""
@@ -369,10 +381,10 @@ class _Door:
             kind, _, name = uri.removeprefix("kilburn://").partition("/")
             raise SpecError(f"no {kind[:20]} {unquote(name)[:80]!r} here", advice="list the resources")
         is_memory = info.kind is SegmentKind.MEMORY
-        known = self._memory(info.name).pages() if is_memory else self.store.backend.pages(_whole(info).number)
+        pages = self._memory(info.name).pages() if is_memory else self.store.backend.pages(_whole(info).number)
         parts: list[tuple[str, str]] = []
         room = CHARACTERS
-        for page, state in reversed(list(known)):
+        for page, state in reversed(list(pages)):
             if state.at is Place.DROPPED or (page.id < 0 and not is_memory):
                 continue
             if room <= 0:
@@ -387,29 +399,29 @@ class _Door:
         return with_headings(reversed(parts))
 
     def _fresh(self, counter: str) -> Store:
-        """The same store, with nothing that another writer may have changed since, and with a window that holds all."""
+        """Return the same store, with nothing that another writer may have changed since, and with a window that holds all."""
         ruler = self.store.counter if counter == "auto" else counter
         return Store(self.store.backend, WIDE, "fifo", tokenizer=ruler, clock=self.store.clock)
 
     def _seen(self) -> dict[str, SegmentInfo]:
-        """What this user may see, by name: what belongs to the user, or to all users."""
+        """Return what this user may see, by name: what belongs to the user, or to all users."""
         infos = self.store.backend.segments()
         return {info.name: info for info in infos if info.kind is not SegmentKind.FORGOTTEN and info.user in ("", self.user)}
 
     def _memory(self, name: str | None) -> Collection:
-        """A memory that this user may see.
+        """Return a memory that this user may see.
 
         Raises:
             SpecError: there is none of that name, or nothing was remembered yet.
         """
         info = self._seen().get(name or self.own)
         if info is None or info.kind is not SegmentKind.MEMORY:
-            what = f"no memory {name!r} here" if name else "nothing was remembered yet"
-            raise SpecError(what, advice="leave `session` out, or list the resources")
+            problem = f"no memory {name!r} here" if name else "nothing was remembered yet"
+            raise SpecError(problem, advice="leave `session` out, or list the resources")
         return self.store.memory(_whole(info).user).collection
 
     def _named(self, name: str | None, address: str) -> tuple[SegmentInfo, list[Page]]:
-        """The pages of an address, in anything that this user may see.
+        """Return the pages of an address, in anything that this user may see.
 
         Raises:
             SpecError, UnknownAddress, Forgotten, StoreCorrupt.
@@ -419,22 +431,22 @@ class _Door:
             raise SpecError(f"no session {(name or self.own)[:80]!r} here", advice="take the name from a hit or a resource")
         path, _, rest = address.strip().rpartition("/")
         for branch in path.split("/") if path else ():
-            below = [each for each, _ in branches_in(self.store.backend, _whole(info), {}, below=False)]
-            known = next((each for each in below if each.name == f"{info.name}/{branch}"), None)
-            if known is None or known.name not in self._seen():
+            below = [below_info for below_info, _ in branches_in(self.store.backend, _whole(info), {}, below=False)]
+            branch_info = next((below_info for below_info in below if below_info.name == f"{info.name}/{branch}"), None)
+            if branch_info is None or branch_info.name not in self._seen():
                 raise UnknownAddress(f"there is no branch {path[:80]!r} there", advice="take the address from a hit")
-            info = known
+            info = branch_info
         first, last = parse_address(rest)
         if last - first >= MAX_ADDRESS_PAGES:
             raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
-        there = max(abs(first), abs(last)) < LARGEST
-        rows = self.store.backend.read((_whole(info).number, page) for page in range(first, last + 1)) if there else {}
+        in_range = max(abs(first), abs(last)) < LARGEST
+        rows = self.store.backend.read((_whole(info).number, page) for page in range(first, last + 1)) if in_range else {}
         if (info.number, last) not in rows or (info.number, first) not in rows:
             raise UnknownAddress(f"{address} does not exist in {info.name!r}", advice="take the address from a hit")
-        found = [page for page, state in rows.values() if state.at is not Place.DROPPED]
-        if not found:
+        pages = [page for page, state in rows.values() if state.at is not Place.DROPPED]
+        if not pages:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
-        return info, found
+        return info, pages
 
 
 READS = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -461,7 +473,7 @@ def server(
     secrets: Secrets = None,
     quota: Quota | None = None,
 ) -> Server[Any]:
-    """An MCP server before a store, for one user of its tenant.
+    """Return an MCP server before a store, for one user of its tenant.
 
     Args:
         store: open for writing; it stays open, and belongs to the caller.
@@ -481,8 +493,8 @@ def server(
             raise MCPError(types.INVALID_PARAMS, f"unknown tool: {params.name[:60]!r}; see tools/list")
         kind, do, _ = TOOLS[params.name]
         try:
-            asked = msgspec.convert(params.arguments or {}, kind)
-            return _result(await anyio.to_thread.run_sync(do, door, asked))
+            arguments = msgspec.convert(params.arguments or {}, kind)
+            return _result(await anyio.to_thread.run_sync(do, door, arguments))
         except msgspec.ValidationError as error:
             return _failed("InvalidArguments", str(error)[:300], f"see the input schema of {params.name}")
         except UnicodeError:
@@ -492,10 +504,10 @@ def server(
         except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
             return _failed("InternalError", *_defect(params.name, error))
 
-    async def asking(do: Callable[..., Any], given: Any) -> Any:
-        """What a request for resources finds."""
+    async def asking(do: Callable[..., Any], argument: Any) -> Any:
+        """Return what a request for resources finds."""
         try:
-            return await anyio.to_thread.run_sync(do, given)
+            return await anyio.to_thread.run_sync(do, argument)
         except KilburnError as error:
             code = types.INVALID_PARAMS if isinstance(error, SpecError) else types.INTERNAL_ERROR
             raise MCPError(code, f"{error.boundary}: {error.what}: {error.advice}") from None
@@ -506,15 +518,15 @@ def server(
         cursor = (params.cursor if params else None) or "0"
         if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
             raise MCPError(types.INVALID_PARAMS, "no cursor of this list; begin without one")
-        found, following = await asking(door.resources, int(cursor))
-        return types.ListResourcesResult(resources=found, next_cursor=following)
+        resources, following = await asking(door.resources, int(cursor))
+        return types.ListResourcesResult(resources=resources, next_cursor=following)
 
     async def list_templates(context: Any, params: Any) -> types.ListResourceTemplatesResult:
         forms = (("session", "name", "A session, as it was said"), ("memory", "user", "What is true now of a user"))
         return types.ListResourceTemplatesResult(
             resource_templates=[
-                types.ResourceTemplate(uri_template=f"kilburn://{kind}/{{{of}}}", name=kind, description=what)
-                for kind, of, what in forms
+                types.ResourceTemplate(uri_template=f"kilburn://{kind}/{{{of}}}", name=kind, description=description)
+                for kind, of, description in forms
             ]
         )
 
@@ -558,28 +570,28 @@ def server(
 
 def _tool(name: str) -> types.Tool:
     kind, _, hints = TOOLS[name]
-    _, known = msgspec.json.schema_components([kind])
-    schema = known[kind.__name__]
+    _, components = msgspec.json.schema_components([kind])
+    schema = components[kind.__name__]
     return types.Tool(name=name, description=schema.pop("description"), input_schema=schema, annotations=hints)
 
 
 def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolResult:
-    """A result as structured content, and as the same JSON in text, for clients that read only that."""
+    """Return a result as structured content, and as the same JSON in text, for clients that read only that."""
     text = spelled(msgspec.json.encode(value).decode())
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=text)], structured_content=msgspec.json.decode(text), is_error=failed
     )
 
 
-def _failed(kind: str, what: str, advice: str) -> types.CallToolResult:
-    return _result({"error": kind, "what": what, "advice": advice}, failed=True)
+def _failed(kind: str, message: str, advice: str) -> types.CallToolResult:
+    return _result({"error": kind, "what": message, "advice": advice}, failed=True)
 
 
-def _defect(what: str, error: Exception) -> tuple[str, str]:
-    """What a client is told of a defect; where it is goes to the log. Its own words may hold contents, and go nowhere."""
+def _defect(request: str, error: Exception) -> tuple[str, str]:
+    """Return what a client is told of a defect; where it is goes to the log. Its own words may hold contents, and go nowhere."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    log.error("mcp: %s failed: %s at %s:%s", what, type(error).__name__, place.filename, place.lineno)
-    return f"{what} failed on our side", "tell the person who runs kilburn mcp"
+    log.error("mcp: %s failed: %s at %s:%s", request, type(error).__name__, place.filename, place.lineno)
+    return f"{request} failed on our side", "tell the person who runs kilburn mcp"
 
 
 def _uri(info: SegmentInfo) -> str:
@@ -600,8 +612,8 @@ def _words(query: str) -> str:
     return query
 
 
-def _time(text: str | None, what: str) -> float | None:
-    """A moment in seconds since the epoch, in the machine's time zone unless it names one.
+def _time(text: str | None, name: str) -> float | None:
+    """Return a moment in seconds since the epoch, in the machine's time zone unless it names one.
 
     Raises:
         SpecError: it is none, or beyond what a calendar can say.
@@ -609,7 +621,7 @@ def _time(text: str | None, what: str) -> float | None:
     try:
         return None if text is None else datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise SpecError(f"{what} {text!r} is no moment", advice="use 2026-05-17 or 2026-05-17T12:00:00Z") from None
+        raise SpecError(f"{name} {text!r} is no moment", advice="use 2026-05-17 or 2026-05-17T12:00:00Z") from None
 
 
 def talk(served: Server[Any]) -> None:
@@ -629,7 +641,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def app(served: Server[Any], token: str, port: int) -> App:
-    """An ASGI application that answers at `/mcp`, for programs of this machine that know the token.
+    """Return an ASGI application that answers at `/mcp`, for programs of this machine that know the token.
 
     Whoever does not send `Authorization: Bearer TOKEN`, calls the machine by a name other than 127.0.0.1, localhost or [::1],
     or comes from a page of another origin, is refused before anything of the body is read.
@@ -652,8 +664,8 @@ def app(served: Server[Any], token: str, port: int) -> App:
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = [value for name, value in scope["headers"] if name == b"authorization"]
-            if len(given) != 1 or not hmac.compare_digest(given[0], expected):
+            tokens = [value for name, value in scope["headers"] if name == b"authorization"]
+            if len(tokens) != 1 or not hmac.compare_digest(tokens[0], expected):
                 headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"application/json")]
                 await send({"type": "http.response.start", "status": 401, "headers": headers})
                 await send({"type": "http.response.body", "body": b'{"error":"send the token as Authorization: Bearer TOKEN"}'})
@@ -664,7 +676,7 @@ def app(served: Server[Any], token: str, port: int) -> App:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1; port 0 takes a free one.
+    """Return a socket on 127.0.0.1; port 0 takes a free one.
 
     Raises:
         SpecError: somebody else listens there.
@@ -681,7 +693,7 @@ def listen(port: int) -> socket.socket:
 
 
 def over_http(served: Server[Any], token: str, listener: socket.socket) -> uvicorn.Server:
-    """What serves over streamable HTTP; its `run` does, until it is told to end.
+    """Return what serves over streamable HTTP; its `run` does, until it is told to end.
 
     Raises:
         SpecError: see `app`.

@@ -184,3 +184,20 @@ def give_memory_back() -> bool:
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     return trim is not None and bool(trim(ctypes.c_size_t(0)))
+
+
+M_ARENA_MAX = -8
+"""The parameter of glibc's `mallopt` that bounds the number of heaps."""
+
+
+def limit_heaps(count: int = 2) -> bool:
+    """Bound the number of heaps from which threads that are started later allocate, where the C library can do that; return
+    whether it can.
+
+    glibc gives up to eight heaps to each processor, so that threads do not wait for one another. Threads of Python wait for the
+    interpreter anyway, and each heap keeps free memory of its own.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and bool(mallopt(M_ARENA_MAX, count))

@@ -1,8 +1,8 @@
-"""Spans of OpenTelemetry for what takes time: model calls, tools, agents, requests, and the compactions that the ledger tells of.
+"""OpenTelemetry spans for model calls, tools, agents, requests, and the compactions in the ledger.
 
 The names are those of the semantic conventions for generative AI, v0.1.0 (semantic-conventions-genai). None of them is stable, so
-they stand here. Nothing here imports OpenTelemetry. A program that has set it up has imported it; in any other there is nobody to
-tell, and a span costs one look into a dictionary. No span holds what was said. What an exporter does wrong ends no call.
+they are defined here. This module does not import OpenTelemetry: a program that has set it up has imported it. In any other
+program, a span costs one dictionary lookup. No span contains texts of messages. An error of an exporter ends no call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT = "gen_ai.request.max_tokens"
 TEMPERATURE = "gen_ai.request.temperature"
 CONVERSATION = "gen_ai.conversation.id"
 COMPACTED = "gen_ai.conversation.compacted"
-"""True where the prompt is not the whole conversation; never false, as the conventions want it."""
+"""True if the prompt is not the whole conversation. By the conventions, it is never false."""
 AGENT = "gen_ai.agent.name"
 TOOL = "gen_ai.tool.name"
 TOOL_TYPE = "gen_ai.tool.type"
@@ -45,62 +45,62 @@ OUTPUT = "gen_ai.usage.output_tokens"
 CACHE_READ = "gen_ai.usage.cache_read.input_tokens"
 CACHE_WRITTEN = "gen_ai.usage.cache_write.input_tokens"
 CACHE_CREATED = "gen_ai.usage.cache_creation.input_tokens"
-"""What v1.41 called the same."""
+"""The name of `CACHE_WRITTEN` in v1.41."""
 RECORDS = "gen_ai.memory.record.count"
 ERROR = "error.type"
 
 PROVIDERS = {"messages": "anthropic", "chat": "openai"}
-"""What the conventions call the maker of a form, by the module of a model or the form's name."""
+"""Names of providers in the conventions, by the module of a model or the name of a form."""
 
 FAILED = ("failed", "illegal", "refused", "rejected", "empty", "truncated")
 """Outcomes of a compaction that are errors."""
 
-LONGEST = 200
-"""Characters of a text in an attribute; a client, or a model, may have chosen it."""
+MAX_TEXT = 200
+"""Characters of a text in an attribute, which a client or a model may have chosen."""
 
-WAITING = 10_000
+MAX_WAITING = 10_000
 """Spans that may wait for the thread that ends them."""
 
-PATIENCE = 5.0
-"""Seconds for which a program that ends waits for them."""
+DRAIN_TIMEOUT = 5.0
+"""Seconds to wait for these spans when the program ends."""
 
-Given = ParamSpec("Given")
+Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _about: ContextVar[Mapping[str, Any]] = ContextVar("kilburn.tracing.about")
-"""What all spans that begin inside have in common."""
+"""Attributes that all spans inside the current one share."""
 
 provider: Any = None
-"""A `TracerProvider` that takes Kilburn's spans instead of the program's own; None for that one."""
+"""A `TracerProvider` for Kilburn's spans; None for that of the program."""
 
-_known: list[tuple[Any, Any]] = []
-"""The provider that was met last, and what makes spans of it."""
+_tracers: list[tuple[Any, Any]] = []
+"""The last provider, and its tracer."""
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 def tracer() -> Any:
-    """What makes spans; None where nobody has set up anything that would take them."""
+    """Return the tracer; None if the program has not set up OpenTelemetry."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
     try:
-        there = api.get_tracer_provider() if provider is None else provider
-        if isinstance(there, api.ProxyTracerProvider | api.NoOpTracerProvider):
+        source = api.get_tracer_provider() if provider is None else provider
+        if isinstance(source, api.ProxyTracerProvider | api.NoOpTracerProvider):
             return None
-        if not _known or _known[0][0] is not there:
-            _known[:] = [(there, api.get_tracer(SCOPE, kilburn.__version__, tracer_provider=there))]
-        return _known[0][1]
-    except Exception as error:  # noqa: BLE001 -- whatever the operator has installed
-        _fails(error)
+        if not _tracers or _tracers[0][0] is not source:
+            _tracers[:] = [(source, api.get_tracer(SCOPE, kilburn.__version__, tracer_provider=source))]
+        return _tracers[0][1]
+    except Exception as error:  # noqa: BLE001 -- the operator may have installed any SDK
+        _report(error)
         return None
 
 
 class Span:
-    """A span that goes on; of one that nobody wants, nothing here does anything.
+    """An open span. Without a tracer, its methods do nothing.
 
     Args:
-        real: OpenTelemetry's own.
+        real: the span of OpenTelemetry.
         about: see `begin`.
     """
 
@@ -111,11 +111,11 @@ class Span:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody takes it."""
+        """Return whether the span is recorded."""
         return self._real is not None
 
     def set(self, attributes: Mapping[str, Any], name: str | None = None) -> None:
-        """Say more of it. What is None or "" is left out."""
+        """Add attributes, except those that are None or "", and change the name."""
         if self._real is None:
             return
         try:
@@ -123,25 +123,25 @@ class Span:
                 if value is not None and value != "":
                     self._real.set_attribute(key, _bounded(value))
             if name is not None:
-                self._real.update_name(name[:LONGEST])
-        except Exception as error:  # noqa: BLE001 -- as above
-            _fails(error)
+                self._real.update_name(name[:MAX_TEXT])
+        except Exception as error:  # noqa: BLE001 -- see `tracer`
+            _report(error)
 
     def fail(self, kind: str) -> None:
-        """It ended in an error, of which only the kind is said."""
+        """Record that the operation failed, by the kind of the error."""
         if self._real is None:
             return
         self.set({ERROR: kind})
         try:
             self._real.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR)
-        except Exception as error:  # noqa: BLE001 -- as above
-            _fails(error)
+        except Exception as error:  # noqa: BLE001 -- see `tracer`
+            _report(error)
 
     def end(self, at: float | None = None) -> None:
-        """It is over; what comes after the first call counts no more.
+        """End the span. Later calls have no effect.
 
         Args:
-            at: when, in seconds since the epoch; None for now.
+            at: the time, in seconds since the epoch; None for now.
         """
         if self._real is None or self._ended:
             return
@@ -153,37 +153,37 @@ class Span:
 
     @contextmanager
     def current(self, more: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """What begins inside belongs to it.
+        """Make this the current span while the block runs.
 
         Args:
-            more: what the spans that begin there have too.
+            more: attributes for all spans that begin in the block.
         """
         if self._real is None:
             yield
             return
         context: Any = sys.modules["opentelemetry.context"]
         token = context.attach(sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
-        before = _about.set({**self._about, **more} if more else self._about)
+        token_before = _about.set({**self._about, **more} if more else self._about)
         try:
             yield
         finally:
-            _about.reset(before)
+            _about.reset(token_before)
             context.detach(token)
 
     def carried(self) -> dict[str, str]:
-        """The headers that tell another program that it works for this span."""
+        """Return the headers with which another program continues this trace."""
         if self._real is None:
             return {}
-        carrier: dict[str, str] = {}
+        headers: dict[str, str] = {}
         try:
-            _w3c().inject(carrier, sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
-        except Exception as error:  # noqa: BLE001 -- as above
-            _fails(error)
-        return carrier
+            _w3c().inject(headers, sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
+        except Exception as error:  # noqa: BLE001 -- see `tracer`
+            _report(error)
+        return headers
 
     @property
     def trace(self) -> str:
-        """The id of its trace, in hex; "" where nobody wants it."""
+        """Return the id of the trace in hex; "" if the span is not recorded."""
         return "" if self._real is None else f"{self._real.get_span_context().trace_id:032x}"
 
 
@@ -191,22 +191,22 @@ NONE = Span()
 
 
 class _Aside:
-    """A thread that ends spans, because whoever exports them may be slow."""
+    """A thread that ends spans, because an exporter may be slow."""
 
     def __init__(self) -> None:
-        import queue  # a program that exports nothing has no use for it
+        import queue  # needed only by programs that export spans
 
         self._full = queue.Full
-        self._spans: queue.Queue[tuple[Any, float]] = queue.Queue(WAITING)
+        self._spans: queue.Queue[tuple[Any, float]] = queue.Queue(MAX_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def put(self, real: Any, at: float) -> None:
-        """End a span that was over at a time; if too many wait, it is not told."""
+        """End a span at a time. If too many spans wait, it is dropped."""
         try:
             self._spans.put_nowait((real, at))
         except self._full:
-            _fails(OverflowError())
+            _report(OverflowError())
             return
         if self._thread is None:
             with self._lock:
@@ -216,7 +216,7 @@ class _Aside:
 
     @property
     def waiting(self) -> int:
-        """Spans that wait."""
+        """Return the number of waiting spans."""
         return self._spans.qsize()
 
     def _work(self) -> None:
@@ -225,74 +225,74 @@ class _Aside:
             self._spans.task_done()
 
     def drain(self) -> None:
-        """Wait until none waits, a little while at most."""
-        until = time.monotonic() + PATIENCE
+        """Wait until no span waits, up to `DRAIN_TIMEOUT` seconds."""
+        until = time.monotonic() + DRAIN_TIMEOUT
         with self._spans.all_tasks_done:
-            while self._spans.unfinished_tasks and (left := until - time.monotonic()) > 0:
-                self._spans.all_tasks_done.wait(left)
+            while self._spans.unfinished_tasks and (remaining := until - time.monotonic()) > 0:
+                self._spans.all_tasks_done.wait(remaining)
 
 
 _aside: _Aside | None = None
 
 
 def end_aside() -> None:
-    """Have spans of this program ended by a thread of their own from now on."""
+    """End the spans of this program in a separate thread from now on."""
     global _aside
     _aside = _aside or _Aside()
 
 
 def drain() -> None:
-    """Wait until spans that are over are told, `PATIENCE` seconds at most."""
+    """Wait until finished spans are exported, up to `DRAIN_TIMEOUT` seconds."""
     if _aside is not None:
         _aside.drain()
 
 
 def waiting() -> int:
-    """Spans that wait to be told."""
+    """Return the number of spans that wait for their export."""
     return 0 if _aside is None else _aside.waiting
 
 
 def _end(real: Any, at: float | None) -> None:
     try:
         real.end(None if at is None else int(at * 1e9))
-    except Exception as error:  # noqa: BLE001 -- as above
-        _fails(error)
+    except Exception as error:  # noqa: BLE001 -- see `tracer`
+        _report(error)
 
 
 def begin(
     name: str,
-    given: Mapping[str, Any],
+    attributes: Mapping[str, Any],
     *,
     kind: str = "INTERNAL",
     about: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
     at: float | None = None,
 ) -> Span:
-    """A span that begins now, below the current one.
+    """Begin a span below the current one.
 
     Args:
-        given: what is known of it; what is None or "" is left out.
-        kind: as OpenTelemetry names it.
-        about: what all spans that begin in it have too.
-        headers: of whoever asked, which may say what span this is a part of; that counts where there is no current one.
-        at: when it began, in seconds since the epoch; None for now.
+        attributes: attributes of the span, except those that are None or "".
+        kind: the kind by OpenTelemetry.
+        about: attributes for all spans that begin in it, too.
+        headers: headers of a request, which name the parent if there is no current span.
+        at: the time of the begin, in seconds since the epoch; None for now.
     """
-    current_tracer = tracer()
-    if current_tracer is None:
+    tracer_in_use = tracer()
+    if tracer_in_use is None:
         return NONE
     api: Any = sys.modules["opentelemetry.trace"]
     shared = {**_about.get({}), **(about or {})}
     try:
-        attributes = {key: _bounded(value) for key, value in {**shared, **given}.items() if value is not None and value != ""}
-        real = current_tracer.start_span(
-            name.strip()[:LONGEST],
+        values = {key: _bounded(value) for key, value in {**shared, **attributes}.items() if value is not None and value != ""}
+        real = tracer_in_use.start_span(
+            name.strip()[:MAX_TEXT],
             context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parent_of(headers),
             kind=api.SpanKind[kind],
-            attributes=attributes,
+            attributes=values,
             start_time=None if at is None else int(at * 1e9),
         )
-    except Exception as error:  # noqa: BLE001 -- as above
-        _fails(error)
+    except Exception as error:  # noqa: BLE001 -- see `tracer`
+        _report(error)
         return NONE
     return Span(real, shared)
 
@@ -301,29 +301,29 @@ def begin(
 def span(
     name: str, attributes: Mapping[str, Any], *, kind: str = "INTERNAL", about: Mapping[str, Any] | None = None
 ) -> Iterator[Span]:
-    """What happens inside, as a span; see `begin`."""
-    opened = begin(name, attributes, kind=kind, about=about)
-    if not opened.wanted:
-        yield opened
+    """Record the block as a span; see `begin`."""
+    new_span = begin(name, attributes, kind=kind, about=about)
+    if not new_span.wanted:
+        yield new_span
         return
-    with opened.current():
+    with new_span.current():
         try:
-            yield opened
+            yield new_span
         except BaseException as error:
-            opened.fail(type(error).__name__)
+            new_span.fail(type(error).__name__)
             raise
         finally:
-            opened.end()
+            new_span.end()
 
 
-def carried(work: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The same work for another thread, which then belongs to the span that is current here."""
+def carried(work: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Return a function for another thread, whose spans belong to the span that is current here."""
     return work if tracer() is None else partial(copy_context().run, work)
 
 
 @contextmanager
 def compacting(session: Any) -> Iterator[None]:
-    """Tell of the compactions that happen inside, from what the session's ledger says of them when they are over.
+    """Record the compactions in the block as spans, from the session's ledger after the block.
 
     Args:
         session: a `kilburn.Session`.
@@ -332,55 +332,54 @@ def compacting(session: Any) -> Iterator[None]:
         yield
         return
     name, head = session.name, session.ledger.head
-    # It is told only if there was a compaction: a span that is never ended is never exported.
+    # Without a compaction, this span is never ended, and so never exported.
     first = begin("compact", {OPERATION: "compact"}, about={CONVERSATION: name})
     began = time.time()
     with first.current():
         yield
-    opened = first
+    current = first
     for event in compactions(session, head):
-        if opened is NONE:
-            opened = begin("compact", {OPERATION: "compact", CONVERSATION: name}, at=began)
+        if current is NONE:
+            current = begin("compact", {OPERATION: "compact", CONVERSATION: name}, at=began)
         data, outcome = event.data, str(event.data.get("outcome", "done"))
-        questions = data.get("asked")
-        opened.set(
+        answers = data.get("asked")
+        current.set(
             {
                 "kilburn.policy": event.policy,
                 "kilburn.cause": event.cause,
                 "kilburn.outcome": outcome,
                 "kilburn.tokens.freed": data.get("freed"),
                 "kilburn.moves": data.get("moves"),
-                "kilburn.asked": len(questions) if isinstance(questions, Sequence) else None,
+                "kilburn.asked": len(answers) if isinstance(answers, Sequence) else None,
                 "kilburn.event": event.number,
             },
             f"compact {event.policy}",
         )
         if outcome in FAILED:
-            opened.fail(outcome)
-        # One that the policy was asked for later in the same append began where the one before it ended.
+            current.fail(outcome)
+        # A later compaction of the same append began when the previous one ended.
         began = event.time
-        opened.end(event.time if opened is not first else None)
-        opened = NONE
+        current.end(event.time if current is not first else None)
+        current = NONE
 
 
-def compactions(session: Any, after: int) -> Iterator[Event]:
-    """The compactions that a session's ledger has after an event, and last what the kernel evicted itself, as one. Nothing is
-    written for their sake."""
-    kernel_event: Event | None = None
+def compactions(session: Any, start: int) -> Iterator[Event]:
+    """Yield the compactions in a session's ledger after an event, and then the last eviction by the kernel itself."""
+    evictions: Event | None = None
     try:
-        for event in session.backend.events(session.number, after):
+        for event in session.backend.events(session.number, start):
             if event.act is Act.COMPACT:
                 yield event
             elif event.act is Act.EVICT and event.policy == "kernel":
-                kernel_event = event
-        if kernel_event is not None:
-            yield kernel_event
-    except Exception as error:  # noqa: BLE001 -- whoever asked for the append must not fail by what is told of it
-        _fails(error)
+                evictions = event
+        if evictions is not None:
+            yield evictions
+    except Exception as error:  # noqa: BLE001 -- tracing must not make the append fail
+        _report(error)
 
 
 def used(usage: Tokens | None) -> dict[str, Any]:
-    """What a provider says that a reply cost."""
+    """Return the attributes for a provider's token counts of a reply."""
     if not isinstance(usage, Tokens) or not usage.sound:
         return {}
     return {
@@ -393,12 +392,12 @@ def used(usage: Tokens | None) -> dict[str, Any]:
 
 
 def _watched(model: Model, request: Request) -> Iterator[Delta | Reply]:
-    """The pieces of a reply, as a span from the question to the reply."""
+    """Stream a reply, and record a span from the request to the reply."""
     if tracer() is None:
         return model.stream(request)
     place = type(model).__module__.rpartition(".")[2]
     name = str(getattr(model, "name", ""))
-    given = {
+    attributes = {
         OPERATION: "chat",
         PROVIDER: PROVIDERS.get(place, place),
         MODEL: name,
@@ -406,47 +405,47 @@ def _watched(model: Model, request: Request) -> Iterator[Delta | Reply]:
         TEMPERATURE: request.temperature,
     }
     kind = "CLIENT" if getattr(model, "elsewhere", False) else "INTERNAL"
-    return _pieces(begin(f"chat {name}", given, kind=kind), model, request)
+    return _pieces(begin(f"chat {name}", attributes, kind=kind), model, request)
 
 
-def _pieces(opened: Span, model: Model, request: Request) -> Iterator[Delta | Reply]:
+def _pieces(new_span: Span, model: Model, request: Request) -> Iterator[Delta | Reply]:
     began, first = time.perf_counter(), True
     pieces: Iterator[Delta | Reply] | None = None
     try:
-        with opened.current():
+        with new_span.current():
             pieces = iter(model.stream(request))
         while True:
-            with opened.current():
+            with new_span.current():
                 piece = next(pieces, None)
             if piece is None:
                 return
             if first:
                 first = False
-                opened.set({FIRST: time.perf_counter() - began})
+                new_span.set({FIRST: time.perf_counter() - began})
             if isinstance(piece, Reply):
-                opened.set({FINISHED: [str(piece.finish)], **used(piece.usage)})
-                opened.end()
+                new_span.set({FINISHED: [str(piece.finish)], **used(piece.usage)})
+                new_span.end()
             yield piece
     except GeneratorExit:
         raise
     except BaseException as error:
-        opened.fail(type(error).__name__)
+        new_span.fail(type(error).__name__)
         raise
     finally:
-        opened.end()
+        new_span.end()
         close = getattr(pieces, "close", None)
         if close is not None:
             close()
 
 
 def _parent_of(headers: Mapping[str, str]) -> Any:
-    """The context that headers name; that of nobody if they name none."""
-    carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-    return _w3c().extract(carrier, sys.modules["opentelemetry.context"].Context())
+    """Return the context that headers name; an empty one if they name none."""
+    present = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    return _w3c().extract(present, sys.modules["opentelemetry.context"].Context())
 
 
 def _w3c() -> Any:
-    """What writes and reads these headers, whatever other ones the program has chosen."""
+    """Return the propagator of the W3C headers, whichever propagators the program has chosen."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     return TraceContextTextMapPropagator()
@@ -454,16 +453,16 @@ def _w3c() -> Any:
 
 def _bounded(value: Any) -> Any:
     if isinstance(value, str):
-        return str(value)[:LONGEST].encode("utf-8", "replace").decode("utf-8")
+        return str(value)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
     return value
 
 
-def _fails(error: Exception) -> None:
-    """Say once of each kind of error that something is not told."""
+def _report(error: Exception) -> None:
+    """Log each kind of error once."""
     kind = type(error).__name__
-    if kind not in _told:
-        _told.add(kind)
-        log.warning("OpenTelemetry failed, and something was not told: %s", kind)
+    if kind not in _reported:
+        _reported.add(kind)
+        log.warning("OpenTelemetry failed, and a span was lost: %s", kind)
 
 
 kilburn.model.watch = _watched

@@ -18,8 +18,8 @@ import pytest
 from cli.terminal import kilburn, program
 from kilburn import open as open_store
 from kilburn.agents.access import CallQuestion, Confirmation, Consent
-from kilburn.cli.access import CONNECT
 from kilburn.cli.chat import confirm
+from kilburn.cli.model_loading import CONNECT
 from kilburn.testing.upstream import Refusal, Upstream, serving
 
 

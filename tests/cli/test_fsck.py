@@ -258,7 +258,7 @@ def test_a_fact_that_is_trusted_more_than_what_it_cites_is_found(remembered: Pat
     )
     (item,) = findings(remembered)
     assert (item["kind"], item["page"]) == ("fold", "f1")
-    assert "trusted more" in str(item["what"])
+    assert "its trust is higher" in str(item["what"])
 
 
 def test_the_place_is_an_argument_too(folded: Path) -> None:

@@ -233,7 +233,7 @@ def test_documents_are_added_listed_shown_and_removed(tmp_path: Path) -> None:
     assert (first["documents"], first["skipped"]) == (["log/lamp.md"], [["log/b.bin", "binary"]])
     said = kilburn("documents", "add", folder, "--name", "log", "--db", path)
     assert "0 documents new or changed" in said.out
-    assert "passed over: log/b.bin: binary" in said.err
+    assert "skipped: log/b.bin: binary" in said.err
     assert [row["document"] for row in run("documents", "list", db=path)] == ["log/lamp.md"]
     assert kilburn("documents", "show", "log/lamp.md", "--db", path).out == "# Lamp\n\nIt burns colza oil.\n"
     (hit,) = run("search", "colza", db=path)["hits"]

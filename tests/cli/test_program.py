@@ -48,7 +48,7 @@ def test_help_shows_an_example_of_each_verb(verb: str) -> None:
     assert not re.search(r"\{[a-z]|\[\[", said.out.partition("\n\n")[0]), "each argument has a name for people, in one bracket"
 
 
-HEAVY = {"anthropic", "asyncio", "http", "matplotlib", "numpy", "openai", "pydantic", "rich", "ssl", "textual", "xllamacpp"}
+HEAVY = {"anthropic", "asyncio", "http", "matplotlib", "numpy", "openai", "pydantic", "rich", "ssl", "xllamacpp"}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_ps_lists_the_newest_of_many_forks(tmp_path: Path) -> None:
     few = kilburn("ps", "--db", path)
     listed = [row.split()[0] for row in few.out.splitlines()[1:] if row.split()]
     assert listed == ["other", *(f"chat~{number}" for number in range(26, 31)), "chat~", "~2"]
-    assert "25 more forks of chat" in few.err
+    assert "25 older forks of chat" in few.err
     assert all(f"chat~{number} " in kilburn("ps", "--all", "--db", path).out for number in range(2, 31))
     assert len(kilburn("ps", "--db", path, "--json").json) == 33
 

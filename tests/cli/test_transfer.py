@@ -506,10 +506,10 @@ def test_an_export_says_what_becomes_of_branches(tmp_path: Path) -> None:
         session.append({"role": "user", "content": "hello"})
         session.fork("look").fork("deeper")
     assert "branches of 'work': 2" in kilburn("export", "work", "--db", db).err
-    assert "branches among them: 2" in kilburn("export", "--db", db).err
+    assert "exported branches: 2" in kilburn("export", "--db", db).err
     nested = kilburn("export", "work/b1/b1", "--db", db).err
     assert "not exported" not in nested
-    assert "branches among them: 1" in nested
+    assert "exported branches: 1" in nested
 
 
 def forty(folder: Path) -> Path:

@@ -165,11 +165,11 @@ def test_a_key_changes_what_it_may_see_and_the_next_prompt_has_it(place: Callabl
         it.say(f"Number {number}: src/m{number}.py has a fault. " * 4, "ana", "work")
     browser = Browser(it)
     browser.sign_in("ana")
-    done = browser.press("/window?name=work", "Let go: p3")
+    done = browser.press("/window?name=work", "Evict: p3")
     assert done.status_code == 303
     assert done.headers["location"] == "/dashboard/window?name=work&done=evict"
     assert "src/m1.py" not in str(it.say("And now?", "ana", "work")["messages"])
-    browser.press("/change?name=work&show=undo", "Take it back now")
+    browser.press("/change?name=work&show=undo", "Undo now")
     assert "src/m1.py" in str(it.say("And now again?", "ana", "work")["messages"])
     word = re.findall(r'name="word" value="([^"]+)"', browser.get("/window?name=work").text)[0]
     before = {name: it.shown("acme", name) for name in names}
@@ -186,7 +186,7 @@ def test_a_key_that_looks_changes_nothing(place: Callable[..., Place]) -> None:
     shown = browser.get("/window?name=of%20ana").text
     assert "canary-ana" in shown
     assert "/do/" not in shown
-    assert "read only" in shown
+    assert "read-only" in shown
     before = it.shown("acme", "of ana")
     word = re.findall(r'name="word" value="([^"]+)"', shown)[0]
     assert browser.post("/do/evict", {"word": word, "name": "of ana", "pages": "p2"}).status_code == 405
@@ -365,7 +365,7 @@ def test_without_keys_it_is_open_to_this_machine(place: Callable[..., Place]) ->
     browser = Browser(it)
     assert "work" in browser.get("/").text
     assert browser.cookies == {}
-    assert browser.press("/window?name=work", "Let go: p3").status_code == 303
+    assert browser.press("/window?name=work", "Evict: p3").status_code == 303
     assert "src/m1.py" not in str(it.say("And now?")["messages"])
     assert browser.post("/do/undo", {"name": "work", "word": ""}).status_code == 403
 

@@ -133,9 +133,9 @@ def test_every_link_of_every_screen_leads_somewhere(seen: Seen, served: str, age
 def test_calls_are_opened_one_by_one(seen: Seen, agents: str) -> None:
     page = seen.page
     page.goto(f"{agents}/branches?name=ask")
-    page.get_by_role("link", name="its steps and their calls").click()
+    page.get_by_role("link", name="the steps and their calls").click()
     page.locator("details.left summary").first.click()
-    page.get_by_role("link", name="Open its 12 calls").click()
+    page.get_by_role("link", name="Open the 12 calls").click()
     page.locator("details.left summary", has_text="line 5").click()
     assert "LINE 5" in page.locator("details[open] pre").last.inner_text()
     assert page.locator("main img, main script").count() == 0
@@ -155,8 +155,8 @@ def test_a_reader_walks_from_an_alarm_to_the_words_that_left(seen: Seen, served:
     page.locator("details.left summary").first.click()
     assert page.locator("details.left pre").first.is_visible()
     page.locator("details.left .back a").first.click()
-    assert page.get_by_role("heading", name="Its life").is_visible()
-    page.get_by_role("link", name="Exactly, as plain text").click()
+    assert page.get_by_role("heading", name="History").is_visible()
+    page.get_by_role("link", name="Exact plain text").click()
     # The browser makes its <pre> before the text has come.
     page.locator("pre", has_text=re.compile(r"\S")).wait_for()
 

@@ -91,13 +91,13 @@ def test_a_range_is_compacted_and_taken_back(opened: Callable[..., Seen], writin
     made = receipts(path)
     assert len(made) == before + 1
     assert made[-1].policy == "compact on demand"
-    page.get_by_role("link", name="See whether the newest can be taken back").click()
+    page.get_by_role("link", name="Undo the newest").click()
     other = page.context.new_page()
     other.goto(page.url)
-    page.get_by_role("button", name="Take it back now").click()
-    assert "Taken back" in page.get_by_role("status").inner_text()
+    page.get_by_role("button", name="Undo now").click()
+    assert "The compaction was undone" in page.get_by_role("status").inner_text()
     assert len(receipts(path)) == before + 2
-    other.get_by_role("button", name="Take it back now").click()
+    other.get_by_role("button", name="Undo now").click()
     assert "something else has happened" in other.locator("main").inner_text()
     assert len(receipts(path)) == before + 2
 
@@ -107,19 +107,19 @@ def test_pages_are_let_go_and_kept_and_facts_decided(opened: Callable[..., Seen]
     seen = opened()
     page = seen.page
     page.goto(f"{url}/window?name=parser")
-    button = page.get_by_role("button", name="Let go: p").last
+    button = page.get_by_role("button", name="Evict: p").last
     address = button.get_attribute("aria-label").partition(": ")[2]
     button.click()
-    assert "Let go." in page.get_by_role("status").inner_text()
+    assert "Evicted." in page.get_by_role("status").inner_text()
     assert receipts(path)[-1].left == (address,)
     page.goto(f"{url}/page?name=parser&address={address}")
-    page.get_by_role("button", name=f"Keep: {address}").click()
+    page.get_by_role("button", name=f"Pin: {address}").click()
     assert "pinned" in page.locator("dl.card").inner_text()
-    page.get_by_role("button", name="May leave again").click()
+    page.get_by_role("button", name="Unpin").click()
     page.goto(f"{url}/memory?user=ana")
     page.get_by_role("button", name="Accept: f3").click()
-    assert "it is in force now" in page.get_by_role("status").inner_text()
-    assert page.get_by_text("What waits for a person").count() == 0
+    assert "the fact is in force now" in page.get_by_role("status").inner_text()
+    assert page.get_by_text("Proposed facts").count() == 0
 
 
 SHOWN = [
@@ -170,8 +170,8 @@ def test_a_person_signs_in_at_a_gateway_changes_a_prompt_and_signs_out(
     # What Chromium says of an answer that is a page to sign in is no error of ours.
     seen.wrong[:] = [said for said in seen.wrong if "status of 401" not in said]
     assert page.evaluate("document.cookie") == ""
-    page.get_by_role("button", name="Let go: p3").click()
-    assert "Let go." in page.get_by_role("status").inner_text()
+    page.get_by_role("button", name="Evict: p3").click()
+    assert "Evicted." in page.get_by_role("status").inner_text()
     it.talk = talk
     assert "src/m1.py" not in str(it.say("And now?", "ana", "work")["messages"])
     page.get_by_role("link", name="Sessions").first.click()

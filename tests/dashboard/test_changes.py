@@ -97,12 +97,12 @@ def shown(db: Path, name: str = "parser") -> list[tuple[str, str, bool]]:
 
 def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: Path) -> None:
     before = shown(db)
-    offered = re.findall(r'aria-label="Let go: (p\d+)"', ask(app, "/window?name=parser").text)
+    offered = re.findall(r'aria-label="Evict: (p\d+)"', ask(app, "/window?name=parser").text)
     held = {address for address, _, pinned in before if pinned}
     assert offered
     assert not held & set(offered)
     address = offered[-1]
-    done = pressed(app, "/window?name=parser", f"Let go: {address}")
+    done = pressed(app, "/window?name=parser", f"Evict: {address}")
     assert done.status == 303
     assert done.headers["location"] == "/window?name=parser&done=evict"
     assert "The text can be recalled by its address." in ask(app, done.headers["location"]).text
@@ -110,11 +110,11 @@ def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: 
     assert shown(db) != before
     page = ask(app, "/change?name=parser&show=undo")
     assert "By user" in page.text
-    assert pressed(app, "/change?name=parser&show=undo", "Take it back now").status == 303
+    assert pressed(app, "/change?name=parser&show=undo", "Undo now").status == 303
     assert shown(db) == before
-    assert pressed(app, f"/page?name=parser&address={address}", f"Keep: {address}").status == 303
+    assert pressed(app, f"/page?name=parser&address={address}", f"Pin: {address}").status == 303
     assert (address, "", True) in shown(db)
-    assert pressed(app, "/window?name=parser", f"May leave again: {address}").status == 303
+    assert pressed(app, "/window?name=parser", f"Unpin: {address}").status == 303
     assert shown(db) == before
 
 
@@ -122,7 +122,7 @@ def test_an_undo_that_does_not_fit_is_not_offered(app: Any, db: Path) -> None:
     # What the newest compaction took out was more than the window has room for.
     page = ask(app, "/change?name=parser&show=undo").text
     assert "tokens more than the window has: recall or pin single pages, or open a larger window" in page
-    assert "Take it back now" not in page
+    assert "Undo now" not in page
     assert do(app, "undo", name="parser", event=newest_event(db)).status == 409
 
 
@@ -140,7 +140,8 @@ def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> N
     path = f"/change?name=parser&show=compact&pages={first}-{last}&keep=2"
     seen = ask(app, path).text
     told = {
-        name: int(number.replace(",", "")) for name, number in re.findall(r"<dt>(in the prompt now|then)</dt><dd>([\d,]+)", seen)
+        name: int(number.replace(",", ""))
+        for name, number in re.findall(r"<dt>(in the prompt now|in the prompt afterwards)</dt><dd>([\d,]+)", seen)
     }
     assert "processed again" in seen
     assert shown(db) == before
@@ -148,9 +149,9 @@ def test_a_range_is_compacted_after_its_price_was_shown(app: Any, db: Path) -> N
     assert done.headers["location"] == "/receipts?name=parser&done=compact"
     with kilburn.open(str(db), window=1500, policy="fifo", tokenizer="chars/4", embedder=None, readonly=True) as store:
         session = store.session("parser")
-        assert session.ledger.receipts()[-1].freed == told["in the prompt now"] - told["then"]
+        assert session.ledger.receipts()[-1].freed == told["in the prompt now"] - told["in the prompt afterwards"]
         assert session.ledger.receipts()[-1].policy == "compact on demand"
-    assert pressed(app, "/change?name=parser&show=undo", "Take it back now").status == 303
+    assert pressed(app, "/change?name=parser&show=undo", "Undo now").status == 303
     assert shown(db) == before
 
 
@@ -290,5 +291,5 @@ def test_without_hands_there_is_no_form_and_no_change(made: Path, tmp_path: Path
             assert 'method="post"' not in said
         assert do(app, "undo", name="parser").status == 405
         assert "kilburn window evict parser p7" in ask(app, "/change?name=parser").text
-        assert "read only" in ask(app, "/").text
+        assert "read-only" in ask(app, "/").text
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before

@@ -77,7 +77,7 @@ def test_the_window_now_says_why_and_what_could_leave(made: Path, app: Any) -> N
     assert f"{use:,} tokens, {use / 1500:.0%} of what fits" in said
     assert all(address in said for address in shown)
     assert "pinned" in said
-    assert "What could leave now" in said
+    assert "Pages that could leave now" in said
 
 
 def test_a_window_can_be_seen_as_it_was(app: Any) -> None:
@@ -131,10 +131,10 @@ def test_a_transcript_is_whole(made: Path, app: Any) -> None:
 
 def test_a_pages_life_is_told(app: Any) -> None:
     said = words_of(ok(app, "/page", name="parser", address="p4"))
-    for deed in ("admitted", "folded", "recalled, a fault", "made of it", "kilburn recall parser p4"):
+    for deed in ("admitted", "folded", "recalled, a fault", "derived pages", "kilburn recall parser p4"):
         assert deed in said
     made = words_of(ok(app, "/page", name="parser", address="f1"))
-    assert "made from" in made
+    assert "sources" in made
     assert "made by summarize" in made
 
 
@@ -153,7 +153,7 @@ def test_memory_faults_branches_prices_and_the_cache(app: Any) -> None:
     assert "Ana lives in Rome holds" in re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(?: to)?", "", memory).replace("  ", " ").replace(
         "  ", " "
     )
-    assert "What waits for a person" in memory
+    assert "Proposed facts" in memory
     assert "kilburn memories accept f3 --user ana" in memory
     assert "37 faults" in words_of(ok(app, "/faults", name="misses"))
     branches = words_of(ok(app, "/branches", name="parser"))
@@ -313,7 +313,7 @@ def test_it_follows_what_others_write(tmp_path: Path) -> None:
             session.forget(f"p{session.window.last}")
             assert "A new question." not in ok(app, "/window", name="busy").text
             gone = ok(app, "/page", name="busy", address=f"p{session.window.last}").text
-            assert "It was forgotten" in gone
+            assert "The page was forgotten" in gone
             assert "A new question." not in gone
 
 

@@ -208,13 +208,13 @@ def test_what_a_search_and_a_fold_name_does_not_count_as_moved(tmp_path: Path) -
             session.append({"role": "user", "content": f"{at}: words"})
             session.render()
             if at == 3:
-                session.apply(Fold(tuple(range(2, MAX_MOVED + 200)), text="What was short."))
+                session.edits.apply(Fold(tuple(range(2, MAX_MOVED + 200)), text="What was short."))
             for _ in range(10 if at > 3 else 0):
                 session.search("short", limit=200, tokens=20_000)
     with Sqlite(tmp_path / "agent.db", readonly=True) as backend:
         reading = LedgerReader(backend)
         session = reading.session("s0")
-        assert sum(len(event.pages) for event in session.events() if event.act is Act.SEARCH) > MAX_MOVED
+        assert sum(len(event.pages) for event in session.ledger.events() if event.act is Act.SEARCH) > MAX_MOVED
         strip(reading, session, 0, 20)
         reading.replayed(session.number, 600)
         columns = strip(reading, session, 0, 20).columns

@@ -65,7 +65,7 @@ def test_agents_have_budgets_and_returns(worked: Path) -> None:
         assert "5 steps, 10,000 calls, 9,000 tokens" in said
         assert re.search(r"work/b1 .* returned p3 ", said)
         assert re.search(r"work/b2 .* returned p5 said", said)
-        assert "its steps and their calls" in words_of(ok(app, "/branches", name="ask"))
+        assert "the steps and their calls" in words_of(ok(app, "/branches", name="ask"))
 
 
 def test_each_call_of_a_recursive_model_can_be_opened(worked: Path) -> None:
@@ -90,7 +90,7 @@ def test_each_call_of_a_recursive_model_can_be_opened(worked: Path) -> None:
         assert ask(app, page).status == 200
         below = words_of(ok(app, "/calls", name="ask/b2"))
         assert "Which line is the first?" in below
-        assert "no recursive model" in words_of(ok(app, "/calls", name="work")).lower()
+        assert "no question to a recursive model" in words_of(ok(app, "/calls", name="work")).lower()
         assert ask(app, to("/calls", name="ask", cell="p999")).status == 404
         assert ask(app, to("/calls", name="ask", cell="<b>")).status == 404
         assert {*SCREENS} - {link.partition("?")[0] for link in walk(app)} <= {"/search", "/collection", "/receipt"}

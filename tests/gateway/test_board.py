@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.talk import user
 from kilburn.cli import main
-from kilburn.gateway.board import alerts, board
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key
-from kilburn.gateway.metrics import NOW, POLICIES, Metrics
+from kilburn.gateway.metrics import CURRENT, POLICIES, Metrics
 from kilburn.kernel.ledger import Stats
 from kilburn.prices import PRICES
 from kilburn.testing.upstream import Upstream, calling
 
 promql_parser = pytest.importorskip("promql_parser")
+
+BOARD = json.loads(files("kilburn.gateway").joinpath("board.json").read_text("utf-8"))
+ALERTS = files("kilburn.gateway").joinpath("alerts.yml").read_text("utf-8")
 
 Series = dict[str, list[dict[str, str]]]
 """The labels of each sample, by its name."""
@@ -72,9 +75,9 @@ def _as_context(fixture: Any, folder: Path) -> Any:
 
 
 def queries() -> list[str]:
-    on_board = [target["expr"] for panel in board()["panels"] for target in panel["targets"]]
-    in_rules = re.findall(r"^        expr: (?:>-\n((?:          .*\n)+)|(.*)\n)", alerts(), re.M)
-    assert len(in_rules) == alerts().count("alert:")
+    on_board = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    in_rules = re.findall(r"^        expr: (?:>-\n((?:          .*\n)+)|(.*)\n)", ALERTS, re.M)
+    assert len(in_rules) == ALERTS.count("alert:")
     return on_board + [" ".join((block or line).split()) for block, line in in_rules]
 
 
@@ -120,18 +123,18 @@ def test_what_is_asked_of_kinds_and_routes_is_there(real: Series) -> None:
             assert set(wanted.split("|")) <= kinds
     assert {"recall"} <= {labels["tool"] for labels in real["kilburn_lookups_total"]}
     assert real["kilburn_compactions_total"]
-    assert {f"kilburn_{name}" for name in NOW} <= real.keys()
+    assert {f"kilburn_{name}" for name in CURRENT} <= real.keys()
 
 
 def test_the_verbs_print_what_grafana_and_prometheus_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["metrics", "board"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert made == json.loads(json.dumps(board()))
+    assert made == BOARD
     places = [tuple(panel["gridPos"].values()) for panel in made["panels"]]
     assert len(set(places)) == len(places)
     assert [panel["id"] for panel in made["panels"]] == list(range(1, len(places) + 1))
     assert main(["metrics", "alerts"]) == 0
-    assert capsys.readouterr().out == alerts()
+    assert capsys.readouterr().out == ALERTS
 
 
 TESTED = """
@@ -174,7 +177,7 @@ def test_the_alerts_fire_when_they_should(tmp_path: Path) -> None:
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
-    (tmp_path / "rules.yml").write_text(alerts(), encoding="utf-8")
+    (tmp_path / "rules.yml").write_text(ALERTS, encoding="utf-8")
     (tmp_path / "tests.yml").write_text(TESTED, encoding="utf-8")
     for arguments in (["check", "rules", "rules.yml"], ["test", "rules", "tests.yml"]):
         done = subprocess.run([tool, *arguments], cwd=tmp_path, capture_output=True, text=True)

@@ -25,7 +25,7 @@ from kilburn.gateway.access import Access
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys, add_key
-from kilburn.gateway.logs import Log, line_of
+from kilburn.gateway.logs import Log, log_line
 from kilburn.gateway.metrics import SESSIONS, Metrics, OwnCounts, saved
 from kilburn.gateway.status import routes
 from kilburn.jobs.claims import FAILED, JobName, JobState, try_again
@@ -283,7 +283,7 @@ def test_top_says_that_nobody_answers(serving: Callable[..., int], capsys: pytes
 
 
 def test_a_line_of_an_exchange_that_was_never_read() -> None:
-    assert line_of(Exchange(status=499))["status"] == 499
+    assert log_line(Exchange(status=499))["status"] == 499
 
 
 def words(message: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from gateway.test_compaction import CHAT, Gateway
 from kilburn.gateway.app import Settings, build
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.connection import uvicorn_options
-from kilburn.gateway.form import Asked
+from kilburn.gateway.form import ParsedRequest
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.limits import RequestBounds
 from kilburn.testing.upstream import Refusal, Upstream, serving
@@ -199,7 +199,7 @@ class Counting(ChatForm):
 
     count = 0
 
-    def split(self, asked: Asked) -> None:
+    def split(self, asked: ParsedRequest) -> None:
         self.count += 1
         super().split(asked)
 

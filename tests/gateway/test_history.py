@@ -22,7 +22,7 @@ from kilburn.backends.upkeep import repair_store
 from kilburn.errors import OrphanResult, StoreBusy, StoreStale, StoreUnavailable
 from kilburn.event import Act
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.conversations import Conversation, chained, seed_of
+from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.history import Histories
 from kilburn.gateway.messages import MessagesForm
 from kilburn.kernel.session import Session
@@ -30,6 +30,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing.laws import check_laws
 from kilburn.wire.digests import HIDDEN, canonical
 from kilburn.wire.form import parse
+from kilburn.wire.histories import chain_seed, chained
 
 CHAT, MESSAGES = ChatForm(), MessagesForm()
 
@@ -323,7 +324,7 @@ def test_a_damaged_session_stops_no_other_one_and_not_its_client(tmp_path: Path,
             name = turn(histories, [user("the word sesame")], "1")
         path.write_bytes(path.read_bytes().replace(b"the word sesame", b"the word damage"))
     assert name.endswith("~2")
-    assert "is left out" in caplog.text
+    assert "is skipped" in caplog.text
 
 
 def test_a_name_of_the_client(histories: Histories) -> None:
@@ -439,7 +440,7 @@ def test_no_reply_is_kept_to_a_question_that_the_database_lost(tmp_path: Path) -
         talk = [user("a"), assistant("a reply"), user("b")]
         with lost(path):
             conversation = take(histories, talk)
-        with pytest.raises(StoreUnavailable, match="what was asked is lost"):
+        with pytest.raises(StoreUnavailable, match="lost the request"):
             histories.said(conversation, parse(assistant("another reply")))
         histories.give(conversation)
         assert visible(store, name) == ["a", "a reply"]
@@ -475,7 +476,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         name = turn(histories, talk[:1], "1")
         turn(histories, talk[:3], "2")
         conversation = take(histories, talk) if late else None
-        digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+        digests = list(chained(canonical(parse(talk)), chain_seed(name, "")))
         assert store.backend.histories.owners(digests[2], 9)
         store.forget(session=name, address="p3")
         if conversation is not None:
@@ -485,7 +486,7 @@ def test_no_digest_of_what_was_forgotten_stays_or_comes_again(tmp_path: Path, la
         for again in (histories, Histories(store)):
             assert turn(again, talk, "4") == name, "a client that still sends it goes on"
             talk += [assistant("4"), user("and on")]
-            digests = list(chained(canonical(parse(talk)), seed_of(name, "")))
+            digests = list(chained(canonical(parse(talk)), chain_seed(name, "")))
             assert not any(store.backend.histories.owners(digest, 9) for digest in digests)
     assert not any(digest in file.read_bytes() for file in tmp_path.iterdir() for digest in digests)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import random
+import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,18 +18,21 @@ import pytest
 
 import kilburn
 from effort import FULL, rounds
+from gateway.test_crash import Served
 from kilburn import remembered
 from kilburn.backends.passages import _compounds
 from kilburn.gateway.chat import ChatForm
-from kilburn.gateway.history import Histories
+from kilburn.gateway.faults import MODELS, Offer
+from kilburn.gateway.history import LEADS, Histories
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.responses import ResponsesForm
-from kilburn.gateway.sayings import LONGEST, WIDTH, Sayings, key_of
+from kilburn.gateway.sayings import MAX_DIGESTS, WIDTH, Sayings, message_key
 from kilburn.policies.importance import words_of
 from kilburn.remembered import Recent
 from kilburn.selection.passages import _parts_of, lines_of, passages_of, rows_of
 from kilburn.selection.selection import candidates_of
+from kilburn.testing.upstream import Upstream, serving
 from kilburn.wire.form import parse
 
 FORM = ChatForm()
@@ -152,7 +157,7 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
     size, found = sayings.size, 0
     with traced() as now:
         for number in range(8000):
-            key = key_of(b"chat", b"%d" % number)
+            key = message_key(b"chat", b"%d" % number)
             said = b"".join(
                 bytes((chance.randrange(2),)) + chance.randbytes(WIDTH - 1) for _ in range(chance.choice((0, 1, 1, 1, 3)))
             )
@@ -167,17 +172,17 @@ def test_a_table_of_what_messages_say_never_grows_and_never_lies() -> None:
         kept.clear()
         assert now() < 10_000
     assert 400 < found <= 1024
-    assert sayings.get(key_of(b"messages", b"7999")) is None, "another form"
+    assert sayings.get(message_key(b"messages", b"7999")) is None, "another form"
 
 
 def test_one_message_that_says_very_much_leaves_the_others_there() -> None:
-    sayings, one, much = Sayings(), key_of(b"chat", b"one"), key_of(b"messages", b"much")
+    sayings, one, much = Sayings(), message_key(b"chat", b"one"), message_key(b"messages", b"much")
     sayings.keep(one, b"\1" + bytes(16))
     sayings.keep(much, bytes(WIDTH) * 100_000)
     assert sayings.get(much) is None
     assert sayings.get(one) == b"\1" + bytes(16)
-    sayings.keep(much, bytes(WIDTH) * LONGEST)
-    assert sayings.get(much) == bytes(WIDTH) * LONGEST
+    sayings.keep(much, bytes(WIDTH) * MAX_DIGESTS)
+    assert sayings.get(much) == bytes(WIDTH) * MAX_DIGESTS
 
 
 def test_messages_are_recognised_whether_or_not_they_are_in_the_table(tmp_path: Path) -> None:
@@ -282,3 +287,47 @@ def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
     finally:
         texts.most = before
         forget()
+
+
+def test_what_is_known_of_models_and_of_system_prompts_has_bounds(tmp_path: Path) -> None:
+    offer = Offer("auto")
+    for number in range(2 * MODELS):
+        offer.refused(f"m{number}", (), certain=True)
+        offer.refused(f"n{number}", (), certain=False)
+    assert len(offer._refusing) <= MODELS
+    assert len(offer._suspected) <= MODELS
+    assert not offer.to(f"m{2 * MODELS - 1}", ())
+    with histories_in(tmp_path) as histories:
+        for lead in range(3):
+            talk = [{"role": "system", "content": f"{lead} {number}"} for number in range(LEADS - 300)]
+            answer(histories, talk, f"asks {lead}", "so")
+            assert len(histories._leads) == min(LEADS, (lead + 1) * (LEADS - 300))
+
+
+@pytest.mark.slow
+def test_a_gateway_takes_no_more_memory_after_many_answers(tmp_path: Path) -> None:
+    """Many users, sessions that overflow, streamed or not, as a process of its own."""
+    chance, answers, taken = random.Random(5), itertools.count(1), list[int]()
+    first, last = 6_000, rounds(9_000, 20_000)
+
+    def talk(gateway: Served, user: int) -> None:
+        messages: list[dict[str, Any]] = []
+        for turn in range(chance.choice((1, 2, 5, 10))):
+            messages.append({"role": "user", "content": f"{user}.{turn} {words(chance, 80)}"})
+            text, _ = gateway.ask(messages, stream=turn % 2 == 0, authorization=f"Bearer user-{user}")
+            messages.append({"role": "assistant", "content": text})
+            if next(answers) in (first, last):
+                status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+                taken.append(int(re.findall(r"RssAnon:\s+(\d+)", status)[0]))
+
+    with serving(Upstream(otherwise=lambda sent: words(chance, 60), measured=False, piece=200)) as upstream:
+        gateway = Served(tmp_path / "gateway.db", upstream)
+        try:
+            for user in itertools.count():
+                if len(taken) == 2:
+                    break
+                talk(gateway, user)
+        finally:
+            gateway.stop()
+    # The store's cache and the index of sessions fill: some hundred bytes an answer. A leak was 25 KB an answer.
+    assert taken[1] - taken[0] < 2 * (last - first), taken

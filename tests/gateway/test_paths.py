@@ -536,11 +536,11 @@ def test_what_is_known_of_ids_is_bounded_in_memory_and_whole_in_the_store(tmp_pa
     ana, bob = Key(name="0" * 8, tenant="ana"), Key(name="1" * 8, tenant="bob")
     names = [f"resp_{number:08d}" for number in range(300)]
     with kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
-        kept = Kept(lambda: store, known=20)
+        kept = Kept(lambda: store, max_ids=20)
         for name in names:
             assert kept.check("POST", RESPONSES, json.dumps({"previous_response_id": name, "input": "?"}).encode(), ana)
         assert len(kept._owners) <= 20
-        for known in (kept, Kept(lambda: store, known=20), Kept(lambda: store)):
+        for known in (kept, Kept(lambda: store, max_ids=20), Kept(lambda: store)):
             for name in (*names[:3], *names[-3:]):
                 with pytest.raises(Problem):
                     known.check("GET", f"{RESPONSES}/{name}", b"", bob)
@@ -562,7 +562,7 @@ def test_whose_an_id_is_waits_for_a_store_that_cannot_be_written(tmp_path: Path)
         kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as store,
         kilburn.open(str(tmp_path / "a.db"), window=1000, policy="fifo", tokenizer="chars/4", embedder=None) as other,
     ):
-        kept = Kept(lambda: store, known=5)
+        kept = Kept(lambda: store, max_ids=5)
         kept.claim([_digest_of("resp_first")], ana)
         kept.write()
         with other.backend.together():

@@ -66,6 +66,17 @@ def lock(place: str) -> Iterator[Callable[[], Callable[[], None]]]:
         yield hold
 
 
+@pytest.fixture
+def lapse(place: str) -> Callable[[], None]:
+    """Ends all leases by the store's clock."""
+
+    def end() -> None:
+        with closing(apsw.Connection(f"{place}-requests")) as counted:
+            counted.execute("UPDATE running SET until = 0")
+
+    return end
+
+
 def pair(gateway: Gateways, place: str, slow: Slow, **settings: Any) -> list[Any]:
     return [gateway(upstream=slow.upstream, db=place, **settings) for _ in range(2)]
 
@@ -176,6 +187,36 @@ def test_both_tries_wait_for_whoever_holds_the_session(
     [conversation] = conversations(place)
     assert conversation[:3] == ["a", "answer 1", "b"]
     assert conversation[3:] == [*texts]
+
+
+def test_a_turn_that_another_gateway_took_over_takes_no_reply_of_the_first(
+    gateway: Gateways, place: str, pool: ThreadPoolExecutor, lapse: Callable[[], None]
+) -> None:
+    """The lease ended by the store's clock alone: the first gateway's machine slept, or a clock was set."""
+    slow = Slow()
+    first, second = pair(gateway, place, slow)
+    talk = [user("a")]
+    late = pool.submit(ask, first, talk)
+    until(lambda: slow.calls)
+    lapse()
+    early = pool.submit(ask, second, talk)
+    until(lambda: slow.calls == 2)
+    slow.go.set()
+    assert (late.result().status_code, early.result().status_code) == (503, 200)
+    talk += [said(early.result().json()["choices"][0]["message"]["content"]), user("b")]
+    assert ask(first, talk).status_code == 200
+    assert conversations(place) == [["a", talk[1]["content"], "b", "answer 3"]]
+
+
+def test_another_request_of_the_same_history_leaves_the_turn_to_the_first(
+    gateway: Gateways, place: str, pool: ThreadPoolExecutor
+) -> None:
+    slow = Slow()
+    tries = [pool.submit(ask, each, [user("a")], seed=seed) for seed, each in enumerate(pair(gateway, place, slow))]
+    until(lambda: slow.calls == 2)
+    slow.go.set()
+    assert [each.result().status_code for each in tries] == [200, 200]
+    assert sorted(len(texts) for texts in conversations(place)) == [2, 2]
 
 
 def patient(setup: Any, talk: list[Any]) -> httpx2.Response:

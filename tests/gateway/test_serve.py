@@ -14,7 +14,7 @@ from cli.terminal import kilburn, program
 from kilburn.cli.serve import BOUNDS, ended_by_signals
 from kilburn.errors import SpecError
 from kilburn.gateway.keys import Key, add_key, revoke_key
-from kilburn.gateway.limits import RATE, RequestBounds, limits_of
+from kilburn.gateway.limits import RATE, RequestBounds, parse_limits
 
 FAR = ("serve", "--upstream", "http://127.0.0.1:9/v1")
 
@@ -31,8 +31,8 @@ def test_what_keeps_it_from_listening_is_told(tmp_path: Path) -> None:
             (("--host", "no-such-host.invalid", "--keys", tmp_path / "keys.json"), "no-such-host.invalid", 2),
             (("--host", "0.0.0.0"), "no keys are set", 2),
             (("--keys", tmp_path / "none.json"), "there is no keys file", 2),
-            (("--keys", tmp_path / "bad.json"), "is no keys file", 2),
-            (("--keys", tmp_path), "is no file", 2),
+            (("--keys", tmp_path / "bad.json"), "is not a keys file", 2),
+            (("--keys", tmp_path), "is not a file", 2),
             (("--log", tmp_path / "no" / "log"), "No such file", 1),
             (("--limit", "messages=many"), "is no number", 2),
             (("--limit", "messages=0"), "is no limit", 2),
@@ -60,12 +60,12 @@ def told_of_keys(place: object) -> str:
 def test_keys_that_let_nobody_in_are_told(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_text('{"version": 1, "keys": []}')
-    assert f"there is no key in {file}, so nobody comes in" in told_of_keys(file)
+    assert f"there is no key in {file}, so no client is admitted" in told_of_keys(file)
     assert "make one with `kilburn keys add`" in told_of_keys(file)
     made, _ = add_key(file, Key())
     assert told_of_keys(file) == ""
     revoke_key(file, made.name)
-    assert f"every key in {file} is revoked, so nobody comes in" in told_of_keys(file)
+    assert f"every key in {file} is revoked, so no client is admitted" in told_of_keys(file)
 
 
 def test_a_file_of_keys_that_may_not_be_read(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
         assert re.search(rf"\| `{name}`: [^|]+ \| {one} \| {four} \|", page), name
     assert "running=512 and connections=2048 (concurrent, in each worker)" in BOUNDS
     assert "bodies=1073741824 (bytes of a request, and of all requests in a worker)" in BOUNDS
-    given = limits_of(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
+    given = parse_limits(re.findall(r"--limit ((?:running|bodies)=\d+)", page), keyed=False)
     assert (4 * given.running, 4 * given.bodies) == (bounds.running, 1 << 30)
     told = kilburn("serve", "--help").out
     assert "The limits running, bodies and connections hold for each of them." in " ".join(told.replace("│", " ").split())
@@ -114,12 +114,12 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
 
 
 def test_limits_are_read_and_checked() -> None:
-    assert limits_of((), keyed=False) == RequestBounds()
-    assert limits_of((), keyed=True).rate == RATE
-    assert limits_of(["rate=0", "messages=9", "patience=0.5"], keyed=True) == RequestBounds(messages=9, patience=0.5)
+    assert parse_limits((), keyed=False) == RequestBounds()
+    assert parse_limits((), keyed=True).rate == RATE
+    assert parse_limits(["rate=0", "messages=9", "patience=0.5"], keyed=True) == RequestBounds(messages=9, patience=0.5)
     for wrong in ("body", "body=", "body=-1", "body=x", "patience=nan", "body=1.5", "=3"):
         with pytest.raises(SpecError):
-            limits_of([wrong], keyed=False)
+            parse_limits([wrong], keyed=False)
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])

@@ -20,7 +20,7 @@ from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.keys import Key, Link, add_key, read_keys
 from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.problems import Problem
-from kilburn.gateway.users import below, client_user, told
+from kilburn.gateway.users import below, client_user, requested_user
 from kilburn.kernel.store import Store
 from kilburn.testing.upstream import Sent, Upstream, calling, serving
 from waiting import until
@@ -198,7 +198,7 @@ NEW = [json.dumps({"device_id": HEX, "account_uuid": "", "session_id": f"{UUID}{
 
 
 def of(body: Any, header: str = "", key: Key = KEY) -> str:
-    return told({"x-kilburn-user": header} if header else {}, json.dumps(body).encode(), key)
+    return requested_user({"x-kilburn-user": header} if header else {}, json.dumps(body).encode(), key)
 
 
 def test_the_header_wins_and_each_field_tells_the_same_user() -> None:
@@ -208,7 +208,7 @@ def test_the_header_wins_and_each_field_tells_the_same_user() -> None:
     assert of({"user": "alice", "safety_identifier": "alice"}) == "alice"
     assert of({"user": None, "metadata": None}) == of({"metadata": {"user_id": None}}) == of({"user": ""}) == of([]) == ""
     with pytest.raises(SpecError, match="UTF-8"):
-        told({"x-kilburn-user": "\xff"}, b"{}", KEY)
+        requested_user({"x-kilburn-user": "\xff"}, b"{}", KEY)
 
 
 def test_no_two_users_have_one_name() -> None:
@@ -222,7 +222,7 @@ def test_no_two_users_have_one_name() -> None:
 
 
 def test_what_is_no_text_is_a_user_too_or_is_refused() -> None:
-    names = [told({}, body, KEY) for body in (b'{"user": "\xff"}', b'{"\\u0075ser": "a"}', b'{"metadata": "b"}')]
+    names = [requested_user({}, body, KEY) for body in (b'{"user": "\xff"}', b'{"\\u0075ser": "a"}', b'{"metadata": "b"}')]
     assert names == ["%22%5Cxff%22", "a", "b"]
     for value in (b'"\\ud800"', b'{"user_id": "\\udc00"}'):
         body = b'{"messages": [{"role": "user", "content": "x"}], "metadata": ' + value + b"}"

@@ -30,7 +30,7 @@ from kilburn.cli.serve import shared_folder
 from kilburn.gateway.app import Gateway, Settings
 from kilburn.gateway.keys import Key, add_key
 from kilburn.gateway.worker import Neighbours, Parent, WorkerServer
-from kilburn.gateway.workers import AT_ONCE, LONGEST_PAUSE, MINUTE, Pace, together
+from kilburn.gateway.workers import AT_ONCE, MAX_PAUSE, MINUTE, Pace, together
 from kilburn.search.vectors import Vectors
 from kilburn.testing.upstream import Upstream, serving
 from waiting import until
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_before_all_serve_ends_all_at_once(far: str, tmp
 def test_workers_that_end_again_and_again_are_started_more_slowly() -> None:
     now = [0.0]
     pace = Pace(lambda: now[0])
-    assert [pace.pause() for _ in range(AT_ONCE + 7)] == [0.0] * AT_ONCE + [1, 2, 4, 8, 16, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert [pace.pause() for _ in range(AT_ONCE + 7)] == [0.0] * AT_ONCE + [1, 2, 4, 8, 16, MAX_PAUSE, MAX_PAUSE]
     now[0] = MINUTE
     assert pace.pause() == 0.0
 
@@ -245,7 +245,7 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
 def test_what_is_done_in_the_background_waits_for_requests_to_any_worker(tmp_path: Path) -> None:
     one, other = (Neighbours(str(tmp_path), place) for place in (1, 2))
     settings = Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None)
-    Gateway(settings, used=one.used).use()
+    Gateway(settings, last_request=one.used).use()
     assert time.monotonic() >= other.used[0] > 0
 
 

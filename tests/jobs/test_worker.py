@@ -306,7 +306,7 @@ def test_the_command_shows_what_failed_and_tries_it_again(tmp_path: Path, capsys
     said(place, "s", "I live in Porto.")
     given = ["worker", str(place), "--once", "--learn", "consolidate('core/human')", "--embedder", "none"]
     assert main(given) == 1
-    assert "learn failed, 1 time by now" in capsys.readouterr().err
+    assert "learn failed, 1 time so far" in capsys.readouterr().err
     with Sqlite(place) as backend:
         (job,) = kept(backend)
         entry = json.loads(backend.settings.all()[job.name])
@@ -323,7 +323,7 @@ def test_the_command_shows_what_failed_and_tries_it_again(tmp_path: Path, capsys
     assert "give it alone" in capsys.readouterr().err
     assert main([*again, "--learn", "plain", "--embedder", "none"]) == 0
     out = capsys.readouterr().out
-    assert "1 job to be tried again" in out
+    assert "1 job released for another attempt" in out
     assert "learned" in out
     assert main(["worker", str(place), "--status", "--json"]) == 0
 

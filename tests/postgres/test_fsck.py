@@ -127,7 +127,7 @@ def test_a_store_that_is_well(place: str) -> None:
 def test_nothing_is_repaired(place: str) -> None:
     done = run("fsck", "--db", place, "--repair")
     assert done.status == 2
-    assert "a database is checked, and not repaired" in done.err
+    assert "a database is checked, but not repaired" in done.err
 
 
 OF_S = "segment = (SELECT id FROM kilburn.segment WHERE tenant = 1 AND name = 's')"

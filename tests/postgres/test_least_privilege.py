@@ -96,7 +96,7 @@ def test_an_operators_wipe_is_enough_for_a_user_without_the_right(
             backend.wipe()
         assert table_files(server, CANARY)
         done = command("postgres", "wipe", url)
-        assert (done.status, done.out.splitlines()[0]) == (0, "nothing of what was forgotten is left in the tables' files")
+        assert (done.status, done.out.splitlines()[0]) == (0, "no forgotten text is left in the tables' files")
         assert files_with(server, CANARY) == []
         assert not [place for place in backend.contents.unreached() if "files of the server" in place]
     # The tenant's own program closes what it had opened.

@@ -107,12 +107,12 @@ def test_keys_in_a_database_are_added_listed_changed_and_revoked(url: str) -> No
 def test_a_database_without_a_key_is_told_at_the_start(url: str) -> None:
     told = told_of_keys(f"{url}&password=hunter2")
     assert "there is no key in postgresql://" in told
-    assert "so nobody comes in: make one with `kilburn keys add`" in told
+    assert "so no client is admitted: make one with `kilburn keys add`" in told
     assert "hunter2" not in told
     made, _ = add_key(url, Key())
     assert told_of_keys(url) == ""
     revoke_key(url, made.name)
-    assert "is revoked, so nobody comes in" in told_of_keys(url)
+    assert "is revoked, so no client is admitted" in told_of_keys(url)
 
 
 def test_a_key_that_this_version_cannot_read_lets_nobody_in_and_stops_no_other(url: str) -> None:

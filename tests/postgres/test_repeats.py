@@ -12,6 +12,8 @@ from gateway.test_repeats import (
     pool,
     test_a_first_try_that_failed_leaves_the_turn_to_the_second,
     test_a_gateway_that_was_stopped_for_longer_than_its_lease_doubles_nothing,
+    test_a_turn_that_another_gateway_took_over_takes_no_reply_of_the_first,
+    test_another_request_of_the_same_history_leaves_the_turn_to_the_first,
     test_both_tries_wait_for_whoever_holds_the_session,
     test_the_second_try_gets_the_reply_of_the_first,
     test_the_second_try_goes_on_where_a_gateway_was_killed,
@@ -23,6 +25,8 @@ __all__ = [
     "pool",
     "test_a_first_try_that_failed_leaves_the_turn_to_the_second",
     "test_a_gateway_that_was_stopped_for_longer_than_its_lease_doubles_nothing",
+    "test_a_turn_that_another_gateway_took_over_takes_no_reply_of_the_first",
+    "test_another_request_of_the_same_history_leaves_the_turn_to_the_first",
     "test_both_tries_wait_for_whoever_holds_the_session",
     "test_the_second_try_gets_the_reply_of_the_first",
     "test_the_second_try_goes_on_where_a_gateway_was_killed",
@@ -48,3 +52,14 @@ def lock(url: str) -> Iterator[Callable[[], Callable[[], None]]]:
             return connection.rollback
 
         yield hold
+
+
+@pytest.fixture
+def lapse(url: str) -> Callable[[], None]:
+    """Ends all leases by the store's clock."""
+
+    def end() -> None:
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE kilburn.running SET until = 0")
+
+    return end

@@ -59,6 +59,6 @@ def test_the_programs_may_lie_where_the_servers_user_may_not_enter() -> None:
 
 def test_a_store_is_tended_by_a_command(url: str) -> None:
     done = kilburn("postgres", "tend", url)
-    assert (done.status, done.out) == (0, "nothing was to be done\n"), done.err
+    assert (done.status, done.out) == (0, "nothing to do\n"), done.err
     assert json.loads(kilburn("postgres", "tend", url, "--json").out) == {"done": []}
     assert "a file has no such index" in kilburn("postgres", "tend", "agent.db").err

@@ -33,7 +33,7 @@ def block_tokens(counter: Counter, block: dict[str, Any]) -> int:
 
 
 def describe(block: dict[str, Any], *, named: bool = True) -> str:
-    return media.describe(pack(block), named=named)
+    return media.describe(pack(block), use_name=named)
 
 
 def readable_text(block: dict[str, Any]) -> str:

@@ -256,13 +256,15 @@ class MementoLoop:
             return
         head, inside = draft.text[: parser.opened], draft.text[parser.opened : min(parser.read, len(draft.text))]
         if parser.where is Where.BLOCK and inside.strip():
-            content = whole_sentences(clip(inside, self.max_block_tokens, self._count), least=0.5)
+            content = whole_sentences(clip(inside, self.max_block_tokens, self._count), min_share=0.5)
             draft.text = f"{head}{content}{BLOCK_END}{SUMMARY_START}{self._memento(content)}{SUMMARY_END}"
         elif parser.where is Where.BETWEEN:
             start = head.rindex(BLOCK_START) + len(BLOCK_START)
             draft.text = f"{head}{SUMMARY_START}{self._memento(head[start : -len(BLOCK_END)])}{SUMMARY_END}"
         elif parser.where is Where.MEMENTO and inside.strip():
-            draft.text = f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), least=0.5)}{SUMMARY_END}"
+            draft.text = (
+                f"{head}{whole_sentences(clip(inside, self.max_memento_tokens, self._count), min_share=0.5)}{SUMMARY_END}"
+            )
         else:
             return
         draft.forced, draft.finish = True, ""

@@ -315,7 +315,7 @@ class ReasoningCache:
             return "", Outcome.REJECTED
         if text == answer.text.strip() and answer.ok:
             return text, Outcome.DONE
-        return whole_sentences(text, least=0.5), Outcome.TRUNCATED
+        return whole_sentences(text, min_share=0.5), Outcome.TRUNCATED
 
     def _fold(self, number: int, traces: Sequence[int], summary: str, outcome: Outcome) -> None:
         """Take the trace out of the session's window. The summary stands for all traces, or a handle does."""

@@ -51,7 +51,7 @@ class AgentsSession(SessionABC):
         self._ahead: list[bytes] = []
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
-        """The window as items; with a limit, the last of all items."""
+        """Return the window as items; with a limit, the last of all items."""
         self._ahead = []
         if limit is None:
             return items_of(await asyncio.to_thread(self.history.render))

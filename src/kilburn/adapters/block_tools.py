@@ -36,7 +36,7 @@ NAMES = frozenset(("core_memory_append", "memory_replace", "memory_rethink"))
 
 
 def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = (), secrets: Secrets = None) -> list[Tool]:
-    """The tools with which the agent of a session edits its core memory.
+    """Return the tools with which the agent of a session edits its core memory.
 
     Args:
         core: has the limits, and says which notes are read-only.
@@ -95,7 +95,7 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
 
 
 def _call_of(session: Session) -> Page | None:
-    """A page of the message in which the agent calls: the last that it wrote."""
+    """Return a page of the message in which the agent calls: the last that it wrote."""
     with session.lock:
         pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]
         return next((page for page in reversed(pages) if page.role is Role.ASSISTANT), None)
@@ -132,7 +132,7 @@ def _check_new(core: CoreMemory, session: Session, call: Page, label: str, new: 
 
 
 def _seen(core: CoreMemory, session: Session, call: Page | None, label: str) -> str | None:
-    """The digest of the version of a note that stood beside the prompt; "" if it was not there, None if no note was.
+    """Return the digest of the version of a note that stood beside the prompt; "" if it was not there, None if no note was.
 
     Raises:
         KernelError: only its beginning stood there.
@@ -153,6 +153,6 @@ def _seen(core: CoreMemory, session: Session, call: Page | None, label: str) -> 
 
 
 def _is_in(new: str, text: str) -> bool:
-    """Whether a text stands in another, whatever its blanks and capitals; of a short one nobody can tell."""
+    """Return whether a text stands in another, whatever its blanks and capitals; of a short one nobody can tell."""
     words = " ".join(new.split()).casefold()
     return len(words) >= LONG and words in " ".join(text.split()).casefold()

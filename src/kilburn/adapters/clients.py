@@ -20,7 +20,7 @@ from kilburn.errors import KilburnError, MissingExtra, Overlong, SpecError
 from kilburn.extras import command
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import Events, ServerEvent
-from kilburn.gateway.form import Asked, Form, Reading
+from kilburn.gateway.form import Form, ParsedRequest, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.kernel.render import Prompt, to_send
@@ -205,7 +205,7 @@ class _Turn:
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
-    """What the assistant says in a row as one message: a response is several items of the next request."""
+    """Return what the assistant says in a row as one message: a response is several items of the next request."""
     out: list[Message] = []
     for message in messages:
         if out and message.role is out[-1].role is Role.ASSISTANT:
@@ -214,7 +214,7 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, request: Asked) -> str:
+def _lead_of(form: Form, request: ParsedRequest) -> str:
     """The system prompt that stands before a conversation."""
     texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):

@@ -22,8 +22,7 @@ import msgspec
 
 from kilburn.budget import Budget
 from kilburn.errors import StoreError
-from kilburn.gateway.compaction import OPENING, end_of, is_own, is_summary, quotes
-from kilburn.gateway.conversations import chained, last_reply
+from kilburn.gateway.conversations import last_reply
 from kilburn.gateway.form import hidden
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
@@ -35,6 +34,7 @@ from kilburn.model import Tokens
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
+from kilburn.wire.histories import OPENING, chained, is_own, is_summary, quotes, session_end
 
 log = logging.getLogger("kilburn")
 
@@ -129,7 +129,7 @@ class KeptHistory:
             return self.render(form)
 
     def is_foreign(self, messages: Iterable[Any], lead: str = "") -> bool:
-        """Whether a history is none of this session's: then it has to go on as it is, and nothing was changed here.
+        """Return whether a history is not this session's: then it is sent on as it is, and nothing was changed here.
 
         The session's own history begins as the session does, and takes back no more than its last exchange. Or it keeps the
         session's end and puts something else in place of what came before, as clients do that sum up. Or it answers a call
@@ -175,7 +175,7 @@ class KeptHistory:
         lead: str,
         passed: int,
     ) -> bool:
-        """Whether a history is this session's by what both say; see `is_foreign`."""
+        """Return whether a history is this session's by what both say; see `is_foreign`."""
         if self._answers(history):
             return True
         alike = [value in entry.digests for (entry, _), value in zip(entries, digests, strict=False)]
@@ -204,11 +204,11 @@ class KeptHistory:
         places: dict[bytes, list[int]] = {}
         for at, value in enumerate(digests):
             places.setdefault(value, []).append(at)
-        end = end_of(session, digests, places, same)
+        end = session_end(session, digests, places, same)
         return is_own(history[end.start : end.stop])
 
     def _sums_up(self, history: Sequence[Message]) -> bool:
-        """Whether a history begins with a summary that the session itself gave last."""
+        """Return whether a history begins with a summary that the session itself gave last."""
         reply = last_reply(self.session)
         for message in history[:-1][:OPENING]:
             quotations = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
@@ -225,7 +225,7 @@ class KeptHistory:
         return any(window.calls.get(call) in window.open for call in results if call not in calls)
 
     def _fits(self, history: Sequence[Message]) -> bool:
-        """Whether a history is no longer than the window."""
+        """Return whether a history is no longer than the window."""
         counter, remaining = self.session.counter, self.session.prompts.capacity
         for message in history:
             remaining -= counter.envelope + sum(counter.count(part.text) for part in message.parts)
@@ -234,7 +234,7 @@ class KeptHistory:
         return True
 
     def _has_passed(self, end: bytes, lead: str) -> bool:
-        """Whether a history that ends so was foreign, under such a system prompt."""
+        """Return whether a history that ends so was foreign, under such a system prompt."""
         return end in self._passed and _alike(self._passed[end][0], lead)
 
     def _pass(self, chain: Sequence[bytes], lead: str, passed: int) -> None:
@@ -247,7 +247,7 @@ class KeptHistory:
             self._passed.popitem(last=False)
 
     def render(self, form: str = "chat") -> Prompt:
-        """The window, as it is."""
+        """Return the window, as it is."""
         prompt = self.session.render(form)
         self._counted = prompt.tokens + self.session.prompts.budget.overhead
         self._shown.update(digest(message) for message in apart(parse(list(prompt))))
@@ -311,7 +311,7 @@ class KeptHistory:
         return None
 
     def _is_answered(self, message: Message, ids: dict[str, str]) -> bool:
-        """Whether it is another version of a result that the session has, such as one that was cleared."""
+        """Return whether it is another version of a result that the session has, such as one that was cleared."""
         window, call = self.session.window, message.parts[0].call or ""
         page = window.calls.get(ids.get(call, call))
         return message.role is Role.TOOL and page is not None and page not in window.open
@@ -326,7 +326,7 @@ class KeptHistory:
                 self.session.append(*self._with_recollections(new))
 
     def answer(self, name: str, arguments: str) -> str:
-        """What `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
+        """Return what `recall` or `search_memory` returns, for a framework that runs the tool and appends the result itself."""
         result = memory_tools.call(self.session, name, arguments)
         self._recalled[result.text] = result.sources
         return result.text
@@ -357,7 +357,7 @@ class KeptHistory:
             yield msgspec.structs.replace(message, sources=sources) if sources else message
 
     def _renamed(self, message: Message, ids: dict[str, str]) -> Message:
-        """The message with call ids that the session does not have yet, and results with the ids that their calls got."""
+        """Return the message with call ids that the session does not have yet, and results with the ids that their calls got."""
         used_ids, turn = self.session.window.calls, self.session.window.turn
         for call in _calls(message):
             new, number = call, 0
@@ -416,14 +416,14 @@ class KeptHistory:
 
 
 def _alike(first: str, second: str) -> bool:
-    """Whether two system prompts are the same but for a date, or the like: two thirds of the longer one."""
+    """Return whether two system prompts are the same but for a date, or the like: two thirds of the longer one."""
     start = _begin_alike(first, second)
     end = _begin_alike(first[start:][::-1], second[start:][::-1])
     return 3 * (start + end) >= 2 * max(len(first), len(second))
 
 
 def _begin_alike(first: str, second: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """Return how many characters two texts have in common at their beginning."""
     return next(
         (at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), min(len(first), len(second))
     )

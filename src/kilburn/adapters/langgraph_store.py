@@ -285,7 +285,7 @@ def _compares(value: Any, operator: str, operand: Any) -> bool:
     if operator not in ("$gt", "$gte", "$lt", "$lte"):
         raise SpecError(f"the filter {operator!r}", advice="use $eq, $ne, $gt, $gte, $lt or $lte")
     try:
-        left, right = float(value), float(operand)
+        number, right = float(value), float(operand)
     except (TypeError, ValueError):
         return False
-    return {"$gt": left > right, "$gte": left >= right, "$lt": left < right, "$lte": left <= right}[operator]
+    return {"$gt": number > right, "$gte": number >= right, "$lt": number < right, "$lte": number <= right}[operator]

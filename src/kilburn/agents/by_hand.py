@@ -99,22 +99,22 @@ def decider(receipts: Sequence[Receipt]) -> str:
 
 
 DONE = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
-"""The changes of `change`, and what is reported after each."""
+"""The verbs of `change`, and the word by which a program is told of each."""
 
 
 class WindowChange(NamedTuple):
-    """A change that was made: the addresses that it moved, and the tokens in the window after it. `receipt` is the compaction
-    that was undone."""
+    """A change that was made: its verb, the addresses that it moved, and the tokens in the window after it. `receipt` is the
+    compaction that was undone."""
 
     session: str
-    done: str
+    verb: str
     pages: list[str]
     use: int
     receipt: Receipt | None = None
 
     def figures(self) -> dict[str, Any]:
         """Return the fields that programs get as JSON."""
-        return {"session": self.session, "done": self.done, "pages": self.pages, "use": self.use}
+        return {"session": self.session, "done": DONE[self.verb], "pages": self.pages, "use": self.use}
 
 
 def change(session: Session, verb: str, address: str = "", *, why: str = "", tokens: int | None = None) -> WindowChange:
@@ -140,7 +140,7 @@ def change(session: Session, verb: str, address: str = "", *, why: str = "", tok
             keep(session, address)
         case _:
             session.unpin(address)
-    return WindowChange(session.name, DONE[verb], pages, session.prompts.use, receipt)
+    return WindowChange(session.name, verb, pages, session.prompts.use, receipt)
 
 
 def undo(session: Session, tokens: int | None = None, *, dry: bool = False) -> Receipt:

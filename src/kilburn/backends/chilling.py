@@ -149,9 +149,9 @@ class OpenPlace:
         """
         if self._known is None or self._known[0] != setting:
             # Imported here because few tenants have a cold place.
-            from kilburn.backends.cold import ColdPlace, place_of
+            from kilburn.backends.cold import ColdPlace, parse_place
 
-            place = place_of(setting)
+            place = parse_place(setting)
             assert place is not None
             self._known = setting, ColdPlace(place)
         return self._known[1]

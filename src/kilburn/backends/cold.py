@@ -43,7 +43,7 @@ class ColdSite(msgspec.Struct, frozen=True, kw_only=True):
     versions: bool = False
 
 
-def place_of(setting: str | None) -> ColdSite | None:
+def parse_place(setting: str | None) -> ColdSite | None:
     """Return the place that a setting names, or None without a setting.
 
     Raises:

@@ -197,7 +197,7 @@ def thawed(db: apsw.Connection, codec: int, data: bytes, digest: bytes) -> tuple
     return parted(fetch(data.decode("ascii", "replace"), digest))
 
 
-def searchable_of(db: apsw.Connection, segment: int, page: int) -> str:
+def searchable_text(db: apsw.Connection, segment: int, page: int) -> str:
     """Return the verified text by which a page is found.
 
     Raises:

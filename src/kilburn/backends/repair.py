@@ -11,12 +11,12 @@ from kilburn.backend import MAX_NAME_CHARS, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import COLD, digest_of_stored
 from kilburn.backends.connection import row, rows
-from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_of
+from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_text
 from kilburn.backends.passages import passages
 from kilburn.backends.ranked import entry_of, length_class, number_of
 from kilburn.backends.records import act_name, call_of, is_observation, seal_of
 from kilburn.backends.sealed import COUNTERS, SealedRows, SegmentRow, seal_of_segment, shown
-from kilburn.backends.textindex import TextIndex, words_of
+from kilburn.backends.textindex import TextIndex, passage_words
 from kilburn.backends.transaction import index_pages, sealed_event, set_counters, set_states
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
@@ -188,7 +188,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
     unindexed: list[tuple[int, str]] = []
     for page, first, last in rows(db, select, segment):
         try:
-            text = searchable_of(db, segment, page)
+            text = searchable_text(db, segment, page)
         except StoreCorrupt:
             # The inspection reports it; an unreadable text cannot be searched.
             continue
@@ -211,7 +211,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
     index.put(words)
     count = max([segment_row.passages, *(number_of(entry) + 1 for entry, *_ in reused)])
     characters = segment_row.characters or sum(stop - start for *_, start, stop in reused)
-    entries = index_pages(db, index, segment, count, [(page, words_of(text)) for page, text in unindexed])
+    entries = index_pages(db, index, segment, count, [(page, passage_words(text)) for page, text in unindexed])
     return count + len(entries), characters + sum(entry.stop - entry.start for entry in entries)
 
 

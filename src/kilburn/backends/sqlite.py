@@ -23,7 +23,7 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import ChangesRows, Chilling, ColdRows, ReadsRows
 from kilburn.backends.codec import key_of, sound_passages
 from kilburn.backends.connection import row, rows, rows_of_each, translate_errors, write_transaction
-from kilburn.backends.contenttable import ColdTable, ContentTable, searchable_of
+from kilburn.backends.contenttable import ColdTable, ContentTable, searchable_text
 from kilburn.backends.directory import Directory
 from kilburn.backends.durable import READ_ROWS, IndexView, PassageIndex
 from kilburn.backends.ranked import Extents
@@ -145,7 +145,7 @@ class SqliteVectors:
             if segments is not None and not segments:
                 return []
             passages = sound_passages(
-                limit, lambda count: self._table.waiting(name, count, segments), partial(searchable_of, self._db), errors
+                limit, lambda count: self._table.waiting(name, count, segments), partial(searchable_text, self._db), errors
             )
             if not passages and not errors and limit > 0:
                 self._directory.nothing_waits(embedder)
@@ -390,7 +390,8 @@ class Sqlite(StoreFile):
         """See `Backend`."""
         if user:
             check_name(user, "user")
-        self._remove_stale_marks(wait=batch.wait)
+        if self._stale_marks:
+            self._remove_stale_marks(wait=batch.wait)
         created, work = list[int](), prepared(batch)
         with self._writing("writing", wait=batch.wait, to=created):
             if self._sealed.named(self._number, name) is not None:
@@ -485,7 +486,8 @@ class Sqlite(StoreFile):
         When this returns, erased bytes are wiped from the file, unless another process is reading an older state. In that case
         the file is flagged, and the next commit of any writer, its `close`, or the next opening for writing wipes them.
         """
-        self._remove_stale_marks(wait=batch.wait)
+        if self._stale_marks:
+            self._remove_stale_marks(wait=batch.wait)
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._transaction.write(segment, batch, work)
@@ -611,11 +613,9 @@ class Sqlite(StoreFile):
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:
         """Return the numbers of at most `limit` events of one act. Only notes have an index."""
-        notes = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = 'note' ORDER BY number LIMIT ?"
-        by_act = "SELECT number FROM event WHERE segment = ? AND number > ? AND act = ? ORDER BY number LIMIT ?"
-        if act is Act.NOTE:
-            return [number for (number,) in rows(self._db, notes, segment, after, limit)]
-        return [number for (number,) in rows(self._db, by_act, segment, after, act.value, limit)]
+        indexed = "act = 'note' AND " if act is Act.NOTE else ""
+        select = f"SELECT number FROM event WHERE segment = ? AND number > ? AND {indexed}act = ? ORDER BY number LIMIT ?"
+        return [number for (number,) in rows(self._db, select, segment, after, act.value, limit)]
 
     def now(self) -> float:
         """See `Backend`: the clock of this machine."""

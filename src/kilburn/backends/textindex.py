@@ -50,12 +50,12 @@ class IndexEntry(NamedTuple):
     words: str
 
 
-def words_of(text: str) -> list[PassageWords]:
+def passage_words(text: str) -> list[PassageWords]:
     """Return the passages of a text."""
     return [PassageWords(start, stop, add_name_parts(text[start:stop])) for start, stop in passages(text)]
 
 
-def entries_of(
+def number_passages(
     segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> tuple[list[IndexEntry], dict[int, tuple[int, int]]]:
     """Return the entries of pages of a segment with `passages_made` earlier entries, and the range of each page."""

@@ -13,11 +13,11 @@ from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
-from kilburn.backends.contenttable import GIVE_UP, ContentTable, Packed, packed_texts, remove_unused, searchable_of
+from kilburn.backends.contenttable import GIVE_UP, ContentTable, Packed, packed_texts, remove_unused, searchable_text
 from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
 from kilburn.backends.schema import FLAG
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
-from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, entries_of, words_of
+from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, number_passages, passage_words
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -59,7 +59,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
     records = (record_of_page(page, memo) for page in batch.pages)
     pages = (new[number] for number in dict.fromkeys(batch.index) if number in new)
     words = (
-        (page.id, words_of(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
+        (page.id, passage_words(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
         for page in pages
     )
     is_small = len(batch.pages) <= SMALL_BATCH
@@ -135,7 +135,7 @@ class Transaction:
             raise work
         contents = self._contents.add(work.texts)
         work.texts.clear()
-        entries, ranges = entries_of(segment, stored_row.passages, work.words)
+        entries, ranges = number_passages(segment, stored_row.passages, work.words)
         if batch.pages:
             self._add_pages(batch, work.pages, contents, ranges)
         if citing:
@@ -209,7 +209,7 @@ class Transaction:
             if page_row is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
             if page_row[0] is None:
-                page_words.append((number, words_of(searchable_of(self._db, self._segment, number))))
+                page_words.append((number, passage_words(searchable_text(self._db, self._segment, number))))
         return index_pages(self._db, self._index, self._segment, passages_made, page_words)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:
@@ -221,7 +221,7 @@ class Transaction:
         ranges = sorted((first, last, page) for first, last, page in page_rows if first is not None)
         if not ranges:
             return
-        self._index.remove((first, last, searchable_of(self._db, self._segment, page)) for first, last, page in ranges)
+        self._index.remove((first, last, searchable_text(self._db, self._segment, page)) for first, last, page in ranges)
         self._vectors.remove((first, last) for first, last, _ in ranges)
         self._db.executemany(
             "UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?",
@@ -310,7 +310,7 @@ def index_pages(
     db: apsw.Connection, index: TextIndex, segment: int, passages_made: int, pages: Iterable[tuple[int, Sequence[PassageWords]]]
 ) -> list[IndexEntry]:
     """Index stored pages of a segment with `passages_made` earlier entries, and record each page's range."""
-    entries, ranges = entries_of(segment, passages_made, pages)
+    entries, ranges = number_passages(segment, passages_made, pages)
     index.add(entries)
     db.executemany(
         "UPDATE page SET first_passage = ?, last_passage = ? WHERE segment = ? AND id = ?",

@@ -15,7 +15,7 @@ from kilburn.backend import Backend, Finding, SegmentKind
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import unpack
 from kilburn.backends.connection import row, rows, rows_of_each
-from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, searchable_of, thawed
+from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, searchable_text, thawed
 from kilburn.backends.findings import (
     IndexedWords,
     cold_findings,
@@ -180,7 +180,7 @@ def _entries(db: apsw.Connection, index: TextIndex, tenant: int, segments: list[
     for segment, number, first, last in [page_row for segment_ in segments for page_row in rows(db, select, segment_.number)]:
         entries = rows(db, "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ? ORDER BY id DESC", first, last)
         try:
-            text: str | None = searchable_of(db, segment, number)
+            text: str | None = searchable_text(db, segment, number)
         except StoreCorrupt:
             text = None
         yield from words.wrong_passages(segment, number, text, entries)

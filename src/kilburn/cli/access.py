@@ -1,4 +1,4 @@
-"""Opens stores, sessions and models for the commands.
+"""Opens stores and sessions for the commands, and expands objects of options.
 
 A session's window belongs to the agent that works in it. A command opens the session with a very large window, so that reading or
 forgetting evicts nothing. A command that only reads never creates a store.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
 from functools import partial, wraps
-from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,29 +16,21 @@ from typing import Any, get_type_hints
 import msgspec
 from typer import Option
 
-import kilburn
 from kilburn.backend import SegmentKind
 from kilburn.backends.places import is_url, open_backend
 from kilburn.budget import Budget
 from kilburn.cli.screen import progress
 from kilburn.cli.shell import Db, Json, Tenant
-from kilburn.errors import KilburnError, MissingExtra, SpecError
+from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
-from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
-from kilburn.models.detection import detect
-from kilburn.models.download import Progress
-from kilburn.models.weights import catalogue, pull
 from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
 
 Advanced = partial(Option, rich_help_panel="Advanced")
 """An option that few people need in their first week; `--help` lists it under "Advanced"."""
-
-CONNECT = "set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama, llama.cpp or vLLM on this machine, or give --model SPEC"
-"""Advice on how to connect a language model."""
 
 WIDE = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""
@@ -201,7 +191,7 @@ def _counted_as(store: Store, number: int) -> Store:
 
 def collection_owners(store: Store, kind: SegmentKind) -> list[str]:
     """Return the owners of the collections of a kind; "" is the owner of what belongs to all users."""
-    return [info.info.user for info in store.collections() if info.info.kind is kind]
+    return [collection.info.user for collection in store.collections() if collection.info.kind is kind]
 
 
 def no_collection(store: Store, kind: SegmentKind, owner: str, missing: str, command: str) -> SpecError:
@@ -213,57 +203,3 @@ def no_collection(store: Store, kind: SegmentKind, owner: str, missing: str, com
     whose = f"of {owner!r}" if owner else "of all users"
     owners = ", ".join(repr(name) for name in collection_owners(store, kind) if name)
     return SpecError(f"there {missing} {whose}", advice=f"give --user: {owners}" if owners else f"see {command} --help")
-
-
-def closing_model(model: Any) -> Any:
-    """Return a context that closes the model at its end."""
-    return closing(model) if hasattr(model, "close") else nullcontext(model)
-
-
-def open_for_agent(db: str | None, tenant: str | None, model: Any, *, window: int, policy: str, reply: int) -> Store:
-    """Open a store for an agent, with a window that fits its model.
-
-    Args:
-        reply: maximum tokens of a reply.
-    """
-    size = min(window, getattr(model, "context", None) or window)
-    return kilburn.open(
-        db or "agent.db", window=size, policy=policy, tenant=tenant or "default", reserve=min(reply, size // 2), model=model
-    )
-
-
-def detected_model() -> str | None:
-    """Return the spec of a model that is available on this machine, and name it on standard error; None if there is none."""
-    model = detect()
-    if model is None:
-        return None
-    say(line(f"{model.name} answers, because {model.reason}; choose another model with --model"))
-    return model.spec
-
-
-def load_model(spec: str) -> Any:
-    """Load the model of a spec; see `model_of`. A missing file is downloaded first, with a progress bar."""
-    with progress(spec, unit="bytes") as report:
-        return model_of(spec, lambda _, have, total: report(have, total or None))
-
-
-def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
-    """Load the model of a spec, a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
-
-    Args:
-        fetch: download a missing file first, and report the progress to this function.
-
-    Raises:
-        SpecError: unknown name. ModelError, MissingExtra: the model is not available.
-    """
-    if spec is None or spec == "none":
-        return None
-    names = {item.name for item in catalogue() if item.form == "GGUF"}
-    if not (spec.startswith("hf:") or spec.endswith(".gguf") or spec in names):
-        return resolve("models", spec)
-    if find_spec("xllamacpp") is None:
-        # Checked before the download, which would be useless.
-        raise MissingExtra("xllamacpp", "local")
-    if fetch is not None:
-        pull(spec, progress=fetch)
-    return resolve("models", f"local({spec!r})")

@@ -215,7 +215,7 @@ def _lines(session: Session, group: Sequence[tuple[Message, list[Page]]]) -> Ite
             role=message.role,
             time=pages[0].time,
             kinds=[page.kind for page in pages] if holed else [],
-            calls=[_call_of(session, page) for page in pages] if holed else [],
+            calls=[_call_id(session, page) for page in pages] if holed else [],
             extra=message.extra,
             trust=message.trust,
             sources=[address_of(source) for source in message.sources],
@@ -231,7 +231,7 @@ def _original(messages: list[Message]) -> dict[str, Any] | None:
         return None
 
 
-def _call_of(session: Session, page: Page) -> str | None:
+def _call_id(session: Session, page: Page) -> str | None:
     """Return the id of a call. If the call is forgotten, its result has the id; if both are, the id is made from the
     address."""
     tier = session.window

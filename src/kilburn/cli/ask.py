@@ -15,17 +15,8 @@ from typer import Argument, Option
 import kilburn
 from kilburn.agents.loop import MAX_CALLS, MAX_SECONDS, MAX_TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import (
-    CONNECT,
-    WIDE,
-    Advanced,
-    Options,
-    closing_model,
-    detected_model,
-    model_of,
-    open_for_agent,
-    with_options,
-)  # fmt: skip
+from kilburn.cli.access import WIDE, Advanced, Options, with_options
+from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, model_of, open_for_agent
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError

@@ -15,16 +15,8 @@ from typer import Argument, Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import (
-    CONNECT,
-    Advanced,
-    Options,
-    closing_model,
-    detected_model,
-    load_model,
-    open_for_agent,
-    with_options,
-)
+from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, load_model, open_for_agent
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, ModelError, SpecError

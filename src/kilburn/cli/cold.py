@@ -74,8 +74,8 @@ def move(
 ) -> None:
     """Move texts of sessions and documents that nobody has read for long to the cold place. They are read as before.
 
-    Pages in the window of a session in use stay, and so do pinned pages, facts and notes. The file does not shrink, but
-    reuses the space.
+    Pages in the window of a session in use stay, and so do pinned pages, facts and notes. The file does not shrink, but reuses
+    the space.
 
     Example:
 

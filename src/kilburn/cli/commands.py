@@ -18,7 +18,7 @@ from kilburn.errors import MissingExtra
 
 
 class CommandRow(NamedTuple):
-    """A row of the table: what `--help` says of a command, and its module if that has another name."""
+    """A row of the table: the summary of a command in `--help`, and its module if the name differs."""
 
     summary: str
     module: str = ""
@@ -69,29 +69,29 @@ PANELS = {
         "policies": CommandRow("List the policies that ship with Kilburn."),
     },
 }
-"""Each panel of `kilburn --help`, with its commands."""
+"""The panels of `kilburn --help`, with their commands."""
 
 COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ENTRY_POINTS = "kilburn.commands"
-"""The group of entry points with commands of other packages."""
+"""The group of entry points for commands of other packages."""
 
 LABORATORY = "lab"
-"""The command of the laboratory, which pages name and not everybody has."""
+"""The command of the laboratory, a separate distribution that the documentation mentions."""
 
 
 def _entry_points() -> list[Any]:
-    from importlib.metadata import entry_points  # 12 ms; most commands are Kilburn's own
+    from importlib.metadata import entry_points  # takes 12 ms, and most commands do not need it
 
     return sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
 
 
 class _Coercion:
-    """Returns a parameter's value that has its type already, and leaves any other to Typer.
+    """Converts the value of a parameter, with Typer only if the value does not have the right type already.
 
-    Typer converts each value with pydantic, even None. To import pydantic takes longer than most commands.
+    Typer converts each value with pydantic, even None, and importing pydantic takes longer than most commands.
     """
 
     def __init__(self, param: Any) -> None:
@@ -116,7 +116,7 @@ def _without_pydantic(params: list[Any]) -> list[Any]:
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help has a panel for each `rich_help_panel` of its options."""
+    """A command with a help panel for each `rich_help_panel` of its options."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with `--help`."""
@@ -137,7 +137,7 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A command that has commands of its own."""
+    """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with `--help`."""
@@ -145,14 +145,14 @@ class PlainGroup(TyperGroup):
 
 
 class Commands(PlainGroup):
-    """The commands of `kilburn`; each is loaded when it is used."""
+    """The commands of `kilburn`. Each is imported when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, those of other packages too."""
+        """Return the names of all commands, including those of other packages."""
         return [*COMMANDS, *(entry.name for entry in _entry_points() if entry.name not in COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, loaded; None if there is no such command."""
+        """Load and return a command; None if there is no such command."""
         if cmd_name not in self.commands:
             self.load([cmd_name])
         return self.commands.get(cmd_name)
@@ -175,7 +175,7 @@ class Commands(PlainGroup):
         self.commands.update(getattr(typer.main.get_command(app), "commands", {}))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; an unknown name is an error with the names that are nearly the same."""
+        """Find the command. The error for an unknown name suggests similar names."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             from difflib import get_close_matches  # only for an error
@@ -185,7 +185,7 @@ class Commands(PlainGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write what each command does, in panels, without loading any."""
+        """Write the summaries of the commands in panels, without loading any."""
         panels = {panel: {name: entry.summary for name, entry in rows.items()} for panel, rows in PANELS.items()}
         for entry in _entry_points():
             if entry.name == LABORATORY:
@@ -200,7 +200,7 @@ class Commands(PlainGroup):
 
 
 class Application(typer.Typer):
-    """Commands of class `PlainCommand`, with plain help."""
+    """A Typer application whose commands are of class `PlainCommand`, with plain help."""
 
     def __init__(self, *, cls: type[TyperGroup] = PlainGroup, **settings: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **settings)
@@ -225,7 +225,7 @@ app = Application(
 
 
 def command_group(name: str) -> Application:
-    """Register a command that has commands of its own, and return what they are registered with."""
+    """Register a command with subcommands, and return the group to which they are added."""
     group = Application(help=COMMANDS[name].summary)
     app.add_typer(group, name=name)
     return group

@@ -16,7 +16,8 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import Advanced, closing_model, model_of
+from kilburn.cli.access import Advanced
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Report, perform
@@ -62,8 +63,8 @@ def demo(
     """Watch an agent read 1.2 million tokens of the Python standard library in a small window, and answer questions about it.
 
     The demo takes about a minute on two cores, and downloads nothing. --full reads the whole library in a few minutes. With
-    --model smollm2, a language model writes a few summaries and answers, which takes one to three minutes more. The model, 98 MB,
-    is downloaded once, and needs the extra `local`.
+    --model smollm2, a language model writes a few summaries and answers, which takes one to three minutes more. The model, 98
+    MB, is downloaded once, and needs the extra `local`.
 
     The exit status is 0 only if no prompt overflowed, no byte was lost, and every question was answered exactly.
 

@@ -1,4 +1,4 @@
-"""`documents`: texts beside the memory, found by the same search."""
+"""`documents`: adds, lists and removes documents, which are searched together with the memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer import Argument, Option
 from kilburn.cli.access import StorePlace, embed, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import Look, OnlyUser, secrets_of
+from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_mode
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
@@ -23,26 +23,26 @@ from kilburn.terminal import age, emit, line, say, tell
 
 documents = command_group("documents")
 
-Name = Annotated[str, Argument(metavar="NAME", help="A document's name, as `documents list` has it.", show_default=False)]
+Name = Annotated[str, Argument(metavar="NAME", help="The name of a document in `documents list`.", show_default=False)]
 
 
 @documents.command("add")
 @with_options
 def add(
-    paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, or folders with all texts in them.", show_default=False)],
+    paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, and folders with text files.", show_default=False)],
     name: Annotated[
         str | None,
-        Option(metavar="NAME", help="What to call the file, or the folder before its files' names; else the absolute path."),
+        Option(metavar="NAME", help="Give the file or folder this name; by default its absolute path."),
     ] = None,
-    user: Annotated[str, Option(metavar="NAME", help="Whose it is; else of all users.")] = "",
-    secrets: Look = None,
+    user: Annotated[str, Option(metavar="NAME", help="Add the documents for this user; by default for all users.")] = "",
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Add files and folders to what is searched, or update them. Only what changed is read again.
+    """Add files and folders to the searched documents, or update them. Only changed files are read again.
 
-    Texts are told by their content; what is none is passed over, and so are links and hidden files in folders. Text from
-    files is data: it has the trust of a tool's output.
+    Text files are recognised by their content. Other files are skipped, and so are links and hidden files in folders. A text from
+    a file is data, with the trust of a tool's output.
 
     Examples:
 
@@ -52,21 +52,21 @@ def add(
     """
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")
-    looked = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     results: list[Ingested] = []
     with where.writing(new=True) as store:
         for path in paths:
             with progress(f"reading {path}") as report:
-                results.append(ingest(store, path, name, user, secrets=looked, progress=report))
+                results.append(ingest(store, path, name, user, secrets=screening, progress=report))
         embed(store, sum(result.added for result in results))
     if where.json:
         emit([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in zip(paths, results, strict=True)])
         return
     for path, result in zip(paths, results, strict=True):
         for file, why in result.skipped:
-            say(line(f"passed over: {file}: {why}"))
+            say(line(f"skipped: {file}: {why}"))
         for removed in result.gone:
-            say(line(f"gone, and retired: {removed}"))
+            say(line(f"deleted, and retired: {removed}"))
         figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
         tell(line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}"))
         if result.redacted:
@@ -110,7 +110,7 @@ def _row(document: Collection) -> dict[str, Any]:
 @documents.command("show")
 @with_options
 def show_document(name: Name, *, where: StorePlace) -> None:
-    """Print the text of a document, as it was last added.
+    """Print the text of a document as it was last added.
 
     Example:
 
@@ -134,7 +134,7 @@ def remove(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget a document for ever, with all that was made from it. Prints a receipt. The file itself is not touched.
+    """Forget a document for ever, with everything derived from it. Prints a receipt. The file itself is not changed.
 
     Example:
 
@@ -142,11 +142,11 @@ def remove(
     """
     with where.writing() as store:
         name = document_name(_named(store, name))
-        carry_out(lambda only: store.forget(document=name, why=why, dry=only), store, yes=yes, json=where.json)
+        carry_out(lambda dry_run: store.forget(document=name, why=why, dry=dry_run), store, yes=yes, json=where.json)
 
 
 def _named(store: Store, name: str) -> Collection:
-    name = name.removeprefix(f"{DOCUMENT}/")  # as a hit of `search` has it
+    name = name.removeprefix(f"{DOCUMENT}/")  # the form in hits of `search`
     documents_by_name = {document_name(document): document for document in documents_of(store)}
     inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
     if name not in documents_by_name and inside:

@@ -1,6 +1,6 @@
-"""`forget`: deletes pages and everything made from them, from every place that Kilburn reaches.
+"""`forget`: deletes pages and everything derived from them, in every place that Kilburn reaches.
 
-It first shows what would be deleted and what stays elsewhere, asks for confirmation, and prints a receipt.
+It first shows what would be deleted and which copies remain, asks for confirmation, and prints a receipt.
 """
 
 from __future__ import annotations
@@ -30,34 +30,35 @@ from kilburn.kernel.store import Store
 from kilburn.page import Page, address_of
 from kilburn.terminal import emit, line, say, tell
 
-SHOWN = 50
-"""Pages that are announced one by one."""
+MAX_ANNOUNCED = 50
+"""Pages that are listed one by one before the confirmation."""
 
 
 @app.command()
 def forget(
     name: Annotated[
-        str | None, Argument(metavar="SESSION", help="A session's name, as `kilburn ps` lists it.", show_default=False)
+        str | None, Argument(metavar="SESSION", help="The name of a session in `kilburn ps`.", show_default=False)
     ] = None,
     address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="p17, a range p17-p42, f3, or b1/p17 of a branch.", show_default=False)
+        str | None,
+        Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, a fold f3, or b1/p17 of a branch.", show_default=False),
     ] = None,
-    whole: Annotated[bool, Option("--all", help="All of a session that `fsck --repair` quarantined.")] = False,
-    session_: Annotated[str | None, Option("--session", metavar="NAME", help="A whole session.")] = None,
-    user: Annotated[str | None, Option(metavar="NAME", help="A user's sessions, memory and documents.")] = None,
-    document: Annotated[str | None, Option(metavar="NAME", help="A document.")] = None,
-    tool: Annotated[str | None, Option(metavar="NAME", help="The results of a tool, in all sessions.")] = None,
+    whole: Annotated[bool, Option("--all", help="Forget everything of a session that `fsck --repair` quarantined.")] = False,
+    session_: Annotated[str | None, Option("--session", metavar="NAME", help="Forget a whole session.")] = None,
+    user: Annotated[str | None, Option(metavar="NAME", help="Forget a user's sessions, memory and documents.")] = None,
+    document: Annotated[str | None, Option(metavar="NAME", help="Forget a document.")] = None,
+    tool: Annotated[str | None, Option(metavar="NAME", help="Forget the results of a tool, in all sessions.")] = None,
     source: Annotated[
-        str | None, Option(metavar="NAME", help="What was learned from a session or document; it stays itself.")
+        str | None, Option(metavar="NAME", help="Forget what was learned from a session or document, but not the source.")
     ] = None,
-    again: Annotated[
-        Path | None, Option("--again", metavar="FILE", help="What a list of --list has and is not forgotten here.")
+    list_file: Annotated[
+        Path | None, Option("--again", metavar="FILE", help="Forget what a list of --list contains and this store still has.")
     ] = None,
     list_: Annotated[
-        Path | None, Option("--list", metavar="FILE", help="Forget nothing: write what is forgotten, as numbers, for --again.")
+        Path | None, Option("--list", metavar="FILE", help="Forget nothing; write a list of what is forgotten, for --again.")
     ] = None,
     yes: Yes = False,
-    dry: Annotated[bool, Option("--dry-run", help="Only say what would go.")] = False,
+    dry: Annotated[bool, Option("--dry-run", help="Show what would be forgotten, and forget nothing.")] = False,
     why: Why = "",
     db: Db = None,
     tenant: Tenant = None,
@@ -65,11 +66,12 @@ def forget(
 ) -> None:
     """Forget pages for ever, with their folds, facts and index entries. Prints a receipt for every place.
 
-    Give a session and an address, or one of the options. Everything that was derived from the pages goes too, in every session
+    Give a session and an address, or one of the options. Everything derived from the pages is forgotten, too, in every session
     and memory.
 
-    A backup has what was forgotten after it was made. --list writes numbers and times, and no word: keep them elsewhere, newer
-    ones over older. When a backup was restored, and before anybody writes to it, --again forgets in it what is in that list.
+    A backup still contains pages that were forgotten after it was made. --list writes a list of numbers and times, without texts:
+    store it elsewhere, and replace it regularly. After a backup is restored, and before anything writes to it, --again forgets
+    the pages in the list.
 
     Pages of a session that `kilburn fsck --repair` quarantined have no addresses. --all erases what remains of such a session,
     including texts that no other session has.
@@ -82,20 +84,20 @@ def forget(
 
         kilburn forget --list forgotten.json
     """
-    if list_ is not None or again is not None:
-        others = (name, address, session_, user, document, tool, source)
-        if whole or (list_ and again) or any(value is not None for value in others):
-            raise SpecError("--list and --again take nothing beside them", advice="give one of them alone")
+    if list_ is not None or list_file is not None:
+        selectors = (name, address, session_, user, document, tool, source)
+        if whole or (list_ and list_file) or any(value is not None for value in selectors):
+            raise SpecError("--list and --again cannot be combined with other selections", advice="give one of them alone")
         if list_ is not None:
-            _list(list_, db, tenant, json=json)
-        elif again is not None:
-            _forget_again(again, db, tenant, yes=yes, json=json, dry=dry)
+            _write_list(list_, db, tenant, json=json)
+        elif list_file is not None:
+            _forget_again(list_file, db, tenant, yes=yes, json=json, dry=dry)
         return
     targets = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
     chosen = {word: value for word, value in targets.items() if value is not None}
     if name is None and not whole and address is None and len(chosen) == 1:
         with _opened(db, tenant, dry=dry) as store:
-            carry_out(lambda only: store.forget(**chosen, why=why, dry=only), store, yes=yes, json=json, dry=dry)
+            carry_out(lambda dry_run: store.forget(**chosen, why=why, dry=dry_run), store, yes=yes, json=json, dry=dry)
         return
     if name is None or chosen or whole == (address is not None):
         raise SpecError(
@@ -108,19 +110,21 @@ def forget(
         return
     with _opened(db, tenant, dry=dry) as opened:
         store = with_agent_counter(opened, name)
-        carry_out(lambda only: store.forget(session=name, address=address, why=why, dry=only), store, yes=yes, json=json, dry=dry)
+        carry_out(
+            lambda dry_run: store.forget(session=name, address=address, why=why, dry=dry_run), store, yes=yes, json=json, dry=dry
+        )
 
 
 def _opened(db: str | None, tenant: str | None, *, dry: bool) -> Store:
-    """The store; for reading where it is only said what would go."""
+    """Open the store, for reading if nothing is to be forgotten."""
     return writing(existing(db), tenant, readonly=dry)
 
 
-def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None:
-    """Write the list of what is forgotten."""
+def _write_list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None:
+    """Write the list of forgotten pages."""
     with reading(db, tenant) as store:
         forgotten = listed(store.backend, store.clock())
-    # A segment has a line: whoever wants something back takes its line out, and that of "check".
+    # Each segment has a line. To keep its pages in a restored backup, delete its line and that of "check".
     lines = ",\n".join(msgspec.json.encode(segment).decode() for segment in forgotten.gone)
     head = msgspec.json.encode(
         {"time": forgotten.time, "made": {str(number): created for number, created in forgotten.made.items()}}
@@ -134,13 +138,13 @@ def _list(file: Path, db: str | None, tenant: str | None, *, json: bool) -> None
 
 
 def _forget_again(file: Path, db: str | None, tenant: str | None, *, yes: bool, json: bool, dry: bool) -> None:
-    """Forget what is in a list."""
+    """Forget the pages in a list."""
     forgotten = read_list(file.read_bytes())
     with _opened(db, tenant, dry=dry) as store:
         roots, whole = to_forget_again(store.backend, forgotten)
         request = {"again": file.name}
         carry_out(
-            lambda only: store.forget_pages(roots, whole, asked=request, why="forgotten before", dry=only),
+            lambda dry_run: store.forget_pages(roots, whole, asked=request, why="forgotten before", dry=dry_run),
             store,
             yes=yes or not (roots or whole),
             json=json,
@@ -149,15 +153,15 @@ def _forget_again(file: Path, db: str | None, tenant: str | None, *, yes: bool, 
 
 
 def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: bool) -> None:
-    """Erase a session that was quarantined."""
+    """Erase a quarantined session."""
     if is_url(path):
-        raise SpecError("only a file has sessions that were quarantined", advice="give an address, or --session")
+        raise SpecError("only a file has quarantined sessions", advice="give an address, or --session")
     with Sqlite(path, tenant=tenant) as backend:
         numbers = [info.number for info in backend.segments() if info.name == name and info.damaged == QUARANTINED]
         if not numbers:
-            raise SpecError(f"{name!r} is no session that was quarantined", advice="`kilburn fsck` lists them; give an address")
+            raise SpecError(f"{name!r} is no quarantined session", advice="`kilburn fsck` lists them; give an address")
         if not yes:
-            _confirm(f"all of {name!r}")
+            confirm(f"all of {name!r}")
         for number in numbers:
             backend.erase(number)
     if json:
@@ -167,19 +171,24 @@ def _forget_quarantined(path: str, tenant: str, name: str, *, yes: bool, json: b
     _tell_unreached(UNREACHED)
 
 
-def _confirm(description: str) -> None:
+def confirm(description: str) -> None:
+    """Ask on the terminal before something is forgotten.
+
+    Raises:
+        SpecError: there is no terminal. typer.Abort: the answer is no.
+    """
     if not sys.stdin.isatty():
-        raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
+        raise SpecError("nothing was forgotten: no terminal to ask for confirmation", advice="give --yes")
     typer.confirm(f"Forget {description} for ever?", abort=True, err=True)
 
 
 def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, json: bool, dry: bool = False) -> None:
-    """Say what would go and what stays, ask, let it go, and print the receipt.
+    """Announce what would be forgotten and which copies remain, ask, forget it, and print the receipt.
 
     Args:
-        forget: does it, or only says what would go if it is called with True.
+        forget: forgets the pages; called with True, it only returns what would be forgotten.
     """
-    with progress("looking for what was made from it"):
+    with progress("searching for derived pages"):
         receipt = forget(True)
     going = receipt_pages(store.backend, receipt)
     copies = find_copies(store.backend, going)
@@ -187,7 +196,7 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
         _announce(receipt, going, copies)
     if not dry:
         if not yes:
-            _confirm(many(len(going), "page"))
+            confirm(many(len(going), "page"))
         with progress("forgetting"):
             receipt = forget(False)
     session, address = receipt.asked.get("session"), receipt.asked.get("address")
@@ -195,22 +204,22 @@ def carry_out(forget: Callable[[bool], Erasure], store: Store, *, yes: bool, jso
         emit(described(receipt, going, copies, dry=dry))
         return
     for name, ranges in receipt.pages.items():
-        of = "" if name == session and address else f"{name} "
-        tell(line(f"{'would go' if dry else 'forgotten'}: {of}{' '.join(ranges)}"))
+        prefix = "" if name == session and address else f"{name} "
+        tell(line(f"{'would go' if dry else 'forgotten'}: {prefix}{' '.join(ranges)}"))
     for name in receipt.whole:
         tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}, with its name and its ledger"))
     if not going and not receipt.whole:
         tell("nothing to forget")
     if receipt.places:
-        tell("in all: " + ", ".join(f"{count(number)} {_named(place, number)}" for place, number in receipt.places.items()))
+        tell("in all: " + ", ".join(f"{count(number)} {_noun(place, number)}" for place, number in receipt.places.items()))
     for place in receipt.told:
-        tell(line(f"also told: {place}"))
+        tell(line(f"also notified: {place}"))
     for name, notes in receipt.concerned.items():
-        tell(line(f"may be concerned, and stays: {name} {', '.join(notes)} (an agent wrote it, in no known session)"))
+        tell(line(f"possibly related, and kept: {name} {', '.join(notes)} (an agent wrote it in no known session)"))
     _tell_unreached(receipt.unreached)
 
 
-def _named(place: str, number: int) -> str:
+def _noun(place: str, number: int) -> str:
     singular = {"entities": "entity", "index entries": "index entry"}.get(place, place.removesuffix("s"))
     return singular if number == 1 else place
 
@@ -221,12 +230,12 @@ def _tell_unreached(places: Sequence[str]) -> None:
 
 def _announce(receipt: Erasure, going: list[tuple[str, Page]], copies: list[dict[str, str]]) -> None:
     session = receipt.asked.get("session")
-    for name, page in going[:SHOWN]:
-        of = "" if name == session else f"{name} "
+    for name, page in going[:MAX_ANNOUNCED]:
+        prefix = "" if name == session else f"{name} "
         origin = f", made from {' '.join(map(address_of, page.sources))}" if page.sources else ""
-        say(line(f"goes: {of}{page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{origin}  {page.label}"))
-    if len(going) > SHOWN:
-        say(f"goes: {many(len(going) - SHOWN, 'more page')}")
+        say(line(f"goes: {prefix}{page.address}  {page.kind}, {page.role}, {count(page.tokens)} tokens{origin}  {page.label}"))
+    if len(going) > MAX_ANNOUNCED:
+        say(f"goes: {many(len(going) - MAX_ANNOUNCED, 'more page')}")
     for copy in copies:
         say(f"stays: {line(copy['session'])} {copy['address']} has the same text as {copy['of']}")
     for export in receipt.exports:

@@ -1,4 +1,4 @@
-"""`keys`: the keys of the gateway. A key is shown once, when it is made; its file holds a hash of it."""
+"""`keys`: manages the keys of a gateway. A key is shown once, when it is created; the keys file contains only its hash."""
 
 from __future__ import annotations
 
@@ -18,33 +18,37 @@ from kilburn.terminal import age, emit, line, say, tell
 keys = command_group("keys")
 
 File = Annotated[
-    str, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The keys file, or the URL of a database that has them.")
+    str, Option("--keys", metavar="FILE", envvar="KILBURN_KEYS", help="The file of the keys, or the URL of their database.")
 ]
 FILE = "keys.json"
 
 
 @keys.command("add")
 def add(
-    note: Annotated[str, Argument(metavar="NOTE", help="What the list calls it: whose it is, or what for.")] = "",
+    note: Annotated[str, Argument(metavar="NOTE", help="A note for the list of keys, such as the owner or purpose.")] = "",
     file: File = FILE,
     tenant: Tenant = None,
-    user: Annotated[str, Option(metavar="NAME", help="The one person whose it is; none for an application's key.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="Create the key for this person; by default for an application.")] = "",
     memory: Annotated[
-        int, Option(min=0, metavar="TOKENS", help="Long-term memory put before a prompt, at most; 0 for none.")
+        int, Option(min=0, metavar="TOKENS", help="Add up to this many tokens of memory to each prompt; 0 for none.")
     ] = 0,
-    learn: Annotated[bool, Option("--learn", help="Learn facts from what is said.")] = False,
+    learn: Annotated[bool, Option("--learn", help="Learn facts from the messages.")] = False,
     upstream: Annotated[
-        str, Option(metavar="VARIABLE", help="The environment variable with the provider's key; else the client's own.")
+        str,
+        Option(
+            metavar="VARIABLE",
+            help="Take the provider's key from this environment variable; by default, the client sends its own.",
+        ),
     ] = "",
-    rate: Annotated[int, Option(min=0, metavar="N", help="Requests per minute; 0 for the gateway's limit.")] = 0,
+    rate: Annotated[int, Option(min=0, metavar="N", help="Allow this many requests per minute; 0 for the gateway's limit.")] = 0,
     link: Annotated[
-        Link, Option(help="Link sessions that a client compacted; auto: where it is known whose they are.")
+        Link, Option(help="Link sessions that a client compacted; auto: if the gateway knows whose sessions they are.")
     ] = Link.AUTO,
-    figures: Annotated[bool, Option("--figures", help="It reads the metrics of all tenants, and nothing else.")] = False,
-    looks: Annotated[bool, Option("--looks", help="It looks at sessions and the dashboard, and changes nothing.")] = False,
+    figures: Annotated[bool, Option("--figures", help="Let the key read the metrics of all tenants, and nothing else.")] = False,
+    looks: Annotated[bool, Option("--looks", help="Let the key read sessions and the dashboard, and change nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Create a key, and show it this once. A running gateway knows it at once.
+    """Create a key, and show it once. A running gateway accepts it at once.
 
     Example:
 
@@ -66,13 +70,13 @@ def add(
     if json:
         emit({"key": secret, **_row(added)})
         return
-    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {_shown(file)} holds a hash of it")
+    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {_shown(file)} contains its hash")
     tell(secret)
 
 
 @keys.command("list")
 def list_keys(file: File = FILE, json: Json = False) -> None:
-    """List the keys by their names. The keys themselves are not stored.
+    """List the names and rights of the keys. The keys themselves are not stored.
 
     Example:
 
@@ -88,11 +92,13 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
 
 @keys.command("revoke")
 def revoke(
-    name: Annotated[str, Argument(metavar="NAME", help="Its name: the 8 digits after `kilburn-`.", show_default=False)],
+    name: Annotated[
+        str, Argument(metavar="NAME", help="The name of the key: the 8 digits after `kilburn-`.", show_default=False)
+    ],
     file: File = FILE,
     json: Json = False,
 ) -> None:
-    """Revoke a key. A running gateway refuses it from the next request on, within 2 seconds where keys are in a database.
+    """Revoke a key. A running gateway refuses it from the next request on; with keys in a database, within 2 seconds.
 
     Example:
 
@@ -106,12 +112,12 @@ def revoke(
 
 
 def _shown(file: str) -> str:
-    """Where the keys are, without a password."""
+    """Return the place of the keys without a password."""
     return name_of(file) if is_url(file) else file
 
 
 def _row(key: Key) -> dict[str, Any]:
-    """A key without its digest."""
+    """Return a key without its digest."""
     return {name: getattr(key, name) for name in msgspec.structs.asdict(key) if name != "digest"}
 
 

@@ -1,4 +1,4 @@
-"""`learn`: what was said in a session becomes facts in a memory."""
+"""`learn`: learns facts from the messages of a session."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import closing_model, embed, existing, model_of, with_agent_counter, writing
-from kilburn.cli.memories import Evict, secrets_of
+from kilburn.cli.access import embed, existing, with_agent_counter, writing
+from kilburn.cli.memories import Evict, RedactSecrets, secrets_mode
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -22,25 +23,30 @@ from kilburn.terminal import emit, line, say, tell
 def learn(
     name: SessionName,
     policy: Annotated[
-        str, Option(metavar="SPEC", help="What decides: plain needs no model; facts, additive and consolidate ask one.")
+        str,
+        Option(
+            metavar="SPEC",
+            help="Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.",
+        ),
     ] = "plain",
-    model: Annotated[str | None, Option(metavar="SPEC", help='Who answers: "qwen", "chat(\'gpt-5\')" ...')] = None,
+    model: Annotated[
+        str | None, Option(metavar="SPEC", help='Let this model answer the policy: "qwen", "chat(\'gpt-5\')" ...')
+    ] = None,
     user: Annotated[
-        str | None, Option(metavar="NAME", help="Whose memory it goes into; else that of the session's user.")
+        str | None, Option(metavar="NAME", help="Write to the memory of this user; by default the session's user.")
     ] = None,
-    quota_facts: Annotated[int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has so many.")] = None,
+    quota_facts: Annotated[
+        int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has this many facts.")
+    ] = None,
     evict: Evict = False,
-    secrets: Annotated[
-        str | None,
-        Option(metavar="WORD", help="refuse, redact or off; else redact, where the extra `secrets` is installed."),
-    ] = None,
+    secrets: RedactSecrets = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Learn facts, or a note, from a session's messages since the last time. Nothing is learned from twice.
+    """Learn facts, or a note, from the new messages of a session. No message is processed twice.
 
-    Facts that follow an untrusted text (a tool's output) are only proposed: `kilburn memories list --proposed`.
+    Facts that follow an untrusted text, such as a tool's output, are only proposed; see `kilburn memories list --proposed`.
 
     Examples:
 
@@ -48,13 +54,14 @@ def learn(
 
         kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
     """
-    looked, quota = secrets_of(secrets, "redact"), Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
+    screening = secrets_mode(secrets, "redact")
+    quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
     with closing_model(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
             memory = store.memory(session.info.user if user is None else user)
-            learned = memory.learn(session, policy, speaker, secrets=looked, quota=quota)
+            learned = memory.learn(session, policy, speaker, secrets=screening, quota=quota)
         notes = store.notes(memory.user) if learned.memory != memory.name else None
         target = (notes or memory).collection
         new = [
@@ -77,7 +84,7 @@ def learn(
         if learned.proposed:
             say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
         for address in learned.refused:
-            say(line(f"left out: {name} {address} holds a secret"))
+            say(line(f"skipped: {name} {address} contains a secret"))
     if learned.failed:
-        say(line(f"kilburn: nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; run it again"))
+        say(line(f"kilburn: nothing could be learned yet from {' '.join(learned.failed)}: {learned.why}; repeat the command"))
         raise typer.Exit(1)

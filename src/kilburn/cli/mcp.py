@@ -1,17 +1,17 @@
-"""`mcp`: sessions, memory and documents for an assistant that speaks the Model Context Protocol."""
+"""`mcp`: serves sessions, memory and documents to an assistant over the Model Context Protocol."""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets as chance
+from secrets import token_urlsafe
 from typing import Annotated
 
 from typer import Option
 
 from kilburn.backend import check_name
 from kilburn.cli.access import writing
-from kilburn.cli.memories import Look, User, secrets_of
+from kilburn.cli.memories import RefuseSecrets, User, secrets_mode
 from kilburn.cli.serve import ended_by_signals
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.memory.quota import Quota
@@ -22,42 +22,42 @@ from kilburn.terminal import say
 def mcp(
     user: User = "",
     http: Annotated[bool, Option("--http", help="Listen on 127.0.0.1 instead of standard input and output.")] = False,
-    port: Annotated[int, Option(min=0, max=65535, help="With --http: where; 0 for a free port.")] = 8765,
+    port: Annotated[int, Option(min=0, max=65535, help="Listen at this port, with --http; 0 for any free port.")] = 8765,
     in_force: Annotated[
-        bool, Option("--in-force", help="What the model remembers is true at once; else it waits for `memories accept`.")
+        bool, Option("--in-force", help="Put facts of the model in force at once; by default they wait for `memories accept`.")
     ] = False,
-    quota_facts: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Facts that the memory may hold.")] = 10_000,
-    secrets: Look = None,
+    quota_facts: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Store at most this many facts.")] = 10_000,
+    secrets: RefuseSecrets = None,
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
     """Serve one user's sessions, memory and documents over the Model Context Protocol.
 
-    Over HTTP a client needs a token: that of $KILBURN_MCP_TOKEN, or else a new one, which is shown on standard error.
+    Over HTTP, a client needs a token: that in $KILBURN_MCP_TOKEN, or a new one, which is printed on standard error.
 
     Example:
 
         kilburn mcp --user ana --db agent.db
     """
-    looked = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     if user:
         check_name(user, "user")
-    from kilburn import mcp as door  # it needs an extra
+    from kilburn import mcp as protocol  # needs an extra
 
-    # The SDK logs what clients send.
+    # The SDK would log the contents of requests.
     logging.getLogger("mcp").addHandler(logging.NullHandler())
     logging.getLogger("mcp").propagate = False
     with writing(db or "agent.db", tenant, meaning=True) as store:
-        served = door.server(store, user, in_force=in_force, secrets=looked, quota=Quota(facts=quota_facts))
+        server = protocol.server(store, user, in_force=in_force, secrets=screening, quota=Quota(facts=quota_facts))
         if not http:
-            door.talk(served)
+            protocol.talk(server)
             return
-        with door.listen(port) as listener:
+        with protocol.listen(port) as listener:
             configured = os.environ.get("KILBURN_MCP_TOKEN", "")
-            token = configured or chance.token_urlsafe(24)
-            answering = door.over_http(served, token, listener)
-            with ended_by_signals(answering):
-                say(f"http://127.0.0.1:{listener.getsockname()[1]}{door.PATH}")
+            token = configured or token_urlsafe(24)
+            http_server = protocol.over_http(server, token, listener)
+            with ended_by_signals(http_server):
+                say(f"http://127.0.0.1:{listener.getsockname()[1]}{protocol.PATH}")
                 if not configured:
                     say(f"Authorization: Bearer {token}")
-                answering.run(sockets=[listener])
+                http_server.run(sockets=[listener])

@@ -1,7 +1,7 @@
-"""Streams one recorded run through a window, and checks it independently of the kernel.
+"""Streams a recorded run through a window, and checks it independently of the kernel.
 
-Overflow is found by counting the rendered prompt again, message by message, as it would go to the provider. Loss is
-found by comparing every message, and every page's bytes read back from the store, with what was admitted.
+For overflow, the rendered prompt is counted again, message by message, as the provider would get it. For loss, every message, and
+every page's bytes read from the store, are compared with what was appended.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.session import Session
-from kilburn.page import parse_address
 from kilburn.tokens.media import image_cost
 from kilburn.wire.form import parse
 from kilburn.wire.recording import RecordedRun
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """Figures of one run. Tokens are the window's own counter's.
+    """Figures of one run. Tokens are counted by the window's counter.
 
     Args:
-        overflow: prompts that were larger than the window; `lost` bytes that did not come back. Both must be 0.
-        peak: the largest prompt, counted again from what was rendered.
-        curve: after each message, the tokens seen so far and those in the window.
+        overflow: prompts that were larger than the window. It must be 0, like `lost`, the bytes that were not read back.
+        peak: the largest rendered prompt.
     """
 
     name: str
@@ -49,19 +47,18 @@ class Measured(msgspec.Struct, kw_only=True):
     overflow: int = 0
     lost: int = 0
     seconds: float = 0.0
-    curve: list[tuple[int, int]] = []
 
     def figures(self) -> dict[str, Any]:
-        """All figures except the curve."""
-        return {key: value for key, value in msgspec.structs.asdict(self).items() if key != "curve"}
+        """Return all figures."""
+        return msgspec.structs.asdict(self)
 
 
-LEDGERS = sorted({*Measured.__struct_fields__} & {*Stats.__struct_fields__} - {"peak", "overflow", "lost"})
-"""Figures that are the ledger's; those three are found without it."""
+LEDGER_FIGURES = sorted({*Measured.__struct_fields__} & {*Stats.__struct_fields__} - {"peak", "overflow", "lost"})
+"""Figures from the ledger; the three others are measured without it."""
 
 
 class Total(Measured, kw_only=True):
-    """The sum over all runs; `peak` is the largest."""
+    """The sum of all runs; `peak` is the largest."""
 
     runs: int = 0
 
@@ -69,33 +66,28 @@ class Total(Measured, kw_only=True):
 def stream(
     session: Session, run: RecordedRun, form: str = "chat", progress: Callable[[int], object] = lambda completed: None
 ) -> Measured:
-    """Append a run's messages one by one, rendering a prompt before each message of the assistant and at the end.
+    """Append a run's messages one by one, and render a prompt before each message of the assistant and at the end.
 
     Args:
-        progress: is called with the number of messages so far.
+        progress: called with the number of messages so far.
 
     Raises:
-        WireError: a message that is none, or does not fit its place; what was appended before stays.
+        WireError: a message is invalid, or does not fit its place. The messages before it stay appended.
     """
     counter, capacity = session.counter, session.prompts.budget.capacity
     measured = Measured(name=run.name)
-    curve: list[tuple[int, int]] = []
-    began = time.perf_counter()
-    seen = 0
+    start = time.perf_counter()
     for message in run.messages:
         if message.get("role") == "assistant" and measured.messages:
             _ship(session, form, counter, capacity, measured)
-        first, last = parse_address(session.append(message))
+        session.append(message)
         measured.messages += 1
-        seen += sum(map(session.window.cost, range(first, last + 1)))
-        curve.append((seen, session.prompts.use))
         progress(measured.messages)
     if measured.messages:
         _ship(session, form, counter, capacity, measured)
-    measured.seconds = time.perf_counter() - began
-    measured.curve = curve
+    measured.seconds = time.perf_counter() - start
     stats = session.stats()
-    for name in LEDGERS:
+    for name in LEDGER_FIGURES:
         setattr(measured, name, stats[name])
     return measured
 
@@ -108,7 +100,7 @@ def _ship(session: Session, form: str, counter: Counter, capacity: int, measured
 
 
 def recount(prompt: Iterable[dict[str, Any]], counter: Counter) -> int:
-    """Tokens of a prompt from its dicts alone: every text, name, id and argument in it, and an envelope a message."""
+    """Count the tokens of a prompt from its dicts: every text, name, id and argument, and an envelope for each message."""
     return sum(counter.envelope + sum(_texts(message, counter)) for message in prompt)
 
 
@@ -125,8 +117,8 @@ def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
 
 
 def _spoken(block: Any) -> list[str]:
-    """The texts of a block. A call's id and name are one text: they stand side by side in what the provider sends to the
-    model, and a text that is counted in halves may count one token more."""
+    """Return the texts of a block. The id and name of a call are one text, because the provider sends them together, and the
+    halves of a text may count one token more than the whole."""
     inner = block.get(block.get("type"), block) if isinstance(block, dict) else {}
     if not (isinstance(inner, dict) and isinstance(block.get("id"), str) and isinstance(inner.get("name"), str)):
         return _strings(block)
@@ -140,7 +132,7 @@ def _image_of(block: Any) -> str:
 
 
 def _strings(value: Any) -> list[str]:
-    """Every string in a block that the model would see; keys and `type` are the provider's own syntax."""
+    """Return every string of a block that the model would see. Keys and `type` are syntax of the provider."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
@@ -151,9 +143,9 @@ def _strings(value: Any) -> list[str]:
 
 
 def lost_bytes(session: Session, run: RecordedRun) -> int:
-    """Bytes of a run that do not come back: its messages as dicts, and its pages' texts by address.
+    """Return the number of bytes of a run that cannot be read back, as messages and as texts of pages.
 
-    Pass a session that was just opened, because the one that did the work has texts cached.
+    Pass a newly opened session, because the one that appended the run has cached texts.
     """
     lost = 0
     for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
@@ -167,8 +159,8 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     return lost
 
 
-def total_of(runs: Iterable[Measured]) -> Total:
-    """The sum of runs."""
+def add_up(runs: Iterable[Measured]) -> Total:
+    """Add up runs."""
     total = Total(name="total")
     for run in runs:
         for key, value in run.figures().items():

@@ -1,4 +1,4 @@
-"""Long-term memory: `remember` writes a fact; `memories` lists facts, shows where they are from, and takes them back."""
+"""Long-term memory: `remember` writes a fact; `memories` lists facts, shows their sources, and changes or retires them."""
 
 from __future__ import annotations
 
@@ -32,26 +32,39 @@ Change = Callable[[Collection], object]
 
 memories = command_group("memories")
 
-User = Annotated[str, Option("--user", metavar="NAME", help="Whose memory; else that of all users.")]
-OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Only this user's.")]
-Evict = Annotated[bool, Option("--evict", help="With --quota: retire the least valuable ones instead.")]
+User = Annotated[str, Option("--user", metavar="NAME", help="Use the memory of this user; by default that of all users.")]
+OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Show only this user's memory.")]
+Evict = Annotated[bool, Option("--evict", help="Retire the least valuable facts when the quota is reached, with --quota.")]
 Fact = Annotated[
-    str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as `memories list` has it.", show_default=False)
+    str,
+    Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False),
 ]
-Look = Annotated[
+RefuseSecrets = Annotated[
     str | None,
-    Option("--secrets", metavar="WORD", help="refuse, redact or off; else refuse, where the extra `secrets` is installed."),
+    Option(
+        "--secrets",
+        metavar="WORD",
+        help="Handle secrets in the text: refuse, redact or off; by default refuse if the extra `secrets` is installed.",
+    ),
+]
+RedactSecrets = Annotated[
+    str | None,
+    Option(
+        "--secrets",
+        metavar="WORD",
+        help="Handle secrets in the text: refuse, redact or off; by default redact if the extra `secrets` is installed.",
+    ),
 ]
 
 
-def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
-    """What `--secrets` says; `otherwise` where it says nothing and the scanner is installed.
+def secrets_mode(word: str | None, default: Literal["refuse", "redact"] = "refuse") -> Literal["refuse", "redact"] | None:
+    """Return the mode that `--secrets` names; without it, `default` if the scanner is installed.
 
     Raises:
-        SpecError: none of its words.
+        SpecError: unknown mode.
     """
     if word is None:
-        return otherwise if is_installed() else None
+        return default if is_installed() else None
     if word not in ("refuse", "redact", "off"):
         raise SpecError(f"--secrets {word[:40]!r}", advice="use refuse, redact or off")
     return "refuse" if word == "refuse" else "redact" if word == "redact" else None
@@ -60,21 +73,25 @@ def secrets_of(word: str | None, otherwise: Literal["refuse", "redact"] = "refus
 @app.command()
 @with_options
 def remember(
-    text: Annotated[str, Argument(metavar="TEXT", help="What to remember, in a sentence.", show_default=False)],
+    text: Annotated[str, Argument(metavar="TEXT", help="The fact, as a sentence.", show_default=False)],
     user: User = "",
-    since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true: 2026-05-17, or 30d for 30 days ago.")] = None,
-    until: Annotated[str | None, Option(metavar="WHEN", help="Until when it is true: 2026-05-17, or 30d from now.")] = None,
-    importance: Annotated[float, Option(min=0.0, max=1.0, help="0 to 1: raises it in searches.")] = 0.0,
-    pin: Annotated[bool, Option("--pin", help="No quota and no sweep removes it.")] = False,
+    since: Annotated[
+        str | None, Option(metavar="WHEN", help="The fact is true from this time on: 2026-05-17, or 30d for 30 days ago.")
+    ] = None,
+    until: Annotated[
+        str | None, Option(metavar="WHEN", help="The fact is true until this time: 2026-05-17, or 30d from now.")
+    ] = None,
+    importance: Annotated[float, Option(min=0.0, max=1.0, help="Rank the fact higher in searches, 0 to 1.")] = 0.0,
+    pin: Annotated[bool, Option("--pin", help="Protect the fact from quotas and sweeps.")] = False,
     quota_facts: Annotated[
-        int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse it if there are so many already.")
+        int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse the fact if the memory has this many.")
     ] = None,
     evict: Evict = False,
-    secrets: Look = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Remember a fact, for one user or for all. It can be found at once.
+    """Remember a fact, for one user or for all. Searches find it at once.
 
     Example:
 
@@ -82,11 +99,11 @@ def remember(
     """
     time_now = time.time()
     times = {"since": moment(since, "--since", time_now), "until": moment(until, "--until", time_now, 1)}
-    looked = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
     with where.writing(new=True) as store:
         memory = store.memory(user)
-        address = memory.remember(text, **times, importance=importance, pin=pin, secrets=looked, quota=quota)
+        address = memory.remember(text, **times, importance=importance, pin=pin, secrets=screening, quota=quota)
         facts = memory.collection
         page, state = facts.read(facts.contents.resolve(address)[0])
         row = describe(facts, page, state)
@@ -106,10 +123,12 @@ def remember(
 @with_options
 def list_memories(
     user: OnlyUser = None,
-    at: Annotated[str | None, Option(metavar="WHEN", help="What was true then: 2026-05-17, or 30d ago.")] = None,
-    proposed: Annotated[bool, Option("--proposed", help="Only what waits to be accepted.")] = False,
-    history: Annotated[bool, Option("--history", help="Also what is not true any more, or not yet.")] = False,
-    limit: Annotated[int, Option(min=1, help="Facts at most.")] = 1000,
+    at: Annotated[
+        str | None, Option(metavar="WHEN", help="List facts that were true at this time: 2026-05-17, or 30d ago.")
+    ] = None,
+    proposed: Annotated[bool, Option("--proposed", help="List only proposed facts, which wait to be accepted.")] = False,
+    history: Annotated[bool, Option("--history", help="Include facts that are no longer true, or not yet.")] = False,
+    limit: Annotated[int, Option(min=1, help="List at most this many facts.")] = 1000,
     *,
     where: StorePlace,
 ) -> None:
@@ -155,7 +174,7 @@ def _unknown(store: Store, user: str) -> SpecError:
 
 
 def _memory(store: Store, user: str, address: str) -> Collection:
-    """A user's memory that has this address.
+    """Return a user's memory that contains an address.
 
     Raises:
         SpecError: there is no such memory. UnknownAddress, Forgotten.
@@ -174,7 +193,7 @@ def _memory(store: Store, user: str, address: str) -> Collection:
 
 
 def marks(row: dict[str, Any]) -> str:
-    """What is particular to a fact's state, in words."""
+    """Describe the state of a fact."""
     words = []
     if row["at"] != Place.OUT:
         words.append(row["at"])
@@ -190,7 +209,7 @@ def marks(row: dict[str, Any]) -> str:
 @memories.command("show")
 @with_options
 def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Show facts with their provenance. It says who said a fact, where, and what was made from it.
+    """Show facts with their provenance: the messages that support them, and the pages derived from them.
 
     Example:
 
@@ -223,7 +242,7 @@ def _card(row: dict[str, Any]) -> str:
     if row["sources"]:
         lines.append(f"  made from {' '.join(row['sources'])}")
     if not row["cites"] and not row["sources"]:
-        lines.append("  from      a person told it")
+        lines.append("  from      a person")
     if row["made_from_it"]:
         lines.append(f"  used in   {line(' '.join(row['made_from_it']))}")
     return "\n".join([*lines, "", row["text"]])
@@ -232,7 +251,7 @@ def _card(row: dict[str, Any]) -> str:
 @memories.command("state")
 @with_options
 def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
-    """Show how far each policy has learned, and what waits for a retry. Each row is a session and a policy.
+    """Show how far each policy has learned, and the exchanges that wait for a retry. Each row is a session and a policy.
 
     Example:
 
@@ -260,7 +279,7 @@ def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
 @memories.command("history")
 @with_options
 def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Show the history of a fact. It has what the fact superseded, what superseded it, and everything that happened to them.
+    """Show the history of a fact: the facts that it superseded, those that superseded it, and all events of them.
 
     Example:
 
@@ -280,7 +299,7 @@ def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 def _change(address: str, user: str, change: Change, title: str, where: StorePlace) -> None:
-    """Do something to the facts of an address, and print them."""
+    """Change the facts at an address, and print them."""
     with where.writing() as store:
         memory = _memory(store, user, address)
         numbers = memory.contents.resolve(address)
@@ -297,23 +316,25 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
 @with_options
 def update(
     address: Fact,
-    text: Annotated[str, Argument(metavar="TEXT", help="What is true instead, in a sentence.", show_default=False)],
+    text: Annotated[str, Argument(metavar="TEXT", help="The new fact, as a sentence.", show_default=False)],
     user: User = "",
-    since: Annotated[str | None, Option(metavar="WHEN", help="From when it is true; else from now.")] = None,
-    secrets: Look = None,
+    since: Annotated[
+        str | None, Option(metavar="WHEN", help="The new fact is true from this time on; by default from now.")
+    ] = None,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Replace the text of a fact. The old fact is retired, and stays readable as history.
+    """Replace a fact by a new one. The old fact is retired, and stays readable as history.
 
     Example:
 
         kilburn memories update p1 "Ana's flight is on 14 May" --user ana
     """
-    begins, looked = moment(since, "--since", time.time()), secrets_of(secrets)
+    start, screening = moment(since, "--since", time.time()), secrets_mode(secrets)
     with where.writing() as store:
         memory = store.memory(_memory(store, user, address).info.user)
-        new_address = memory.update(address, text, since=begins, secrets=looked)
+        new_address = memory.update(address, text, since=start, secrets=screening)
         facts = memory.collection
         row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
@@ -327,9 +348,9 @@ def update(
 @memories.command("undo")
 @with_options
 def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
-    """Undo the last change of facts. Brings back what was superseded, or retires what superseded it.
+    """Undo the last change of facts: restore superseded facts, or retire those that superseded them.
 
-    Undoing once more leads back.
+    A second undo reverses the first one.
 
     Example:
 
@@ -341,7 +362,7 @@ def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) ->
 @memories.command("accept")
 @with_options
 def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
-    """Put proposed facts in force. A fact is proposed if untrusted text was read before it was written.
+    """Put proposed facts in force. A fact is proposed if the model had read untrusted text before it wrote the fact.
 
     Example:
 
@@ -353,23 +374,23 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 @memories.command("retire")
 @with_options
 def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
-    """Retire facts that are no longer true, or reject proposed facts. They stay readable, as history.
+    """Retire facts that are no longer true, or reject proposed facts. They stay readable as history.
 
     Example:
 
         kilburn memories retire f3 --user ana
     """
 
-    def retired(memory: Collection) -> None:
+    def change(memory: Collection) -> None:
         memory.apply(Retire(pages=tuple(memory.contents.resolve(address)), why=why))
 
-    _change(address, user, retired, "retired", where)
+    _change(address, user, change, "retired", where)
 
 
 @memories.command("pin")
 @with_options
 def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
-    """Pin facts: no policy, quota or sweep removes them.
+    """Pin facts, so that no policy, quota or sweep removes them.
 
     Example:
 
@@ -400,7 +421,7 @@ def forget_memory(
     *,
     where: StorePlace,
 ) -> None:
-    """Forget facts for ever, with all that was made from them. Prints a receipt. What they were learned from stays.
+    """Forget facts for ever, with everything derived from them. Prints a receipt. Their sources stay.
 
     Example:
 
@@ -409,34 +430,36 @@ def forget_memory(
     with where.writing() as store:
         memory = _memory(store, user, address)
         carry_out(
-            lambda only: store.forget(session=memory.name, address=address, why=why, dry=only), store, yes=yes, json=where.json
+            lambda dry_run: store.forget(session=memory.name, address=address, why=why, dry=dry_run),
+            store,
+            yes=yes,
+            json=where.json,
         )
 
 
 @memories.command("sweep")
 @with_options
 def sweep_memories(
-    user: Annotated[str | None, Option(metavar="NAME", help="Only this user's memory.")] = None,
-    retention: Annotated[str, Option(metavar="TIME", help="How long after its end a fact is kept: 30d, 12h, 0d.")] = "30d",
-    history: Annotated[
-        str | None, Option(metavar="TIME", help="The same for superseded facts; else they are kept for ever.")
-    ] = None,
+    user: Annotated[str | None, Option(metavar="NAME", help="Sweep only this user's memory.")] = None,
+    retention: Annotated[str, Option(metavar="TIME", help="Keep a fact this long after its end: 30d, 12h, 0d.")] = "30d",
+    history: Annotated[str | None, Option(metavar="TIME", help="Keep a superseded fact this long; by default for ever.")] = None,
     yes: Yes = False,
     *,
     where: StorePlace,
 ) -> None:
     """Forget facts that ended longer ago than their retention. Prints a receipt.
 
-    Pinned facts stay, and so does what they were made from.
+    Pinned facts and their sources stay.
 
     Example:
 
         kilburn memories sweep --retention 30d --yes
     """
-    retention_seconds, over = seconds(retention, "--retention"), None if history is None else seconds(history, "--history")
+    max_age = seconds(retention, "--retention")
+    history_age = None if history is None else seconds(history, "--history")
     with where.writing() as store:
         carry_out(
-            lambda only: sweep(store, user, retention=retention_seconds, history=over, dry=only).receipt,
+            lambda dry_run: sweep(store, user, retention=max_age, history=history_age, dry=dry_run).receipt,
             store,
             yes=yes,
             json=where.json,

@@ -1,10 +1,11 @@
-"""`metrics`: a board and alerts for what a gateway's /metrics says. Nothing is read or written."""
+"""`metrics`: prints a Grafana board and Prometheus alerts for a gateway's /metrics."""
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from kilburn.cli.commands import command_group
-from kilburn.gateway import board as boards
-from kilburn.terminal import emit, tell
+from kilburn.terminal import tell
 
 metrics = command_group("metrics")
 
@@ -17,15 +18,20 @@ def board() -> None:
 
         kilburn metrics board
     """
-    emit(boards.board())
+    _print("board.json")
 
 
 @metrics.command("alerts")
 def alerts() -> None:
-    """Print alert rules for Prometheus, as YAML for `rule_files`. One is for a hit rate under 60%.
+    """Print alert rules for Prometheus, as YAML for `rule_files`. One rule is for a hit rate under 60%.
 
     Examples:
 
         kilburn metrics alerts
     """
-    tell(boards.alerts().rstrip())
+    _print("alerts.yml")
+
+
+def _print(file: str) -> None:
+    """Print a file of the gateway's package."""
+    tell(files("kilburn.gateway").joinpath(file).read_text("utf-8").rstrip())

@@ -1,4 +1,4 @@
-"""`models`: lists the known weights, and downloads them."""
+"""`models`: lists and downloads model files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ models = command_group("models")
 
 @models.command("list")
 def list_models(json: Json = False) -> None:
-    """List the models with a name, and the files on this machine.
+    """List the models of the catalogue, and the model files on this machine.
 
     Example:
 
@@ -36,7 +36,7 @@ def list_models(json: Json = False) -> None:
 
 
 def _files() -> list[dict[str, Any]]:
-    """One row a model: those of the catalogue, then what else is in the cache."""
+    """Return a row for each model: those of the catalogue, then other files in the cache."""
     paths = weights.present()
     rows: list[dict[str, Any]] = []
     for item in weights.catalogue():
@@ -53,11 +53,13 @@ def _files() -> list[dict[str, Any]]:
 def pull(
     name: Annotated[
         str,
-        Argument(metavar="NAME", help="A known name, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False),
+        Argument(
+            metavar="NAME", help="A name of the catalogue, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False
+        ),
     ],
     json: Json = False,
 ) -> None:
-    """Download a model. It is verified by hash and kept in the cache, and an interrupted download continues.
+    """Download a model to the cache, and verify its hash. An interrupted download continues.
 
     Example:
 

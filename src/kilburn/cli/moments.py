@@ -1,4 +1,4 @@
-"""Moments on the command line: a date, a date with a time, or how far away."""
+"""Times on the command line: a date, a date with a time, or a distance from now."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LENGTH = re.compile(rf"\s*(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({'|'.join(UNITS)})\s*"
 
 
 def seconds(text: str, option: str) -> float:
-    """A length of time such as `30d` or `12h`, in seconds.
+    """Parse a length of time such as `30d` or `12h`, and return it in seconds.
 
     Raises:
-        SpecError: it is none.
+        SpecError: the text is no length of time.
     """
     match = _LENGTH.fullmatch(text)
     if match is None:
@@ -25,13 +25,13 @@ def seconds(text: str, option: str) -> float:
 
 
 def moment(text: str | None, option: str, base: float, direction: int = -1) -> float | None:
-    """A moment in seconds since the epoch, in the machine's time zone unless it names one; None for None.
+    """Parse a time, and return it in seconds since the epoch. Without a time zone, the machine's applies.
 
     Args:
-        direction: where a length such as `30d` leads: 1 into the future, -1 into the past.
+        direction: the meaning of a length such as `30d`: 1 for the future, -1 for the past.
 
     Raises:
-        SpecError: it is none, or beyond what a calendar can say.
+        SpecError: the text is no time, or outside the range of calendars.
     """
     if text is None:
         return None
@@ -42,14 +42,14 @@ def moment(text: str | None, option: str, base: float, direction: int = -1) -> f
             moment = datetime.fromisoformat(text.strip())
         return moment.timestamp()
     except (ValueError, OverflowError, OSError):
-        away = "30d from now" if direction > 0 else "30d ago"
+        distance = "30d from now" if direction > 0 else "30d ago"
         raise SpecError(
-            f"{option} {text[:40]!r} is no moment", advice=f"use 2026-05-17, 2026-05-17T12:00, or 30d for {away}"
+            f"{option} {text[:40]!r} is no time", advice=f"use 2026-05-17, 2026-05-17T12:00, or 30d for {distance}"
         ) from None
 
 
 def when(time: float | None) -> str:
-    """A moment for people: the day, and the time of day unless it is midnight; "" for None."""
+    """Format a time: the day, and the time of day unless it is midnight; "" for None."""
     if time is None:
         return ""
     try:

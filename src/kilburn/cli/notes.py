@@ -1,4 +1,4 @@
-"""`notes`: texts with names that a user or an agent keeps; with their versions, and as a folder of Markdown."""
+"""`notes`: reads and writes named notes of a user or an agent, with their versions, and as a folder of Markdown files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
-from kilburn.cli.memories import Look, secrets_of
+from kilburn.cli.memories import RefuseSecrets, secrets_mode
 from kilburn.cli.moments import when
 from kilburn.cli.screen import count, many, table
 from kilburn.cli.shell import Why, Yes
@@ -28,11 +28,16 @@ from kilburn.terminal import emit, line, say, tell
 
 notes = command_group("notes")
 
-Owner = Annotated[str, Option("--user", metavar="NAME", help="Whose notes: a user, or an agent; else those of all users.")]
-Name = Annotated[str, Argument(metavar="NAME", help="Such as core/human, as `notes list` has it.", show_default=False)]
-Version = Annotated[str, Option(metavar="ADDRESS", help="A version, as `notes history` has it: p1, f3.")]
-Seen = Annotated[
-    str | None, Option("--seen", metavar="DIGEST", help="Only if this is what it says now, by the digest that --json shows.")
+Owner = Annotated[
+    str, Option("--user", metavar="NAME", help="Use the notes of this user or agent; by default those of all users.")
+]
+Name = Annotated[
+    str, Argument(metavar="NAME", help="The name of a note in `notes list`, such as core/human.", show_default=False)
+]
+Version = Annotated[str, Option(metavar="ADDRESS", help="Print this version of `notes history`: p1, f3.")]
+Expected = Annotated[
+    str | None,
+    Option("--seen", metavar="DIGEST", help="Change the note only if its text has this digest, which --json prints."),
 ]
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="A folder with a Markdown file for each note.", show_default=False)]
 
@@ -51,10 +56,10 @@ def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
 
 
 def _notes(store: Store, owner: str) -> Notes:
-    """Notes that are there.
+    """Return the notes of an owner.
 
     Raises:
-        SpecError: there are none of this owner.
+        SpecError: this owner has no notes.
     """
     if owner not in collection_owners(store, SegmentKind.NOTES):
         raise no_collection(store, SegmentKind.NOTES, owner, "are no notes", "kilburn notes write")
@@ -69,14 +74,14 @@ def _show(note: NoteVersion, title: str, json: bool) -> None:
 
 
 def _mark(note: NoteVersion) -> str:
-    """What is worth knowing of a note's trust."""
+    """Return a remark on the trust of a note; "" if it is that of a user or higher."""
     return "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
 
 
 @notes.command("list")
 @with_options
 def list_notes(
-    under: Annotated[str, Argument(metavar="NAME", help="Only those below this name.", show_default=False)] = "",
+    under: Annotated[str, Argument(metavar="NAME", help="List only notes below this name.", show_default=False)] = "",
     user: Owner = "",
     *,
     where: StorePlace,
@@ -102,7 +107,7 @@ def list_notes(
 @notes.command("read")
 @with_options
 def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
-    """Print the text of a note, or of an earlier version.
+    """Print the text of a note, or of an earlier version of it.
 
     Examples:
 
@@ -111,8 +116,8 @@ def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePla
         kilburn notes read core/human --version p1 --user ana
     """
     with where.reading() as store:
-        notes_of_user = _notes(store, user)
-        note = _version(notes_of_user, name, version) if version else notes_of_user.read(name)
+        collection = _notes(store, user)
+        note = _version(collection, name, version) if version else collection.read(name)
         row = _row(note, text=True)
     if where.json:
         emit(row)
@@ -132,20 +137,18 @@ def _version(notes: Notes, name: str, address: str) -> NoteVersion:
 def write(
     name: Name,
     text: Annotated[
-        str | None, Argument(metavar="TEXT", help="What it says; else standard input is read.", show_default=False)
+        str | None, Argument(metavar="TEXT", help="The text of the note; by default, standard input is read.", show_default=False)
     ] = None,
     user: Owner = "",
-    seen: Seen = None,
-    new: Annotated[bool, Option("--new", help="Only if there is none of this name yet.")] = False,
-    anew: Annotated[
-        bool, Option("--anew", help="The text is all your own: nothing of what it said before is its source.")
-    ] = False,
-    secrets: Look = None,
+    expected: Expected = None,
+    new: Annotated[bool, Option("--new", help="Write the note only if there is none of this name.")] = False,
+    anew: Annotated[bool, Option("--anew", help="Do not treat the former text as a source of the new one.")] = False,
+    secrets: RefuseSecrets = None,
     why: Why = "",
     *,
     where: StorePlace,
 ) -> None:
-    """Write a note, new or in place of its present text. The former text stays in its history.
+    """Write a note, or replace its text. The former text stays in its history.
 
     Examples:
 
@@ -153,12 +156,11 @@ def write(
 
         kilburn notes write core/human "Ana drinks coffee." --user ana --anew
     """
-    if new and seen is not None:
+    if new and expected is not None:
         raise SpecError("--new with --seen", advice="give one of the two")
-    content = text if text is not None else _input()
+    content, digest = text if text is not None else _input(), "" if new else expected
     with where.writing(new=True) as store:
-        expected = "" if new else seen
-        note = store.notes(user).write(name, content, seen=expected, anew=anew, secrets=secrets_of(secrets), why=why)
+        note = store.notes(user).write(name, content, seen=digest, anew=anew, secrets=secrets_mode(secrets), why=why)
         _show(note, "written", where.json)
         embed(store)
 
@@ -168,21 +170,21 @@ def _input() -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError("standard input is no text in UTF-8", advice="give text") from error
+        raise SpecError("standard input is not UTF-8 text", advice="give text") from error
 
 
 @notes.command("rename")
 @with_options
 def rename(
     name: Name,
-    to: Annotated[str, Argument(metavar="NAME", help="What to call it from now on.", show_default=False)],
+    to: Annotated[str, Argument(metavar="NAME", help="The new name.", show_default=False)],
     user: Owner = "",
-    expected: Seen = None,
+    expected: Expected = None,
     why: Why = "",
     *,
     where: StorePlace,
 ) -> None:
-    """Rename a note. Its history goes on under the new name.
+    """Rename a note. Its history continues under the new name.
 
     Example:
 
@@ -194,8 +196,8 @@ def rename(
 
 @notes.command("delete")
 @with_options
-def delete(name: Name, user: Owner = "", expected: Seen = None, why: Why = "", *, where: StorePlace) -> None:
-    """Take a note out of force. Its versions stay readable, and `restore` brings them back; `forget` erases them.
+def delete(name: Name, user: Owner = "", expected: Expected = None, why: Why = "", *, where: StorePlace) -> None:
+    """Delete a note. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
 
@@ -208,7 +210,7 @@ def delete(name: Name, user: Owner = "", expected: Seen = None, why: Why = "", *
 @notes.command("history")
 @with_options
 def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
-    """List the versions of a note, oldest first. Includes versions under another name and before a deletion.
+    """List the versions of a note, oldest first, including versions under another name and before a deletion.
 
     Example:
 
@@ -228,7 +230,7 @@ def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
 @with_options
 def restore(
     name: Name,
-    version: Annotated[str, Argument(metavar="ADDRESS", help="A version, as `notes history` has it.", show_default=False)],
+    version: Annotated[str, Argument(metavar="ADDRESS", help="A version in `notes history`.", show_default=False)],
     user: Owner = "",
     why: Why = "",
     *,
@@ -248,13 +250,13 @@ def restore(
 @with_options
 def diff(
     name: Name,
-    old: Annotated[str, Option(metavar="ADDRESS", help="A version; else the one before.")] = "",
-    new: Annotated[str, Option(metavar="ADDRESS", help="A version; else what it says now.")] = "",
+    old: Annotated[str, Option(metavar="ADDRESS", help="Compare with this version; by default the previous one.")] = "",
+    new: Annotated[str, Option(metavar="ADDRESS", help="Compare this version; by default the current one.")] = "",
     user: Owner = "",
     *,
     where: StorePlace,
 ) -> None:
-    """Show what changed between two versions of a note.
+    """Show the difference between two versions of a note.
 
     Example:
 
@@ -271,29 +273,26 @@ def diff(
 @notes.command("forget")
 @with_options
 def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
-    """Forget a note for ever, with all its versions. What was made from them goes too. Prints a receipt.
+    """Forget a note for ever, with all its versions and everything derived from them. Prints a receipt.
 
     Example:
 
         kilburn notes forget core/human --user ana --yes
     """
     with where.writing() as store:
-        notes_of_user = _notes(store, user)
-        pages = [note.page for note in notes_of_user.history(name)]
-        request = {
-            "session": notes_of_user.collection.name,
-            "address": ", ".join(note.address for note in notes_of_user.history(name)),
-        }
-        roots = {notes_of_user.collection.number: pages}
-        carry_out(lambda only: store.forget_pages(roots, asked=request, why=why, dry=only), store, yes=yes, json=where.json)
+        owned = _notes(store, user)
+        versions = list(owned.history(name))
+        request = {"session": owned.collection.name, "address": ", ".join(note.address for note in versions)}
+        roots = {owned.collection.number: [note.page for note in versions]}
+        carry_out(lambda dry_run: store.forget_pages(roots, asked=request, why=why, dry=dry_run), store, yes=yes, json=where.json)
 
 
 @notes.command("export")
 @with_options
 def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
-    """Export the notes to a folder, as Markdown files, or update it. An edited file is not overwritten.
+    """Export the notes to a folder of Markdown files, or update the folder. An edited file is not overwritten.
 
-    Keep the folder in Git with its hidden list, which says what each file was written from; `import` brings edits back.
+    If you keep the folder in Git, include its hidden list, which records the version of each file. `import` brings edits back.
 
     Example:
 
@@ -311,17 +310,17 @@ def bring(
     user: Owner = "",
     resolved: Annotated[
         list[str] | None,
-        Option("--resolved", metavar="NAME", help="A note whose file has both sides' words now; may be given again."),
+        Option("--resolved", metavar="NAME", help="Accept the file of this note, as it merges both versions; may be repeated."),
     ] = None,
-    delete: Annotated[bool, Option("--delete", help="Delete the notes whose files are gone.")] = False,
-    secrets: Look = None,
+    delete: Annotated[bool, Option("--delete", help="Delete the notes whose files were deleted.")] = False,
+    secrets: RefuseSecrets = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Import what was edited in a folder. Each changed file becomes a new version, and each new file a note.
+    """Import the edited files of a folder. Each changed file becomes a new version, and each new file a note.
 
-    Where the note was changed too, nothing is written, and the difference is shown: put both together in the file, and import it
-    with --resolved.
+    If the note was changed, too, nothing is written, and the difference is printed: merge both in the file, and import it with
+    --resolved.
 
     Examples:
 
@@ -329,26 +328,26 @@ def bring(
 
         kilburn notes import notebook --user ana --resolved core/human
     """
-    looked = secrets_of(secrets)
+    screening = secrets_mode(secrets)
     with where.writing(new=True) as store:
-        result = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=looked)
+        result = import_notes(store.notes(user), folder, resolved=resolved or (), delete=delete, secrets=screening)
         embed(store)
-    _report(result, folder, where.json, "kilburn notes import --resolved NAME, when its file has both sides' words")
+    _report(result, folder, where.json, "kilburn notes import --resolved NAME, when its file merges both versions")
 
 
 def _report(result: NoteFiles, folder: Path, json: bool, next_command: str) -> None:
-    """Print what was done, and end with status 1 where there are conflicts."""
+    """Print the result, and exit with status 1 if there are conflicts."""
     if json:
         emit(msgspec.structs.asdict(result))
     else:
         for file, why in result.skipped:
-            say(line(f"passed over: {file}: {why}"))
+            say(line(f"skipped: {file}: {why}"))
         for name in result.newer:
             say(line(f"newer in the store: {name}; see kilburn notes export"))
         for name in result.gone:
-            say(line(f"its file is gone: {name}; --delete deletes it"))
+            say(line(f"its file was deleted: {name}; --delete deletes the note"))
         for name, difference in result.conflicts:
-            say(line(f"changed on both sides, and left as it is: {name}"))
+            say(line(f"changed on both sides, and not imported: {name}"))
             tell(difference, end="")
         figures = f"{many(len(result.written), 'note')} written, {count(len(result.removed))} removed"
         figures += f", {count(result.unchanged)} unchanged, {many(len(result.conflicts), 'conflict')}"

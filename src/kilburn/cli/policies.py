@@ -1,4 +1,4 @@
-"""`policies`: lists the policies, by the names that a spec uses."""
+"""`policies`: lists the policies by the names that a spec uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def policies(json: Json = False) -> None:
 
 
 def _argument(parameter: inspect.Parameter) -> str:
-    """An argument as a spec writes it."""
+    """Return an argument as a spec writes it."""
     if parameter.kind is parameter.VAR_POSITIONAL:
         return f"*{parameter.name}"
     return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"

@@ -1,4 +1,4 @@
-"""`postgres`: a PostgreSQL of one's own on this machine, and the upkeep of a store in one."""
+"""`postgres`: runs a local PostgreSQL server, and maintains a store in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from kilburn.terminal import emit, line, tell
 
 postgres = command_group("postgres")
 
-Dir = Annotated[Path, Option("--dir", metavar="DIR", help="Its folder.")]
+Dir = Annotated[Path, Option("--dir", metavar="DIR", help="The folder of the server.")]
 
 FOLDER = Path("agent.pg")
 
-PATIENCE = 60.0
-"""Seconds that a wipe waits for others."""
+BUSY_TIMEOUT = 60.0
+"""Seconds to wait for locks of other clients."""
 
 
 @postgres.command("start")
 def start(folder: Dir = FOLDER, json: Json = False) -> None:
     """Start a PostgreSQL server in a folder, and print its URL for --db and KILBURN_DB. The folder is created if needed.
 
-    It listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
+    The server listens on a socket in the folder and on no port, and runs until `kilburn postgres stop`.
 
     Example:
 
@@ -45,7 +45,7 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
 @postgres.command("stop")
 def stop(
     folder: Dir = FOLDER,
-    delete: Annotated[bool, Option("--delete", help="Remove the folder, with all that is in it.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove the folder with all its data.")] = False,
     json: Json = False,
 ) -> None:
     """Stop the PostgreSQL server of a folder.
@@ -70,13 +70,13 @@ def stop(
 
 @postgres.command("wipe")
 def wipe(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")],
+    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Rewrite the tables of a large store. No byte of what was forgotten stays in the server's files. Others wait.
+    """Rewrite the tables of a large store, so that no forgotten byte stays in the server's files. Other clients wait.
 
-    Of a small store, forgetting does so by itself.
+    In a small store, `forget` does this itself.
 
     Example:
 
@@ -86,26 +86,26 @@ def wipe(
         raise SpecError("a file has nothing to wipe", advice="give postgresql://user@host:5432/database")
     from kilburn.backends.postgres.store import Postgres
 
-    with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
+    with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         backend.wipe()
         places = backend.contents.unreached()
     if json:
         emit({"wiped": True, "unreached": places})
     else:
-        tell("nothing of what was forgotten is left in the tables' files")
+        tell("no forgotten text is left in the tables' files")
         if places:
             tell(line(f"not reached: {'; '.join(places)}"))
 
 
 @postgres.command("tend")
 def tend(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The store's.")],
+    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Build or update a large store's index for search by meaning. Others go on meanwhile.
+    """Build or update a large store's index for search by meaning, while other clients use the store.
 
-    A gateway does so by itself, in the background.
+    A gateway does this itself, in the background.
 
     Example:
 
@@ -116,9 +116,9 @@ def tend(
     from kilburn.backends.postgres.parts import PostgresVectors
     from kilburn.backends.postgres.store import Postgres
 
-    with Postgres(url, tenant=tenant or "default", busy_timeout=PATIENCE) as backend:
+    with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         steps = PostgresVectors(backend).tend()
     if json:
         emit({"done": steps})
     else:
-        tell("\n".join(steps) or "nothing was to be done")
+        tell("\n".join(steps) or "nothing to do")

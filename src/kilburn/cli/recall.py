@@ -1,6 +1,6 @@
-"""Getting text back: `recall` by address, exact to the byte; `search` by words and by meaning.
+"""`recall` prints the exact text at an address; `search` finds passages by words and by meaning.
 
-A recall or search from the shell is not one of the agent's: nothing is recorded.
+Recalls and searches from the command line are not the agent's, and are not recorded.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def recall(
         str,
         Argument(
             metavar="SESSION",
-            help="A session, or @memory/USER or @document/NAME, as a hit of `search` has it.",
+            help="A session, or @memory/USER or @document/NAME as in a hit of `search`.",
             show_default=False,
         ),
     ],
-    address: Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3.", show_default=False)],
-    raw: Annotated[bool, Option("--raw", help="The exact bytes on a terminal too, escapes included.")] = False,
+    address: Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)],
+    raw: Annotated[bool, Option("--raw", help="Print the exact bytes on a terminal, too, escape sequences included.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Write the exact text at an address to standard output, and nothing else.
+    """Print the exact text at an address, and nothing else.
 
-    On a terminal, escapes and control characters are made visible; a pipe and a file get every byte.
+    On a terminal, escape sequences and control characters are made visible; a pipe and a file get every byte.
 
     Example:
 
@@ -49,8 +49,8 @@ def recall(
         kilburn recall @document/manual/pump.md p1
     """
     with reading(db, tenant) as store:
-        collections = {info.name: info for info in store.collections()} if name.startswith((MEMORY, DOCUMENT, NOTES)) else {}
-        recalled = (collections[name] if name in collections else session(store, name)).recall(address)
+        collection = next((info for info in store.collections() if info.name == name), None)
+        recalled = (collection or session(store, name)).recall(address)
     if json:
         pages = [
             {"address": page.address, "kind": str(page.kind), "role": str(page.role), "digest": page.digest, "text": text}
@@ -68,22 +68,25 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, Argument(metavar="WORDS", help="Words to look for, or a question.", show_default=False)],
-    name: Annotated[str | None, Option("--session", metavar="NAME", help="Only in this session.")] = None,
+    query: Annotated[str, Argument(metavar="WORDS", help="The words to search for, or a question.", show_default=False)],
+    name: Annotated[str | None, Option("--session", metavar="NAME", help="Search only this session.")] = None,
     where: Annotated[
-        list[str] | None, Option(metavar="PLACE", help="sessions, facts, documents or all; may be given several times.")
+        list[str] | None,
+        Option(metavar="PLACE", help="Search only here: sessions, facts, documents or all; may be repeated."),
     ] = None,
-    user: Annotated[str | None, Option(metavar="NAME", help="Only what belongs to this user, or to all users.")] = None,
-    at: Annotated[str | None, Option(metavar="WHEN", help="What was known and true then: 2026-05-17, or 30d ago.")] = None,
-    tokens: Annotated[int, Option(min=1, help="Tokens that all hits together may take.")] = 1000,
-    limit: Annotated[int, Option(min=1, help="Hits at most.")] = 20,
-    explain: Annotated[bool, Option("--explain", help="Say what each score is made of.")] = False,
+    user: Annotated[str | None, Option(metavar="NAME", help="Search only what belongs to this user, or to all users.")] = None,
+    at: Annotated[
+        str | None, Option(metavar="WHEN", help="Search what was known and true at this time: 2026-05-17, or 30d ago.")
+    ] = None,
+    tokens: Annotated[int, Option(min=1, help="Print at most this many tokens of hits.")] = 1000,
+    limit: Annotated[int, Option(min=1, help="Print at most this many hits.")] = 20,
+    explain: Annotated[bool, Option("--explain", help="Print the terms of each score.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Find passages in sessions, facts and documents, best first, within a token budget. The best are shown however weak
-    they are: see their scores.
+    """Search sessions, facts and documents for passages, best first, within a token budget. The best passages are printed even if
+    they match poorly; see their scores.
 
     Examples:
 
@@ -92,7 +95,7 @@ def search(
         kilburn search "where does Ana live" --where facts --user ana --explain
     """
     if not query.strip():
-        raise SpecError("an empty query", advice="give words to look for")
+        raise SpecError("an empty query", advice="give words to search for")
     if name is not None and (where or user is not None or at is not None):
         raise SpecError("--session beside --where, --user or --at", advice="leave --session out, or the others")
     moment_at = moment(at, "--at", time.time())
@@ -115,9 +118,9 @@ def search(
 
 
 def _facts(hit: Found) -> str:
-    """A hit in one line: its origin and age, whether it is in the window, until when it is true, its tokens and its score."""
+    """Describe a hit in one line: its origin, age, place, validity, tokens and score."""
     parts = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
-    if not hit.session.startswith((MEMORY, DOCUMENT, NOTES)):  # these are in no window, so "out" says nothing
+    if not hit.session.startswith((MEMORY, DOCUMENT, NOTES)):  # collections have no window, so their pages are always out
         parts.append(str(hit.where))
     if hit.until is not None:
         parts.append(f"until {when(hit.until)}")

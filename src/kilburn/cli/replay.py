@@ -1,4 +1,4 @@
-"""`replay`: stream recorded runs through a window, and report what it cost and whether anything went wrong."""
+"""`replay`: streams recorded runs through a window, and reports costs and errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typer import Argument, Option
 
 import kilburn
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, closing_model, model_of
-from kilburn.cli.measurement import Measured, Total, lost_bytes, stream, total_of
+from kilburn.cli.access import WIDE
+from kilburn.cli.measurement import Measured, Total, add_up, lost_bytes, stream
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
@@ -20,8 +21,8 @@ from kilburn.opening import Store
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 
-SHOWN = 20
-"""Runs that are listed one by one for people."""
+MAX_ROWS = 20
+"""Runs in the table."""
 
 COLUMNS = {
     "messages": "messages",
@@ -35,29 +36,34 @@ COLUMNS = {
     "overflow": "overflow",
     "lost": "lost",
 }
-"""Heads of the table, and the figures of a run under them."""
+"""Heads of the table, and the figures of a run in each column."""
 
 
 @app.command()
 def replay(
     source: Annotated[
         Path,
-        Argument(metavar="FILE|DIR", help=FORMS.capitalize() + "; or a folder of them.", show_default=False),
+        Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False),
     ],
-    window: Annotated[int, Option(help="Tokens of the window.")] = 4000,
-    policy: Annotated[str, Option(metavar="SPEC", help='What decides, such as "lru" or "chain(mask(keep=3), fifo)".')] = "hybrid",
-    model: Annotated[str | None, Option(metavar="SPEC", help="Who answers when the policy asks; nobody by default.")] = None,
-    tokenizer: Annotated[str, Option(metavar="NAME", help='"auto", a model\'s name, or "chars/4".')] = "auto",
-    reserve: Annotated[int, Option(help="Tokens kept free for the reply.")] = 0,
-    db: Annotated[str | None, Option(metavar="FILE", help="Keep the sessions in this store; in memory by default.")] = None,
+    window: Annotated[int, Option(help="Replay in a window of this many tokens.")] = 4000,
+    policy: Annotated[
+        str, Option(metavar="SPEC", help='Let this policy manage the window, such as "lru" or "chain(mask(keep=3), fifo)".')
+    ] = "hybrid",
+    model: Annotated[
+        str | None, Option(metavar="SPEC", help="Let this model answer the policy's questions; by default they stay unanswered.")
+    ] = None,
+    tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
+    reserve: Annotated[int, Option(help="Reserve this many tokens for the reply.")] = 0,
+    db: Annotated[str | None, Option(metavar="FILE", help="Store the sessions in this file; by default in memory.")] = None,
     tenant: Tenant = None,
-    limit: Annotated[int | None, Option(min=1, help="Runs at most.")] = None,
-    form: Annotated[str, Option("--format", help='The provider\'s form, "chat" or "messages".')] = "chat",
+    limit: Annotated[int | None, Option(min=1, help="Replay at most this many runs.")] = None,
+    form: Annotated[str, Option("--format", help='Render prompts in this form: "chat" or "messages".')] = "chat",
     json: Json = False,
 ) -> None:
-    """Stream recorded runs through a window: overflow and bytes lost (both must be 0), tokens shipped, evictions, folds, time.
+    """Replay recorded runs through a window, and report overflow and lost bytes (both must be 0), tokens, evictions, folds and
+    time.
 
-    Exit status 1 if a prompt overflowed or a byte was lost.
+    The exit status is 1 if a prompt overflowed or a byte was lost.
 
     Example:
 
@@ -79,7 +85,7 @@ def replay(
     ):
         measured = _measure(store, runs, form)
         counter = store.counter.name
-    total = total_of(measured)
+    total = add_up(measured)
     if json:
         setting: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
         emit(
@@ -94,13 +100,13 @@ def replay(
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {counter}")
     if total.policy_failures:
-        say(f"policy {policy} failed {total.policy_failures} times: these figures are not its own")
+        say(f"policy {policy} failed {total.policy_failures} times, so these figures are not those of the policy")
     if total.overflow or total.lost or total.policy_failures:
         raise typer.Exit(1)
 
 
 def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
-    """The runs to stream, all read before the first one starts."""
+    """Read all runs before the first one is replayed."""
     if form not in ("chat", "messages"):
         raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
     runs = list(islice(read_runs(source), limit))
@@ -112,7 +118,7 @@ def _runs(source: Path, limit: int | None, form: str) -> list[RecordedRun]:
 def _measure(store: Store, runs: list[RecordedRun], form: str) -> list[Measured]:
     existing = {info.name for info in store.sessions()} & {run.name for run in runs}
     if existing:
-        raise SpecError(f"session {min(existing)!r} is in this store already", advice="give another --db, or none")
+        raise SpecError(f"the store already has a session {min(existing)!r}", advice="give another --db, or none")
     measured = []
     with progress("replaying", sum(len(run.messages) for run in runs), unit="messages") as report:
         offset = 0
@@ -123,7 +129,7 @@ def _measure(store: Store, runs: list[RecordedRun], form: str) -> list[Measured]
             except KilburnError as error:
                 error.add_note(f"in message {session.window.turn + 1} of run {run.name!r}")
                 raise
-            # Opened again, so that texts come from the store and places from the ledger.
+            # A second store reads the texts from the file and the places from the ledger.
             reader = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
             measured_run.lost = lost_bytes(reader.session(run.name), run)
             measured.append(measured_run)
@@ -133,13 +139,13 @@ def _measure(store: Store, runs: list[RecordedRun], form: str) -> list[Measured]
 
 def _report(measured: list[Measured], total: Total, title: str) -> None:
     heads = ("run", *COLUMNS, "seconds")
-    rows = [_row(run) for run in measured[:SHOWN]]
+    rows = [_row(run) for run in measured[:MAX_ROWS]]
     if len(measured) > 1:
         rows.append(_row(total))
     tell(line(title))
     table(heads, rows, less=("re-prefilled", "shipped", "faults", "folds", "evictions", "messages", "seconds"))
-    if len(measured) > SHOWN:
-        tell(f"{len(measured) - SHOWN} more runs are in the total; --json lists all")
+    if len(measured) > MAX_ROWS:
+        tell(f"{len(measured) - MAX_ROWS} more runs are in the total; --json lists all")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
     tell(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
 

@@ -25,12 +25,13 @@ from typer import Exit, Option
 
 from kilburn.backends.places import is_url, open_backend, shown
 from kilburn.backends.together import open_keys
-from kilburn.cli.access import Advanced, Options, load_model, with_options
+from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.model_loading import load_model
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
 from kilburn.gateway.keys import Keys
-from kilburn.gateway.limits import check_listening, limits_of
+from kilburn.gateway.limits import check_listening, parse_limits
 from kilburn.gateway.logs import Log
 from kilburn.gateway.problems import has_openai_api
 from kilburn.model import takes_tools
@@ -194,7 +195,7 @@ class ServeOptions(Options, frozen=True, kw_only=True):
 
     @property
     def store(self) -> str:
-        """The path or URL of the store."""
+        """Return the path or URL of the store."""
         return self.db or "agent.db"
 
 
@@ -288,7 +289,7 @@ def _settings(gateway: Any, options: ServeOptions) -> Any:
         file_tokens=options.file_tokens,
         hosts=(*LOOPBACK, options.host, *(options.allow_host or ())),
         origins=tuple(options.allow_origin or ()),
-        limits=limits_of(options.limit or [], keyed=options.keys is not None),
+        limits=parse_limits(options.limit or [], keyed=options.keys is not None),
         prices=prices_of(options.prices or price_table),
         log=Log(open_log(options.log)),
         contents=options.contents,
@@ -367,7 +368,7 @@ def _announce(settings: Any, options: ServeOptions, listener: socket.socket) -> 
 
 def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> int:
     """Serve with several processes, and return the exit status."""
-    from kilburn.gateway.workers import Workers, command_of
+    from kilburn.gateway.workers import Workers, worker_command
 
     if options.store == ":memory:":
         raise SpecError("several workers over a store in memory", advice="give a file or a URL with --db, or --workers 1")
@@ -375,7 +376,7 @@ def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> i
     if options.dashboard:
         from kilburn.dashboard import behind_keys  # fails early if its extra is missing
 
-        signing = behind_keys.signing_of(settings.keys)
+        signing = behind_keys.shared_sign_ins(settings.keys)
     with listener_at(options.host, options.port) as listener, shared_folder() as folder:
 
         async def run() -> int:
@@ -383,12 +384,12 @@ def _serve_with_workers(gateway: Any, settings: Any, options: ServeOptions) -> i
             workers = Workers(
                 listener,
                 count=options.workers,
-                command=command_of(__name__, "work"),
+                command=worker_command(__name__, "work"),
                 begin=_WorkerStart(options=options, folder=folder, word=secrets.token_urlsafe(32)),
                 drain=options.drain,
                 prices=settings.prices,
                 signing=signing,
-                told=lambda: _announce(settings, options, listener),
+                notify=lambda: _announce(settings, options, listener),
             )
             return await workers.run()
 

@@ -1,4 +1,4 @@
-"""Looking at sessions: `ps`, `show`, `stats`. The store is opened for reading; nothing changes."""
+"""`ps`, `show` and `stats` print sessions. The store is opened for reading."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from kilburn.models.scheduler import JobNote
 from kilburn.page import Page, address_of
 from kilburn.terminal import age, emit, line, say, tell
 
-SessionName = Annotated[str, Argument(metavar="SESSION", help="A session's name, as `kilburn ps` lists it.", show_default=False)]
+SessionName = Annotated[str, Argument(metavar="SESSION", help="The name of a session in `kilburn ps`.", show_default=False)]
 
 
-FORKS = 5
-"""Sessions of one beginning that are listed, unless all are asked for."""
+MAX_FORKS = 5
+"""Forks of a session that are listed without --all."""
 
 
-def fewer(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Counter[str]]:
-    """Of each session and its forks those that were used last; and how many there are more, by the session's name."""
+def newest_forks(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Counter[str]]:
+    """Return the most recently used forks of each session, and the numbers of omitted forks by the session's name."""
     families: dict[str, list[SegmentInfo]] = {}
     for info in sorted(infos, key=lambda info: -info.used):
         families.setdefault(root_of(info.name), []).append(info)
-    omitted = Counter({root: len(family) - FORKS for root, family in families.items() if len(family) > FORKS})
-    numbers = {info.number for family in families.values() for info in family[:FORKS]}
+    omitted = Counter({root: len(family) - MAX_FORKS for root, family in families.items() if len(family) > MAX_FORKS})
+    numbers = {info.number for family in families.values() for info in family[:MAX_FORKS]}
     return [info for info in infos if info.number in numbers or info.damaged], omitted
 
 
-def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
-    """What `ps` and `top` say of one session; one that cannot be read says so in `damaged` and blocks no other."""
+def session_row(store: Store, info: SegmentInfo) -> dict[str, Any]:
+    """Return the figures of a session for `ps` and `top`. If it cannot be read, `damaged` has the reason."""
     figures, places, damaged, jobs = Stats(), Counter[str](), None, None
     try:
         if info.damaged:
             raise StoreCorrupt(info.damaged)
         session = open_session(store, info.number, info.name)
-        figures, jobs = session.stats(), jobs_of(session)
+        figures, jobs = session.stats(), session_jobs(session)
         places = Counter(
             state.at
             for page, state in session.contents.pages()
@@ -76,15 +76,15 @@ def row_of(store: Store, info: SegmentInfo) -> dict[str, Any]:
     }
 
 
-def cells_of(row: dict[str, Any], *keys: str) -> list[Any]:
-    """Some figures of a row of `row_of` for a table: behind the session's name, before its last use."""
+def session_cells(row: dict[str, Any], *keys: str) -> list[Any]:
+    """Return the cells of a table for a row of `session_row`: the session's name, the figures `keys`, and the last use."""
     name = row["session"] + (" (damaged)" if row["damaged"] else "")
     return [name, *(row[key] for key in keys), f"{age(row['used'])} ago"]
 
 
-def jobs_of(session: Session) -> dict[str, Any] | None:
-    """What a session's ledger says of its jobs, if it was served by a scheduler: how the last one stands, and what all
-    finished ones waited and ran, in seconds."""
+def session_jobs(session: Session) -> dict[str, Any] | None:
+    """Return the jobs of a session that a scheduler served: the state of the last one, and the seconds that all finished ones
+    waited and ran."""
     last, since = None, 0.0
     finished: list[JobNote] = []
     for event in session.ledger.events(act=Act.NOTE):
@@ -92,7 +92,7 @@ def jobs_of(session: Session) -> dict[str, Any] | None:
             continue
         try:
             last, since = msgspec.convert(event.data["job"], JobNote), event.time
-        except msgspec.ValidationError:  # another version's
+        except msgspec.ValidationError:  # written by another version
             continue
         if last.stage not in (Stage.WAITING, Stage.RUNNING):
             finished.append(last)
@@ -113,7 +113,7 @@ def jobs_of(session: Session) -> dict[str, Any] | None:
 
 
 LESS = ("folds", "faults", "of", "in window", "pages")
-"""Columns of `ps` that a narrow terminal has no room for, the first first."""
+"""Columns of `ps` that a narrow terminal omits, the first one first."""
 
 LESS_QUEUES = ("slice", "discipline", "mean turnaround", "since", "longest wait", "finished", "ahead")
 
@@ -121,7 +121,7 @@ QUEUES = ("session", "job", "since", "ahead", "discipline", "slice", "finished",
 
 
 def queue_cells(row: dict[str, Any]) -> list[Any]:
-    """A row of the table of queues, for a session that was served by a scheduler."""
+    """Return a row of the table of queues, for a session that a scheduler served."""
     jobs = row["jobs"]
     finished = max(1, jobs["finished"])
     wait, turnaround = jobs["waited"] / finished, (jobs["waited"] + jobs["ran"]) / finished
@@ -132,15 +132,15 @@ def queue_cells(row: dict[str, Any]) -> list[Any]:
 
 @app.command()
 def ps(
-    every: Annotated[bool, Option("--all", help="All forks of a session, however many there are.")] = False,
+    every: Annotated[bool, Option("--all", help="List all forks of a session.")] = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """List the sessions of a store with their pages, tokens, window, hit rate and last use. Sessions that a scheduler serves have
-    a second table: the state of their last job, their slice, and how long their jobs waited.
+    """List the sessions of a store with their pages, tokens, window, hit rate and last use. A second table lists sessions that a
+    scheduler serves: the state of the last job, the slice, and how long jobs waited.
 
-    If a session has many forks (`NAME~2`, ...), only the newest are listed.
+    If a session has many forks (`NAME~2`, ...), only the newest ones are listed.
 
     Example:
 
@@ -150,23 +150,23 @@ def ps(
         infos = store.sessions()
         omitted: Counter[str] = Counter()
         if not (every or json):
-            infos, omitted = fewer(infos)
+            infos, omitted = newest_forks(infos)
         with progress("reading the ledgers", len(infos)) as report:
             rows = []
             for number, info in enumerate(infos, start=1):
-                rows.append(row_of(store, info))
+                rows.append(session_row(store, info))
                 report(number)
     if json:
         emit(rows)
         return
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
     keys = ("pages", "tokens", "tokens_in_window", "window", "hit_rate", "faults", "folds")
-    table(heads, [cells_of(row, *keys) for row in rows], less=LESS)
+    table(heads, [session_cells(row, *keys) for row in rows], less=LESS)
     if served := [row for row in rows if row["jobs"]]:
         tell("")
         table(QUEUES, map(queue_cells, served), less=LESS_QUEUES)
     for root, number in omitted.items():
-        say(f"and {count(number)} more forks of {line(root)}, which were used before: kilburn ps --all")
+        say(f"and {count(number)} older forks of {line(root)}: kilburn ps --all")
     for row in rows:
         if row["damaged"]:
             say(line(f"kilburn: {row['session']!r} is damaged: {row['damaged']}; see kilburn fsck"))
@@ -196,13 +196,14 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
 def show(
     name: SessionName,
     address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3; all pages where left out.", show_default=False)
+        str | None,
+        Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3; by default all pages.", show_default=False),
     ] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Show a session's page table, or everything about some pages, including their text.
+    """Show the page table of a session, or all data of some pages, including their text.
 
     Examples:
 
@@ -235,7 +236,7 @@ def show(
 
 
 def citing(pages: Any) -> dict[int, list[str]]:
-    """Page id -> the addresses of what was made from it."""
+    """Return the addresses of the pages derived from each page, by its id."""
     cited: dict[int, list[str]] = {}
     for page in pages:
         for source in page.sources:
@@ -244,7 +245,7 @@ def citing(pages: Any) -> dict[int, list[str]]:
 
 
 def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str, Any]:
-    """Everything about a page except its text."""
+    """Return all data of a page except its text."""
     return {
         "address": page.address,
         "kind": str(page.kind),

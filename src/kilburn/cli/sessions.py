@@ -1,16 +1,15 @@
-"""`sessions`: how sessions end."""
+"""`sessions`: archives and forgets old sessions."""
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import msgspec
-import typer
 from typer import Option
 
 from kilburn.cli.access import StorePlace, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.forget import confirm
 from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
@@ -27,19 +26,22 @@ _OPTIONS = {"archive": "--archive-after", "forget": "--forget-after", "branches"
 @with_options
 def expire_sessions(
     older: Annotated[
-        str | None, Option("--older-than", metavar="TIME", help="Not used for so long: 30d, 12h; else as the rule says.")
+        str | None,
+        Option("--older-than", metavar="TIME", help="Select sessions unused for this long: 30d, 12h; by default by the rule."),
     ] = None,
     archive: Annotated[bool, Option("--archive", help="Move their texts to the cold place; they stay readable.")] = False,
-    forget: Annotated[bool, Option("--forget", help="Forget them, with their branches and what was made from them.")] = False,
+    forget: Annotated[
+        bool, Option("--forget", help="Forget them, with their branches and everything derived from them.")
+    ] = False,
     yes: Yes = False,
-    dry: Annotated[bool, Option("--dry-run", help="Only say what would happen.")] = False,
+    dry: Annotated[bool, Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Archive or forget the sessions that nobody has used for long. Without --older-than, as the tenant's rule says.
+    """Archive or forget the sessions that nobody has used for long. Without --older-than, the tenant's rule applies.
 
-    A session with a page that a person pinned, or with an open branch, is left alone. Facts and notes that were made from a
-    forgotten session go with it.
+    A session with a page that a person pinned, or with an open branch, stays. Facts and notes that were derived from a forgotten
+    session are forgotten, too.
 
     Examples:
 
@@ -49,30 +51,28 @@ def expire_sessions(
     """
     if (older is None) != (not archive and not forget) or (archive and forget):
         raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
-    # Whoever only looks changes nothing: a session that is opened for writing is counted anew, by this program's tokenizer.
+    # First only read: a session that is opened for writing is counted again, by this program's tokenizer.
     with where.reading() as store:
         rule = rule_of(store.backend)
         if older is not None:
             age = seconds(older, "--older-than")
             rule = TimeToLive(archive=age) if archive else TimeToLive(forget=age)
         if rule is None:
-            say("kilburn: this tenant has no rule; one is set by: kilburn sessions rule --forget-after 365d")
+            say("kilburn: this tenant has no rule; set one with: kilburn sessions rule --forget-after 365d")
             rule = TimeToLive()
-        with progress("looking at sessions"):
+        with progress("reading sessions"):
             due = expire(store, rule, dry=True)
     if not dry:
         if due.forgotten and not yes:
             for name in due.forgotten:
                 say(line(f"goes: {name}"))
-            if not sys.stdin.isatty():
-                raise SpecError("nothing was forgotten: there is nobody to ask", advice="give --yes")
-            typer.confirm(f"Forget {many(len(due.forgotten), 'session')} for ever?", abort=True, err=True)
-        with where.writing() as store, progress("ending sessions"):
+            confirm(many(len(due.forgotten), "session"))
+        with where.writing() as store, progress("expiring sessions"):
             due = expire(store, rule)
-    _say(due, dry, json=where.json)
+    _report(due, dry, json=where.json)
 
 
-def _say(due: Expired, dry: bool, *, json: bool) -> None:
+def _report(due: Expired, dry: bool, *, json: bool) -> None:
     if json:
         emit(msgspec.to_builtins(due) | {"dry": dry})
         return
@@ -92,18 +92,26 @@ def _say(due: Expired, dry: bool, *, json: bool) -> None:
 @sessions.command("rule")
 @with_options
 def rule(
-    archive: Annotated[str | None, Option("--archive-after", metavar="TIME", help="After how long without use: 30d.")] = None,
-    forget: Annotated[str | None, Option("--forget-after", metavar="TIME", help="After how long without use: 365d.")] = None,
+    archive: Annotated[
+        str | None, Option("--archive-after", metavar="TIME", help="Archive sessions after this long without use: 30d.")
+    ] = None,
+    forget: Annotated[
+        str | None, Option("--forget-after", metavar="TIME", help="Forget sessions after this long without use: 365d.")
+    ] = None,
     branches: Annotated[
         str | None,
-        Option("--forget-branches-after", metavar="TIME", help="The same for a gateway's branches that nobody continued: 7d."),
+        Option(
+            "--forget-branches-after",
+            metavar="TIME",
+            help="Forget a gateway's branches that nobody continued for this long: 7d.",
+        ),
     ] = None,
-    never: Annotated[bool, Option("--never", help="Remove the rule: sessions never end by themselves.")] = False,
+    never: Annotated[bool, Option("--never", help="Remove the rule, so that sessions never expire.")] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Show or set the rule by which this tenant's sessions end. `kilburn serve` applies it now and then while it is idle, and
-    `kilburn sessions expire --yes` applies it at once.
+    """Show or set the retention rule of this tenant's sessions. `kilburn serve` applies the rule when it is idle, and `kilburn
+    sessions expire --yes` applies it at once.
 
     Example:
 
@@ -125,11 +133,11 @@ def rule(
     if where.json:
         emit(msgspec.to_builtins(current or TimeToLive()))
         return
-    shown_rule = current or TimeToLive()
+    effective = current or TimeToLive()
     for event, length in (
-        ("archived", shown_rule.archive),
-        ("forgotten", shown_rule.forget),
-        ("lone branches forgotten", shown_rule.branches),
+        ("archived", effective.archive),
+        ("forgotten", effective.forget),
+        ("lone branches forgotten", effective.branches),
     ):
         tell(f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
 
@@ -137,9 +145,9 @@ def rule(
 @sessions.command("receipts")
 @with_options
 def receipts(*, where: StorePlace) -> None:
-    """Show the last 200 receipts of sessions that ended by a rule. `kilburn worker` and `kilburn serve` apply the rule too.
+    """Show the last 200 receipts of sessions that expired by a rule, also when `kilburn worker` or `kilburn serve` applied it.
 
-    A session has its number here, as its name is forgotten, too. What a person forgets has a receipt of its own when it is done.
+    Sessions have numbers here, because their names are forgotten, too. `kilburn forget` prints its receipt at once.
 
     Example:
 
@@ -153,7 +161,7 @@ def receipts(*, where: StorePlace) -> None:
     for receipt in rows:
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
         more = f" with its branches, {many(receipt.segments, 'session')}" if receipt.segments > 1 else ""
-        description = f"forgotten{more}{f': {places}' if places else ''}" if receipt.whole else "begun, not known to its end"
+        description = f"forgotten{more}{f': {places}' if places else ''}" if receipt.whole else "begun, completion unknown"
         tell(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
     if not rows:
-        tell("no rule has forgotten a session")
+        tell("no session has expired by a rule")

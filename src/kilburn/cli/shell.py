@@ -1,10 +1,12 @@
-"""The program around the verbs: its options, its exit status, its errors.
+"""The program around the commands: its options, exit status and errors.
 
-    0    done 1    it was done and something is wrong (findings, overflow, loss), or it failed 2    the arguments
-    cannot be used: no such file, session or address, a broken input, an unknown option 130  interrupted
+    0    the command succeeded
+    1    the command failed, or reports a problem (findings, overflow, loss)
+    2    the arguments are unusable: no such file, session or address, a broken input, an unknown option
+    130  the command was interrupted
 
-Standard output is for results; standard error is for people. With --json an error is the last line of standard error, as
-one JSON object. `kilburn.cli.commands` has the table of commands.
+Standard output is for results, standard error for people. With --json, an error is the last line of standard error, as one JSON
+object. `kilburn.cli.commands` has the table of commands.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from kilburn.terminal import say, spelled, tell
 USAGE = (WireError, SpecError, KernelError, MemoryRefused)
 """Errors in the arguments."""
 
-Unusable: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "ClickException")
+ParserError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Errors of the command line's parser; their messages quote the arguments."""
 
 INTERRUPTED = 130
@@ -60,28 +62,28 @@ NEXT = {
     errno.EDQUOT: "make room on the disk",
     errno.EMFILE: "raise the limit of open files: ulimit -n",
 }
-"""What to do about an error of the operating system."""
+"""Advice for errors of the operating system."""
 
 
 @cache
-def _made(commands: typer.Typer) -> Any:
-    """The program of some commands: made once, as making it takes longer than most commands, and a process may run many."""
+def _build(commands: typer.Typer) -> Any:
+    """Build the program of some commands. It is cached, because building it takes longer than most commands."""
     return typer.main.get_command(commands)
 
 
 def load() -> Commands:
-    """The whole program with every verb loaded, those of other packages too."""
-    program = _made(app)
+    """Return the whole program with every command loaded, including those of other packages."""
+    program = _build(app)
     assert isinstance(program, Commands)
     program.load(program.list_commands(None))
     return program
 
 
-def _inherited(name: str, otherwise: str) -> Any:
-    """A callback that takes the program's option if the verb has none."""
+def _inherited(name: str, default: str) -> Any:
+    """Return a callback that uses the program's option if the command has none."""
 
     def choose(ctx: typer.Context, value: str | None) -> str:
-        return value or ctx.find_root().params.get(name) or otherwise
+        return value or ctx.find_root().params.get(name) or default
 
     return choose
 
@@ -92,7 +94,7 @@ Db = Annotated[
         "--db",
         metavar="FILE",
         callback=_inherited("db", "agent.db"),
-        help="The store's file, or its URL in PostgreSQL; else $KILBURN_DB, else agent.db.",
+        help="The file of the store, or its URL in PostgreSQL; by default $KILBURN_DB, then agent.db.",
     ),
 ]
 Tenant = Annotated[
@@ -101,13 +103,13 @@ Tenant = Annotated[
         "--tenant",
         metavar="NAME",
         callback=_inherited("tenant", "default"),
-        help="The partition; else $KILBURN_TENANT, else default.",
+        help="The partition of the store; by default $KILBURN_TENANT, then default.",
     ),
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON, for programs; an error too, on standard error.")]
-Force = Annotated[bool, Option("--force", help="Replace a file that is there already.")]
-Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
-Why = Annotated[str, Option(metavar="TEXT", help="A reason for the ledger; say nothing of the content.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, for programs; errors, too, on standard error.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing file.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+Why = Annotated[str, Option(metavar="TEXT", help="Record this reason in the ledger; it must not quote the content.")]
 
 
 def _show_version(value: bool) -> None:
@@ -121,34 +123,35 @@ def program(
     version: Annotated[bool, Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
     db: Annotated[
         str | None,
-        Option(metavar="FILE", envvar="KILBURN_DB", help="The store's file, or its URL in PostgreSQL; agent.db by default."),
+        Option(metavar="FILE", envvar="KILBURN_DB", help="The file of the store, or its URL in PostgreSQL; by default agent.db."),
     ] = None,
-    tenant: Annotated[str | None, Option(metavar="NAME", envvar="KILBURN_TENANT", help="The partition in it.")] = None,
-    debug: Annotated[bool, Option("--debug", envvar="KILBURN_DEBUG", help="Show where an error came from.")] = False,
+    tenant: Annotated[str | None, Option(metavar="NAME", envvar="KILBURN_TENANT", help="The partition of the store.")] = None,
+    debug: Annotated[bool, Option("--debug", envvar="KILBURN_DEBUG", help="Print the traceback of an error.")] = False,
 ) -> None:
     """A one-level store for LLM agents: the whole past is addressable, the window never overflows, nothing is lost."""
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app, name: str = "kilburn") -> int:
-    """Run one verb; returns the exit status. Without arguments it takes those of the operating-system process.
+    """Run one command, and return the exit status. Without `arguments`, those of the process are used.
 
     Args:
-        commands: other than Kilburn's own: a program of `lab/recipes/` has the same exit statuses and errors. name: its name.
+        commands: other commands than Kilburn's, for a program of `lab/recipes/` with the same exit statuses and errors.
+        name: the name of the program.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it is open as long as the session
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- it stays open as long as the process
     if sys.stdout is None:
         closed = OSError("standard output is closed; give it a file, a pipe or /dev/null")
         return _fail(words, closed, f"{name}: {closed}", 1)
     with warnings.catch_warnings():
-        # The figures say it in words where they are shown.
+        # The printed figures contain this warning.
         warnings.simplefilter("ignore", HitRateWarning)
         warnings.simplefilter("always", DamageWarning)
         warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
         status = _run(words, commands, name)
     if arguments is None:
-        gc.freeze()  # the process ends, and the search for cycles at its end takes 40 ms
+        gc.freeze()  # saves the search for cycles at the end of the process, which takes 40 ms
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -159,11 +162,11 @@ def main(arguments: Sequence[str] | None = None, *, commands: typer.Typer = app,
 
 def _run(arguments: list[str], commands: typer.Typer, name: str) -> int:
     try:
-        status = _made(commands).main(args=arguments, prog_name=name, standalone_mode=False)
-        if status == INTERRUPTED:  # the parser has caught it
+        status = _build(commands).main(args=arguments, prog_name=name, standalone_mode=False)
+        if status == INTERRUPTED:  # the parser has caught the exception
             return _fail(arguments, KeyboardInterrupt(), f"{name}: interrupted", INTERRUPTED)
         return status if isinstance(status, int) else 0
-    except Unusable as error:
+    except ParserError as error:
         words = io.StringIO()
         error.show(file=words)
         return _fail(arguments, error, words.getvalue().rstrip("\n"), int(error.exit_code))
@@ -184,15 +187,12 @@ def _run(arguments: list[str], commands: typer.Typer, name: str) -> int:
     except Exception as error:
         if not _wants_json(arguments):
             raise
-        say(traceback.format_exc())  # a fault of this program: what Python would print, and then the object
+        say(traceback.format_exc())  # a bug of this program: print the traceback, and then the JSON object
         return _fail(arguments, error, "", 1)
 
 
 def _fail(arguments: list[str], error: BaseException, words: str, status: int) -> int:
-    """Tell people, or a program that gave --json, on standard error; returns the exit status.
-
-    Standard output holds results only: what reads it takes no error for one.
-    """
+    """Print an error on standard error, as JSON with --json, and return the exit status."""
     if _wants_json(arguments):
         say(spelled(json.dumps({"error": described(error) | {"status": status}}, ensure_ascii=False)))
     elif words:
@@ -201,11 +201,11 @@ def _fail(arguments: list[str], error: BaseException, words: str, status: int) -
 
 
 def described(error: BaseException) -> dict[str, str]:
-    """An error for a program: its type, the boundary where it happened, what it was and what to do, "" where not known."""
+    """Describe an error for a program: its type, boundary, message and advice; "" if unknown."""
     message, advice, boundary = _message_of(error), _advice_of(error), ""
     if isinstance(error, KilburnError):
         boundary = error.boundary
-    elif isinstance(error, Unusable):
+    elif isinstance(error, ParserError):
         boundary = "command line"
         context = getattr(error, "ctx", None)
         advice = f"see {f'{context.command_path} ' if context is not None else ''}--help"
@@ -215,7 +215,7 @@ def described(error: BaseException) -> dict[str, str]:
 
 
 def _message_of(error: BaseException) -> str:
-    if isinstance(error, Unusable):
+    if isinstance(error, ParserError):
         return str(error.format_message())
     if isinstance(error, KilburnError):
         return error.what + "".join(f", {note}" for note in getattr(error, "__notes__", ()))
@@ -225,7 +225,7 @@ def _message_of(error: BaseException) -> str:
 
 
 def _wants_json(arguments: list[str]) -> bool:
-    """Whether a program is to read what is said. The command line may be the fault itself, so its words are looked at."""
+    """Return whether --json is given. The arguments are searched, because the parser may have refused them."""
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in words
 
@@ -244,5 +244,5 @@ def _words_of(error: BaseException) -> str:
 
 
 def _hush() -> None:
-    """The reader of our output is gone: write nothing more, not even at exit."""
+    """Write nothing more to standard output, whose reader has closed it, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`top`: a live screen of the levels, while agents work. The store is opened for reading, or a gateway is asked."""
+"""`top`: a live screen of all sessions, read from a store or from a running gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer import Option
 
 from kilburn.cli.access import WIDE, reading
 from kilburn.cli.screen import bar, count, grid, many, progress, terminal_width
-from kilburn.cli.session import LESS_QUEUES, QUEUES, cells_of, queue_cells, row_of
+from kilburn.cli.session import LESS_QUEUES, QUEUES, queue_cells, session_cells, session_row
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
@@ -23,14 +23,13 @@ from kilburn.opening import Store
 from kilburn.page import Place
 from kilburn.terminal import Styled, age, console, emit, tell_lines
 
-LARGEST = 64 << 20
-"""Bytes that are read of what a gateway answers."""
+MAX_REPLY_BYTES = 64 << 20
 
-WIDTH = 140
-"""Columns of a screen on which numbers are written out."""
+WIDE_SCREEN = 140
+"""Columns of a terminal on which numbers are written in full."""
 
 LESS = ("stub", "folded", "in", "evictions", "refaults", "seen", "folds", "faults", "out", "of", "in window", "hit rate")
-"""Columns that a narrower screen has no room for, the first first."""
+"""Columns that a narrow terminal omits, the first one first."""
 
 LESS_TRAFFIC = ("replied", "again", "cached", "requests", "tenant", "shipped", "saved", "sent", "faults")
 
@@ -38,36 +37,38 @@ PLACES = (Place.IN, Place.STUB, Place.FOLDED, Place.OUT, Place.RETIRED, Place.DR
 
 
 class Watch:
-    """The figures of all sessions; a session is read again only when its ledger has grown."""
+    """Reads the figures of all sessions. A session is read again only if its ledger has grown."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[int, tuple[int, dict[str, Any]]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a session, the last used first."""
+        """Return a row for each session, the most recently used first."""
         for info in self._store.sessions():
             cached = self._known.get(info.number)
             if cached is None or cached[0] != info.head:
                 fresh = Store(self._store.backend, self._store.budget, "fifo", tokenizer=self._store.counter)
-                self._known[info.number] = (info.head, row_of(fresh, info))
+                self._known[info.number] = (info.head, session_row(fresh, info))
         return sorted((row for _, row in self._known.values()), key=lambda row: -row["used"])
 
 
 @app.command()
 def top(
-    single: Annotated[bool, Option("--once", help="One frame, then end.")] = False,
-    every: Annotated[float, Option(min=0.2, help="Seconds between frames.")] = 1.0,
-    url: Annotated[str | None, Option(metavar="URL", help="Of a running gateway; its key is read from $KILBURN_KEY.")] = None,
+    single: Annotated[bool, Option("--once", help="Print the screen once, and exit.")] = False,
+    every: Annotated[float, Option(min=0.2, help="Update the screen after this many seconds.")] = 1.0,
+    url: Annotated[
+        str | None, Option(metavar="URL", help="Watch the gateway at this URL; its key is read from $KILBURN_KEY.")
+    ] = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Watch the windows of all sessions live: what is in each window and below it, hit rates, faults, folds, and the queues of
-    sessions that a scheduler serves. Ctrl-C ends it.
+    """Watch the windows of all sessions live: the pages in each window and out of it, hit rates, faults, folds, and the queues of
+    sessions that a scheduler serves. Ctrl-C stops it.
 
-    With --url it shows what a running gateway's sessions took since it started: tokens sent, shipped, cached and
-    processed again, faults, hit rates and what was saved.
+    With --url, the screen shows the traffic of a running gateway since its start: tokens sent, shipped, cached and processed
+    again, faults, hit rates and savings.
 
     Examples:
 
@@ -106,37 +107,37 @@ def _watch(rows: Callable[[], list[Any]], draw: Callable[..., list[Styled]], sin
 
 
 def sessions_of(url: str) -> list[SessionTotals]:
-    """The sessions that a running gateway has served, the last used first. No proxy is asked, no redirect followed.
+    """Request the sessions of a running gateway, the most recently used first, without proxies and redirects.
 
     Raises:
-        SpecError: no such address, or the key is refused. Unavailable: no gateway answers there.
+        SpecError: invalid address, or the key is refused. Unavailable: no gateway answers.
     """
     try:
-        place = urlsplit(url)
-        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[place.scheme]
-        if not place.hostname:
+        parts = urlsplit(url)
+        kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}[parts.scheme]
+        if not parts.hostname:
             raise ValueError(url)
-        line = kind(place.hostname, place.port, timeout=10)
+        connection = kind(parts.hostname, parts.port, timeout=10)
     except (ValueError, KeyError, http.client.InvalidURL):
         raise SpecError(f"{url} is no address of a gateway", advice="give one such as http://127.0.0.1:8000") from None
     key = os.environ.get("KILBURN_KEY")
     try:
-        line.request("GET", "/sessions", headers={"authorization": f"Bearer {key}"} if key else {})
-        answer = line.getresponse()
-        data = answer.read(LARGEST)
-        if answer.status in (401, 403):
+        connection.request("GET", "/sessions", headers={"authorization": f"Bearer {key}"} if key else {})
+        reply = connection.getresponse()
+        data = reply.read(MAX_REPLY_BYTES)
+        if reply.status in (401, 403):
             raise SpecError("the gateway refuses the key", advice="put one in KILBURN_KEY; see `kilburn keys list`")
-        if answer.status != 200:
-            raise Unavailable(f"what answers at {url} has no sessions: {answer.status}", advice="is it a gateway?")
+        if reply.status != 200:
+            raise Unavailable(f"the server at {url} has no sessions: {reply.status}", advice="is it a gateway?")
         return msgspec.json.decode(data, type=Rows).sessions
     except (OSError, http.client.HTTPException, msgspec.DecodeError, ValueError) as error:
         raise Unavailable(f"no gateway answers at {url}: {type(error).__name__}", advice="see `kilburn serve`") from error
     finally:
-        line.close()
+        connection.close()
 
 
 def traffic(rows: list[SessionTotals], width: int, height: int | None = None) -> list[Styled]:
-    """One screenful of a gateway; a hit rate under its alarm has a mark."""
+    """Return the lines of the screen of a gateway. A low hit rate is marked."""
     requests, money = sum(row.requests for row in rows), sum(row.saved for row in rows)
     title = f"kilburn top: {many(len(rows), 'session')}, {many(requests, 'request')}, saved {money:.2f}"
     cells = [_traffic(row) for row in rows] or [_traffic(SessionTotals(tenant="", session=""))]
@@ -164,7 +165,7 @@ def _traffic(row: SessionTotals) -> dict[str, Any]:
 
 
 def short(number: int) -> str:
-    """A number of tokens in three or four digits: 95.5k."""
+    """Format a number of tokens with three or four digits: 95.5k."""
     for size, mark in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if number >= size:
             return f"{number / size:.1f}{mark}"
@@ -172,14 +173,14 @@ def short(number: int) -> str:
 
 
 def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | None = None) -> list[Styled]:
-    """One screenful: the levels, and in at most half of it the queues."""
+    """Return the lines of the screen of a store: the sessions, and in at most half of it the queues."""
     places = {place: sum(row["places"].get(place, 0) for row in rows) for place in PLACES}
     title = f"kilburn top: tenant {tenant}, {many(len(rows), 'session')}, {many(sum(row['pages'] for row in rows), 'page')}"
-    for number, (place, number_of_pages) in enumerate(
-        (place, number_of_pages) for place, number_of_pages in places.items() if number_of_pages
-    ):
-        more = f"{', ' if number else ': '}{count(number_of_pages)} {place}"
-        title += more if len(title + more) <= width else ""
+    separator = ": "
+    for place, pages in places.items():
+        entry = f"{separator}{count(pages)} {place}"
+        if pages and len(title + entry) <= width:
+            title, separator = title + entry, ", "
     figures = "in window", "of", "seen", "in", "stub", "folded", "out", "hit rate", "faults", "refaults", "evictions", "folds"
     heads = ("session", "window", "", *figures, "last use")
     served = [queue_cells(row) for row in rows if row["jobs"]]
@@ -194,10 +195,10 @@ def frame(rows: list[dict[str, Any]], tenant: str, width: int, height: int | Non
 def _row(row: dict[str, Any], width: int) -> list[Any]:
     window, tokens_in_window = row["window"], row["tokens_in_window"]
     share = row["fill"] or 0.0
-    name, *figures = cells_of(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
+    name, *figures = session_cells(row, "tokens", "hit_rate", "faults", "refaults", "evictions", "folds")
     places = [row["places"].get(place, 0) for place in PLACES[:4]]
     filled = row["fill"] if window and window < WIDE else None
-    if width >= WIDTH:
+    if width >= WIDE_SCREEN:
         return [name, bar(share), filled, tokens_in_window, window, figures[0], *places, *figures[1:]]
     tokens = (short(tokens_in_window), None if window is None else short(window), short(figures[0]))
     return [name, bar(share, 10), filled, *tokens, *places, *figures[1:]]

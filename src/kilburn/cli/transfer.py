@@ -30,25 +30,28 @@ from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, read_lines, stem_of
 @app.command()
 def export(
     name: Annotated[
-        str | None, Argument(metavar="SESSION", help="A session's name; all sessions where left out.", show_default=False)
+        str | None, Argument(metavar="SESSION", help="The name of a session; by default all sessions.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, Option("--out", "-o", metavar="FILE", help="The file to write, .gz too; else standard output.")
+        Path | None,
+        Option("--out", "-o", metavar="FILE", help="Write to this file, which may end in .gz; by default to standard output."),
     ] = None,
     force: Force = False,
-    note: Annotated[bool, Option("--note/--no-note", help="Keep a note of it; without, while an agent is at work.")] = True,
+    note: Annotated[
+        bool, Option("--note/--no-note", help="Record the export in the ledger; use --no-note while an agent works.")
+    ] = True,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Write sessions as JSONL, every message as it was appended; `import` makes the same sessions again.
+    """Export sessions as JSONL, each message as it was appended; `import` creates the same sessions from it.
 
-    The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then
-    reopen it; with --no-note it need not, and nothing is recorded.
+    The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then reopen it.
+    With --no-note, nothing is recorded, and no agent has to reopen the session.
 
-    The branches of a named session are left out. A branch that is exported has all that it saw, and an import makes it a
-    session of its own: `b1/p3` is no address there, and forgetting does not reach from one to the other. `kilburn copy` keeps all
-    of it as it is.
+    The branches of a named session are omitted. An exported branch contains all messages that it inherited, and an import makes
+    it an independent session: `b1/p3` is no address there, and forgetting does not reach from one to the other. `kilburn copy`
+    keeps branches as they are.
 
     Examples:
 
@@ -62,7 +65,7 @@ def export(
         infos = [info for info in store.sessions() if name in (None, info.name)]
         if name is not None:
             session(store, name)
-        with _target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as report:
+        with _open_target(out, force) as file, progress("exporting", sum(info.pages for info in infos)) as report:
             lines_written = 0
             damaged, forked, beginnings = [], 0, SharedBeginnings()
             branches = len(store.session(name).branches.below()) if name is not None else 0
@@ -99,16 +102,16 @@ def export(
     elif out:
         say(f"{many(len(infos), 'session')}, {many(lines_written, 'line')}: {out}")
     if branches:
-        say(f"kilburn: not exported: branches of {name!r}: {branches}; without a session's name all sessions are exported")
+        say(f"kilburn: not exported: branches of {name!r}: {branches}; without a name, all sessions are exported")
     if forked:
-        say(f"kilburn: branches among them: {forked}; imported, each is a session of its own with all that it saw")
+        say(f"kilburn: exported branches: {forked}; an import makes each an independent session with the messages it inherited")
     if damaged:
         raise typer.Exit(1)
 
 
 @contextmanager
-def _target(out: Path | None, force: bool) -> Iterator[Sink]:
-    """The file of an export, compressed if its name says so."""
+def _open_target(out: Path | None, force: bool) -> Iterator[Sink]:
+    """Open the file of an export, compressed if its name ends in .gz."""
     with sink(out, force) as whole:
         if out is not None and out.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=whole, mtime=0) as packed:
@@ -118,7 +121,7 @@ def _target(out: Path | None, force: bool) -> Iterator[Sink]:
 
 
 def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
-    """Record in each session's ledger that a copy exists."""
+    """Record the export in the ledger of each session."""
     try:
         with writing(existing(db), tenant) as store:
             for name in names:
@@ -131,23 +134,22 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
 
 @app.command("import")
 def bring(
-    source: Annotated[Path, Argument(metavar="FILE", help=FORMS.capitalize() + ".", show_default=False)],
+    source: Annotated[Path, Argument(metavar="FILE", help=FORMS[0].upper() + FORMS[1:] + ".", show_default=False)],
     name: Annotated[
-        str | None, Option("--session", metavar="NAME", help="What to call it; else its own name, or the file's.")
+        str | None, Option("--session", metavar="NAME", help="Give the session this name; by default its own, or the file's.")
     ] = None,
-    tokenizer: Annotated[
-        str, Option(metavar="NAME", help='Who counts the pages: "auto", a model\'s name, or "chars/4".')
-    ] = "auto",
-    size: Annotated[int, Option("--max-size", metavar="BYTES", min=1, help="What the file may have, unpacked.")] = MAX_FILE_BYTES,
+    tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
+    size: Annotated[
+        int, Option("--max-size", metavar="BYTES", min=1, help="Refuse a file with more bytes than this, unpacked.")
+    ] = MAX_FILE_BYTES,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Import sessions into a store: the whole file, or nothing of it, also where the program is killed. Other writers of the
-    store wait until it is done.
+    """Import sessions into a store: the whole file, or nothing of it, even if the program is killed. Other writers of the store
+    wait until the import is complete.
 
-    An export becomes the sessions that it was made from. A file with one message a line becomes one session, and so does
-    each recorded run.
+    The sessions of an export are restored. A file with a message on each line becomes one session, and so does each recorded run.
 
     Example:
 
@@ -157,7 +159,7 @@ def bring(
         saved = gather(read_lines(source, size), stem_of(source), name)
     if not saved:
         raise WireError(f"{source} is empty", advice=f"give {FORMS}")
-    with progress("checking what was read"):
+    with progress("checking the file"):
         _rehearse(saved, tokenizer)
     clock = Clock(time.time())
     with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
@@ -166,7 +168,7 @@ def bring(
             existing_names = {info.name for info in store.sessions() if info.pages} & {item.name for item in saved}
             if existing_names:
                 raise SpecError(
-                    f"session {min(existing_names)!r} is in this store already", advice="give another name with --session"
+                    f"the store already has a session {min(existing_names)!r}", advice="give another name with --session"
                 )
             lines = 0
             for item in saved:
@@ -188,15 +190,15 @@ def bring(
 
 
 def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
-    """Do it all in memory first, and read it back as a store is read: what does not fit leaves no half of it in the store.
+    """Import everything into memory first, and read it back, so that an error leaves nothing in the store.
 
     Raises:
-        SpecError: two sessions of one name. WireError, KernelError: see `rebuild`.
+        SpecError: two sessions have one name. WireError, KernelError: see `rebuild`.
     """
     names = Counter(item.name for item in saved)
-    twice, times = names.most_common(1)[0]
+    name, times = names.most_common(1)[0]
     if times > 1:
-        raise SpecError(f"{times} sessions are called {twice!r}", advice="export them one by one")
+        raise SpecError(f"{times} sessions are called {name!r}", advice="export them one by one")
     clock = Clock(time.time())
     with Store(Sqlite(":memory:"), Budget(WIDE), "fifo", tokenizer=tokenizer, clock=clock) as store:
         for item in saved:
@@ -204,4 +206,4 @@ def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
         reader = Store(store.backend, Budget(WIDE), "fifo", tokenizer=store.counter)
         for info in store.sessions():
             for _ in write(reader.session(info.name), info):
-                pass  # every page, state, event and text was read
+                pass  # reading every page, state, event and text is the check

@@ -16,8 +16,9 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, closing_model, existing, load_model, session, with_options
+from kilburn.cli.access import StorePlace, existing, session, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.model_loading import closing_model, load_model
 from kilburn.cli.screen import address_list, count, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why
@@ -26,6 +27,8 @@ from kilburn.effect import Outcome
 from kilburn.terminal import emit, line, tell
 
 window = command_group("window")
+
+PAST_TENSE = {"undo": "undone", "evict": "evicted", "pin": "pinned", "unpin": "unpinned"}
 
 Address = Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)]
 
@@ -261,4 +264,4 @@ def _report(change: by_hand.WindowChange, json: bool, detail: str = "") -> None:
         emit(change.figures())
         return
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{change.done}{detail}: {address_list(change.pages)}; {window}"))
+    tell(line(f"{PAST_TENSE[change.verb]}{detail}: {address_list(change.pages)}; {window}"))

@@ -1,4 +1,4 @@
-"""`worker`: does what is to be done in the background, beside other workers."""
+"""`worker`: runs background jobs. Any number of workers may run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import msgspec
 import typer
 from typer import Argument, Option
 
-from kilburn.cli.access import closing_model, existing, model_of, reading, writing
-from kilburn.cli.memories import secrets_of
+from kilburn.cli.access import Options, existing, reading, with_options, writing
+from kilburn.cli.memories import secrets_mode
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
 from kilburn.cli.shell import Json, app
@@ -23,12 +24,12 @@ from kilburn.jobs.claims import FAILED, try_again
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
 from kilburn.terminal import emit, line, say, spelled, tell
 
-SOON = 0.5
-"""Seconds until what is to be done is looked for again at first; twice as long each time that nothing was."""
+MIN_PAUSE = 0.5
+"""Seconds before the next search for jobs; the pause doubles each time that there are none."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-WHAT = {
+RESULTS = {
     JobKind.EXPIRE: ("session", "forgotten"),
     JobKind.LEARN: ("fact", "learned"),
     JobKind.EMBED: ("passage", "embedded"),
@@ -36,47 +37,62 @@ WHAT = {
 }
 
 
-@app.command()
-def worker(
-    ctx: typer.Context,
+class WorkerOptions(Options, frozen=True, kw_only=True):
+    """The arguments and options of `worker`."""
+
     place: Annotated[
-        str | None, Argument(metavar="STORE", help="A file, or the URL of a database; else --db.", show_default=False)
-    ] = None,
-    single: Annotated[bool, Option("--once", help="Do what waits now, and end.")] = False,
+        str | None, Argument(metavar="STORE", help="The file or URL of the store; by default that of --db.", show_default=False)
+    ] = None
+    single: Annotated[bool, Option("--once", help="Run the jobs that are due now, and exit.")] = False
     kinds: Annotated[
-        str | None, Option("--kinds", metavar="KIND,...", help="Only these: erase, expire, learn, embed, cool.")
-    ] = None,
+        str | None, Option("--kinds", metavar="KIND,...", help="Run only these jobs: erase, expire, learn, embed, cool.")
+    ] = None
     learn: Annotated[
         list[str] | None,
         Option(
             "--learn",
             metavar="SPEC",
-            help="A memory policy that learns from every session, also `consolidate`; may be repeated. Without it, plain learns "
-            "from the sessions whose gateway or key wants it.",
+            help="Learn from every session with this memory policy; may be repeated. By default, plain learns from the sessions "
+            "whose gateway or key has learning enabled.",
         ),
-    ] = None,
-    model: Annotated[str | None, Option("--model", metavar="SPEC", help="What answers the policies.")] = None,
-    turns: Annotated[int, Option("--turns", min=1, help="Learn after so many messages of the user.")] = 1,
-    idle: Annotated[str, Option("--idle", metavar="TIME", help="Or when nobody has spoken for so long: 60s, 5min.")] = "60s",
-    embedder: Annotated[str, Option("--embedder", metavar="SPEC", help="Makes vectors; auto: the store's own.")] = "auto",
+    ] = None
+    model: Annotated[str | None, Option("--model", metavar="SPEC", help="Let this model answer the policies.")] = None
+    turns: Annotated[int, Option("--turns", min=1, help="Learn after this many messages of the user.")] = 1
+    idle: Annotated[str, Option("--idle", metavar="TIME", help="Learn after this long without a message, too: 60s, 5min.")] = (
+        "60s"
+    )
+    embedder: Annotated[str, Option("--embedder", metavar="SPEC", help="Embed with this embedder; auto: that of the store.")] = (
+        "auto"
+    )
     cold: Annotated[
-        str | None, Option("--cold-after", metavar="TIME", help="Move texts to the cold place that nobody read for so long: 30d.")
-    ] = None,
-    poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="The longest pause between two looks.")] = 10.0,
-    status: Annotated[bool, Option("--status", help="Show what is being done and what failed, and end.")] = False,
-    retry: Annotated[bool, Option("--retry", help="Let what failed be tried again, and end; with --once, do it.")] = False,
+        str | None,
+        Option("--cold-after", metavar="TIME", help="Move texts to the cold place that nobody has read for this long: 30d."),
+    ] = None
+    poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="Search for jobs at least once in this time.")] = (
+        10.0
+    )
+    status: Annotated[bool, Option("--status", help="Show running and failed jobs, and exit.")] = False
+    retry: Annotated[
+        bool, Option("--retry", help="Release failed jobs for another attempt, and exit; with --once, run them first.")
+    ] = False
     tenants: Annotated[
         list[str] | None,
-        Option("--tenant", metavar="NAME", help="Whose work; may be repeated. Else $KILBURN_TENANT, else default."),
-    ] = None,
-    db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; else $KILBURN_DB, else agent.db.")] = None,
-    json: Json = False,
-) -> None:
-    """Run background work: finish erasing, expire sessions by their rule, learn, embed. Any number of workers may run.
+        Option(
+            "--tenant", metavar="NAME", help="Work for this tenant; may be repeated. By default $KILBURN_TENANT, then default."
+        ),
+    ] = None
+    db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; by default $KILBURN_DB, then agent.db.")] = None
+    json: Json = False
 
-    What is to be done is read from the store, so a worker that is killed loses nothing, and the next one goes on. What fails is
-    tried again with growing pauses; see --status, whose exit status is 1 if something has failed six times. SIGTERM ends it after
-    the step in hand.
+
+@app.command()
+@with_options
+def worker(ctx: typer.Context, options: WorkerOptions) -> None:
+    """Run background jobs: finish erasing, expire sessions by their rule, learn, embed. Any number of workers may run.
+
+    The jobs are read from the store, so a killed worker loses nothing, and the next one continues. A failed job is repeated after
+    growing pauses; --status lists them, and exits with status 1 if a job has failed six times. SIGTERM stops the worker after the
+    current step.
 
     Examples:
 
@@ -86,32 +102,31 @@ def worker(
 
         kilburn worker agent.db --status
     """
-    if status and (retry or single):
+    if options.status and (options.retry or options.single):
         raise SpecError("--status only shows", advice="give it alone; before it, --retry, and then --once")
-    root_params = ctx.find_root().params
-    where = existing(
-        place or db or root_params.get("db"), advice="give its file or URL; `kilburn chat` and `kilburn serve` make one"
-    )
-    whose = list(dict.fromkeys(tenants or [root_params.get("tenant") or "default"]))
-    if status:
-        _show(where, whose, json=json)
+    program = ctx.find_root().params
+    advice = "give its file or URL; `kilburn chat` and `kilburn serve` make one"
+    where = existing(options.place or options.db or program.get("db"), advice=advice)
+    tenants = list(dict.fromkeys(options.tenants or [program.get("tenant") or "default"]))
+    if options.status:
+        _show(where, tenants, json=options.json)
         return
-    if retry:
-        _retry(where, whose, json=json)
-        if not single:
+    if options.retry:
+        _retry(where, tenants, json=options.json)
+        if not options.single:
             return
-    with closing_model(model_of(model)) as speaker:
+    with closing_model(model_of(options.model)) as model:
         ways = Ways(
-            kinds=_kinds(kinds),
-            learn=tuple(learn or ()),
-            model=speaker,
-            secrets=secrets_of(None, "redact"),
-            turns=turns,
-            idle=seconds(idle, "--idle"),
-            embedder=None if embedder == "none" else embedder,
-            cold_after=None if cold is None else seconds(cold, "--cold-after"),
+            kinds=_kinds(options.kinds),
+            learn=tuple(options.learn or ()),
+            model=model,
+            secrets=secrets_mode(None, "redact"),
+            turns=options.turns,
+            idle=seconds(options.idle, "--idle"),
+            embedder=None if options.embedder == "none" else options.embedder,
+            cold_after=None if options.cold is None else seconds(options.cold, "--cold-after"),
         )
-        failed = _work(where, whose, ways, single=single, poll=poll, json=json)
+        failed = _work(where, tenants, ways, single=options.single, poll=options.poll, json=options.json)
     if failed:
         raise typer.Exit(1)
 
@@ -121,27 +136,27 @@ def _kinds(text: str | None) -> tuple[JobKind, ...]:
         return tuple(JobKind)
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in [*JobKind]]:
-        raise SpecError(f"no kind of work {unknown[0][:40]!r}", advice=f"there are {', '.join(JobKind)}")
+        raise SpecError(f"no kind of job {unknown[0][:40]!r}", advice=f"there are {', '.join(JobKind)}")
     return tuple(JobKind(word) for word in words)
 
 
-def _work(where: str, whose: Sequence[str], ways: Ways, *, single: bool, poll: float, json: bool) -> int:
-    """Work until a signal comes, or once; returns how much failed where it works once."""
-    over, reporter = threading.Event(), _Told(json=json)
-    handlers = {number: signal.signal(number, lambda *_: over.set()) for number in SIGNALS}
+def _work(where: str, tenants: Sequence[str], ways: Ways, *, single: bool, poll: float, json: bool) -> int:
+    """Run jobs until a signal arrives. With `single`, run the jobs that are due, and return the number of failures."""
+    stop, reporter = threading.Event(), _Reporter(json=json)
+    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in SIGNALS}
     try:
-        with Worker(where, whose, ways, told=reporter, stopped=over.is_set) as works:
+        with Worker(where, tenants, ways, told=reporter, stopped=stop.is_set) as worker:
             if not single and not json:
-                say(line(f"working for {', '.join(whose)}: {', '.join(ways.kinds)}; SIGTERM ends it after the step in hand"))
-            pause, count = SOON, 0
-            while not over.is_set():
-                changed = single or bool(count) or works.has_changed()
-                count = works.once() if changed else 0
+                say(line(f"working for {', '.join(tenants)}: {', '.join(ways.kinds)}; SIGTERM stops it after the current step"))
+            pause, count = MIN_PAUSE, 0
+            while not stop.is_set():
+                changed = single or bool(count) or worker.has_changed()
+                count = worker.once() if changed else 0
                 if single and not count:
                     break
-                pause = min(SOON, poll) if count else min(2 * pause, poll)
+                pause = min(MIN_PAUSE, poll) if count else min(2 * pause, poll)
                 if not count:
-                    over.wait(pause)
+                    stop.wait(pause)
     finally:
         for number, handler in handlers.items():
             with suppress(ValueError):
@@ -149,43 +164,43 @@ def _work(where: str, whose: Sequence[str], ways: Ways, *, single: bool, poll: f
     return reporter.failed if single else 0
 
 
-class _Told:
-    """Says what was done, a line each."""
+class _Reporter:
+    """Prints a line for each finished job."""
 
     def __init__(self, *, json: bool) -> None:
         self._json, self.failed = json, 0
         self._last: dict[tuple[str, str, int], str] = {}
 
-    def __call__(self, did: Did) -> None:
-        key = did.tenant, did.kind, did.segment
-        repeated = did.error and not did.tries and self._last.get(key) == did.error
-        self._last[key] = did.error
-        self.failed += bool(did.error)
+    def __call__(self, job: Did) -> None:
+        key = job.tenant, job.kind, job.segment
+        repeated = job.error and not job.tries and self._last.get(key) == job.error
+        self._last[key] = job.error
+        self.failed += bool(job.error)
         if repeated:
-            return  # the store is still out of reach
-        self._say(did)
-        sys.stdout.flush()  # who reads a pipe sees each at once
+            return  # the store is still unreachable
+        self._print(job)
+        sys.stdout.flush()  # a reader of a pipe gets each line at once
 
-    def _say(self, did: Did) -> None:
+    def _print(self, job: Did) -> None:
         if self._json:
-            tell(spelled(msgspec.json.encode(did).decode()))
+            tell(spelled(msgspec.json.encode(job).decode()))
             return
-        about = f"session {did.session}: " if did.session else f"segment {did.segment}: " if did.segment else ""
-        whose = f"{did.tenant}: {about}"
-        if did.receipt is not None:
-            places = ", ".join(f"{number} {place}" for place, number in did.receipt.places.items())
-            tell(line(f"{whose}forgotten: {' '.join(did.receipt.whole)}{f': {places}' if places else ''}"))
-        elif did.error:
-            tries = f", {many(did.tries, 'time')} by now" if did.tries else ""
-            say(line(f"{whose}{did.kind} failed{tries}: {did.error}"))
+        segment = f"session {job.session}: " if job.session else f"segment {job.segment}: " if job.segment else ""
+        prefix = f"{job.tenant}: {segment}"
+        if job.receipt is not None:
+            places = ", ".join(f"{number} {place}" for place, number in job.receipt.places.items())
+            tell(line(f"{prefix}forgotten: {' '.join(job.receipt.whole)}{f': {places}' if places else ''}"))
+        elif job.error:
+            tries = f", {many(job.tries, 'time')} so far" if job.tries else ""
+            say(line(f"{prefix}{job.kind} failed{tries}: {job.error}"))
         else:
-            noun, verb = WHAT[JobKind(did.kind)]
-            tell(line(f"{whose}{many(did.count, noun)} {verb} in {did.seconds:.1f} s"))
+            noun, verb = RESULTS[JobKind(job.kind)]
+            tell(line(f"{prefix}{many(job.count, noun)} {verb} in {job.seconds:.1f} s"))
 
 
-def _show(where: str, whose: Sequence[str], *, json: bool) -> None:
+def _show(where: str, tenants: Sequence[str], *, json: bool) -> None:
     rows = []
-    for tenant in whose:
+    for tenant in tenants:
         with reading(where, tenant) as store:
             rows += [msgspec.to_builtins(job) | {"tenant": tenant} for job in standing(store)]
     failed = sum(row["state"] == "failed" for row in rows)
@@ -196,17 +211,17 @@ def _show(where: str, whose: Sequence[str], *, json: bool) -> None:
         if rows:
             cells = ("tenant", "kind", "session", "state", "tries")
             table(heads, ((*(row[key] for key in cells), f"{row['seconds']:.0f} s", row["error"]) for row in rows))
-        tell(f"{many(len(rows), 'job')} in hand or pausing, {failed} failed {FAILED} times or more")
+        tell(f"{many(len(rows), 'job')} running or pausing, {failed} failed {FAILED} times or more")
     if failed:
         raise typer.Exit(1)
 
 
-def _retry(where: str, whose: Sequence[str], *, json: bool) -> None:
+def _retry(where: str, tenants: Sequence[str], *, json: bool) -> None:
     count = 0
-    for tenant in whose:
+    for tenant in tenants:
         with writing(where, tenant) as store:
             count += try_again(store.backend)
     if json:
         emit({"retried": count})
     else:
-        tell(f"{many(count, 'job')} to be tried again")
+        tell(f"{many(count, 'job')} released for another attempt")

@@ -1,4 +1,4 @@
-"""`workflows`: how tasks were done, as notes that are learned from successes."""
+"""`workflows`: learns notes on how to do a task from successes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, closing_model, embed, model_of, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
+from kilburn.cli.model_loading import closing_model, model_of
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
 from kilburn.errors import SpecError
@@ -20,17 +21,17 @@ from kilburn.terminal import emit, line, say, tell
 
 workflows = command_group("workflows")
 
-Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Whose notes; else those of the session's user.")]
+Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Use the notes of this user; by default the session's user.")]
 
 
 @workflows.command("list")
 @with_options
 def list_workflows(
-    user: Annotated[str, Option(metavar="NAME", help="Whose notes; else those of all users.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="List the workflows of this user; by default those of all users.")] = "",
     *,
     where: StorePlace,
 ) -> None:
-    """List the workflows in force, with how often each won and lost. They are notes: see `kilburn notes read` and `history`.
+    """List the workflows in force, with their numbers of successes and failures. They are notes: see `kilburn notes read`.
 
     Example:
 
@@ -57,7 +58,7 @@ def list_workflows(
     table(heads, rows)
     tell(many(len(rows), "workflow"))
     if not rows:
-        say("`kilburn workflows learn SESSION` makes one of each success")
+        say("`kilburn workflows learn SESSION` learns a workflow from each success")
 
 
 @workflows.command("learn")
@@ -65,18 +66,20 @@ def list_workflows(
 def learn(
     name: SessionName,
     succeeded: Annotated[
-        bool | None, Option("--succeeded/--failed", help="What you say of its tasks; without it, the model judges.")
+        bool | None, Option("--succeeded/--failed", help="Judge the tasks of the session; by default, the model judges.")
     ] = None,
     model: Annotated[
-        str | None, Option(metavar="SPEC", help="Who judges, and who chooses the steps with --induce model.")
+        str | None, Option(metavar="SPEC", help="Let this model judge, and choose the steps with --induce model.")
     ] = None,
-    induce: Annotated[str, Option(metavar="NAME", help="What makes a workflow of a success: rule, or model.")] = "rule",
+    induce: Annotated[str, Option(metavar="NAME", help="Extract the steps of a success by a rule, or by the model.")] = "rule",
     user: Owner = None,
-    anew: Annotated[bool, Option("--anew", help="Look at all its tasks again, as after something was forgotten.")] = False,
+    anew: Annotated[
+        bool, Option("--anew", help="Process all tasks of the session again, for example after pages were forgotten.")
+    ] = False,
     *,
     where: StorePlace,
 ) -> None:
-    """Learn workflows from the new tasks of a session. Counts what was shown, and makes a workflow of each success.
+    """Learn workflows from the new tasks of a session: count the results of workflows that were shown, and extract new ones.
 
     Examples:
 
@@ -87,7 +90,7 @@ def learn(
     if induce not in ("rule", "model"):
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
     if model is None and (succeeded is None or induce == "model"):
-        raise SpecError("nobody judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
+        raise SpecError("no model judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
     with closing_model(model_of(model)) as speaker, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):

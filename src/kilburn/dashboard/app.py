@@ -22,16 +22,16 @@ from kilburn.dashboard.changes import (
     MAX_FORM_BYTES,
     Visit,
     carry_out,
-    form_of,
     is_of_this_visit,
     is_ours,
+    parse_form,
     result_message,
 )
 from kilburn.dashboard.look import STATIC, environment, rendered, static
 from kilburn.dashboard.reading import LedgerReader
 from kilburn.dashboard.screens import SCREENS
 from kilburn.errors import Forgotten, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
-from kilburn.gateway.access import LOOPBACK, by_name, name_of
+from kilburn.gateway.access import LOOPBACK, by_name, host_name
 from kilburn.kernel.replay import SENSELESS
 
 try:
@@ -130,7 +130,7 @@ class Guard:
         return None
 
     def _is_ours(self, hosts: list[bytes]) -> bool:
-        return len(hosts) == 1 and ("*" in self.hosts or name_of(hosts[0]) in self.hosts)
+        return len(hosts) == 1 and ("*" in self.hosts or host_name(hosts[0]) in self.hosts)
 
 
 def own_file(name: str) -> Response:
@@ -140,7 +140,7 @@ def own_file(name: str) -> Response:
     return Response(static(name), media_type=STATIC[name], headers={"cache-control": "max-age=300"})
 
 
-def query_of(request: Request) -> dict[str, str]:
+def parse_query(request: Request) -> dict[str, str]:
     """Parse the query of a request. Invalid UTF-8 is replaced; of a repeated name, the last value counts."""
     return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True, errors="replace"))
 
@@ -222,7 +222,7 @@ class _Dashboard:
     def screen(self, request: Request) -> Response:
         """Render a screen."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", "")) or "/"
-        query = query_of(request)
+        query = parse_query(request)
         context = self._context(request, path, query)
         try:
             template, content = SCREENS[path](self._reading, query)
@@ -237,7 +237,7 @@ class _Dashboard:
 
     async def change(self, request: Request) -> Response:
         """Make the change of a form, and redirect to a screen."""
-        body = await body_of(request)
+        body = await read_body(request)
         return await run_in_threadpool(self._change, request, body)
 
     def _change(self, request: Request, body: bytes | None) -> Response:
@@ -246,7 +246,7 @@ class _Dashboard:
         try:
             if body is None or visit.hands is None:
                 raise SpecError("the form is too long, or came too slowly", advice="go back, and send it again")
-            form = form_of(body)
+            form = parse_form(body)
             if not is_of_this_visit(form, visit):
                 expired = SpecError("this form is of an earlier visit", advice="go back, load the page again, and send it again")
                 return self._problem(request, context, expired, 403)
@@ -257,7 +257,7 @@ class _Dashboard:
 
     def text(self, request: Request) -> Response:
         """Return the exact text of a page as text/plain."""
-        query = query_of(request)
+        query = parse_query(request)
         try:
             session = self._reading.session(query.get("name", ""))
             pages = session.contents.resolve(query.get("address", ""))
@@ -272,7 +272,7 @@ class _Dashboard:
         """Stream an event whenever a session changes, or any session if none is named."""
         if self._watchers >= MAX_WATCHERS:
             return PlainTextResponse("too many live screens are open\n", 503)
-        name = query_of(request).get("name", "")
+        name = parse_query(request).get("name", "")
 
         async def changes() -> AsyncIterator[str]:
             self._watchers += 1
@@ -302,7 +302,7 @@ class _Dashboard:
             return type(error).__name__
 
 
-async def body_of(request: Request) -> bytes | None:
+async def read_body(request: Request) -> bytes | None:
     """Return the body of a form; None if it is too long, too slow, or of another content type."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         return None

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from kilburn.dashboard.app import HEADERS, MAX_QUERY_BYTES, body_of, build, own_file
-from kilburn.dashboard.changes import Visit, form_of, fresh_word, is_of_this_visit, is_ours
+from kilburn.dashboard.app import HEADERS, MAX_QUERY_BYTES, build, own_file, read_body
+from kilburn.dashboard.changes import Visit, fresh_word, is_of_this_visit, is_ours, parse_form
 from kilburn.dashboard.look import environment, rendered
 from kilburn.dashboard.screens import SCREENS
 from kilburn.dashboard.signing import Reception, SignIn, SignIns, cookie, words_in
@@ -190,7 +190,7 @@ class BehindKeys:
             raise Problem(503, "overloaded", "too many people sign in at the same time", retry_after=5)
         self._signing_in += 1
         try:
-            form = form_of(await body_of(request) or b"")
+            form = parse_form(await read_body(request) or b"")
         except SpecError:
             form = {}
         finally:
@@ -212,7 +212,7 @@ class BehindKeys:
         if request.method != "POST" or not is_ours(headers, self._behind.origins):
             return PlainTextResponse("sign out with the button on a page of this dashboard\n", 403)
         try:
-            form = form_of(await body_of(request) or b"")
+            form = parse_form(await read_body(request) or b"")
         except SpecError:
             form = {}
         if not is_of_this_visit(form, Visit(visitor.word)):
@@ -246,7 +246,7 @@ class BehindKeys:
             return await self._live(view, scope, receive, send, is_signed_in)
         if scope["method"] == "POST":
             # The body is read before the lock is taken: a slow sender delays nobody.
-            receive = _replay(await body_of(Request(scope, receive)) or b"", receive)
+            receive = _replay(await read_body(Request(scope, receive)) or b"", receive)
         messages: list[Any] = []
 
         async def hold(message: Any) -> None:
@@ -312,7 +312,7 @@ def _is_secure(scope: Scope, headers: dict[bytes, list[bytes]]) -> bool:
     return scope.get("scheme") == "https" or headers.get(b"origin", [b""])[0].lower().startswith(b"https://")
 
 
-def signing_of(keys: str | None) -> SignIns | None:
+def shared_sign_ins(keys: str | None) -> SignIns | None:
     """Return the sign-ins that the parent of several worker processes keeps; None without keys."""
     return None if keys is None else SignIns(Keys(keys))
 

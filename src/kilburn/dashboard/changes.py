@@ -191,7 +191,7 @@ RETURN_FIELDS = ("name", "address", "user", "from", "at")
 """Fields of a form that become the query of the screen that is shown after the change."""
 
 
-def form_of(body: bytes) -> dict[str, str]:
+def parse_form(body: bytes) -> dict[str, str]:
     """Parse the body of a form.
 
     Raises:

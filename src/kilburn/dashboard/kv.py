@@ -26,7 +26,7 @@ MAX_EVENTS = 5_000
 """Newest events that are summed up."""
 
 
-class CacheChange(msgspec.Struct, frozen=True, kw_only=True):
+class CacheOperation(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the cache: its description, and the tokens that it computed again, evicted, and left in the cache."""
 
     event: Event
@@ -52,10 +52,10 @@ class CacheSummary(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
 
 
-def cache_changes(events: Sequence[Event]) -> list[CacheChange]:
+def cache_changes(events: Sequence[Event]) -> list[CacheOperation]:
     """Return the changes that events of the act `cache` record."""
     return [
-        CacheChange(
+        CacheOperation(
             event=event,
             description="refused" if event.data.get("refused") else DEEDS.get(how := str(event.data.get("how", "")), how),
             recomputed=_count(event.data.get("prefilled", 0)),

@@ -13,12 +13,12 @@ from kilburn.kernel.session import Session
 from kilburn.page import Page
 from kilburn.prices import PRICES
 
-HANDLE = "stands for what is out"
+HANDLE = "handle of evicted pages"
 STAYS = {
     "pinned": "after you unpin it",
     "the user's latest message": "after the user's next message",
     "an open call": "after its result",
-    HANDLE: "with what it stands for, when that comes back",
+    HANDLE: "when its pages come back",
 }
 """When a policy may evict pages that it may not evict now, by the reason why they are in the window."""
 
@@ -37,7 +37,7 @@ def reason(page: Page, piece: PromptItem, pinned: bool, request: Set[int], await
         return "an open call"
     if piece.shade == "handle":
         return HANDLE
-    return "made by a policy" if page.id < 0 else "has not left"
+    return "made by a policy" if page.id < 0 else "not evicted"
 
 
 class Leaving(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from kilburn import __version__
 from kilburn.dashboard.screens import TABS
-from kilburn.dashboard.strip import SHADES, shade_of
+from kilburn.dashboard.strip import SHADES, page_shade
 from kilburn.errors import MissingExtra
 from kilburn.page import address_of, span_of
 from kilburn.terminal import age, line, plain
@@ -104,7 +104,7 @@ def environment(*, root: str = "", redact: bool = False, links: bool = True) -> 
         words=words,
         name=line,
         quoted=lambda text: line(shlex.quote(text)),
-        shade=shade_of,
+        shade=page_shade,
         count=lambda number: f"{number:,}",
         short=short,
         money=money,

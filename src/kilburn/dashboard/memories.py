@@ -27,16 +27,16 @@ class FactBar(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[str, ...] = ()
 
 
-def facts_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+def memory_screen(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
     """Return what the screen of the memory shows, up to `limit` facts.
 
     Raises:
         SpecError: there is no such user.
     """
     collections = reading.store().collections()
-    memories = [info for info in collections if info.info.kind is SegmentKind.MEMORY]
+    memories = [collection for collection in collections if collection.info.kind is SegmentKind.MEMORY]
     user = query.get("user")
-    chosen = [info for info in memories if user is None or info.info.user == user]
+    chosen = [memory for memory in memories if user is None or memory.info.user == user]
     if user is not None and not chosen:
         raise SpecError(f"there is no memory of {user[:80]!r}", advice="see the list of users")
     memory = chosen[0] if chosen else None
@@ -73,8 +73,8 @@ def facts_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dic
         "facts": facts,
         "waiting": [fact for fact in facts if fact.row["at"] == Place.PROPOSED],
         "next": address_of(pages[limit - 1][0].id) if len(pages) > limit else "",
-        "documents": [info for info in collections if info.info.kind is SegmentKind.DOCUMENT],
-        "notes": [info for info in collections if info.info.kind is SegmentKind.NOTES],
+        "documents": [collection for collection in collections if collection.info.kind is SegmentKind.DOCUMENT],
+        "notes": [collection for collection in collections if collection.info.kind is SegmentKind.NOTES],
     }
 
 
@@ -96,14 +96,14 @@ def _moment(day: str) -> float | None:
         raise SpecError(f"{day[:40]!r} is no day", advice="give one such as 2026-05-17") from None
 
 
-def collection_of(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
+def collection_screen(reading: LedgerReader, query: Mapping[str, str], limit: int) -> dict[str, Any]:
     """Return what the screen of a document or of notes shows: its pages with their texts, expired pages included.
 
     Raises:
         SpecError: there is none of this name.
     """
     name = query.get("of", "")
-    collection = next((info for info in reading.store().collections() if info.name == name), None)
+    collection = next((candidate for candidate in reading.store().collections() if candidate.name == name), None)
     if collection is None or collection.info.kind is SegmentKind.MEMORY:
         raise SpecError(f"there is no document and no notes {name[:80]!r}", advice="see the list below the memory")
     pages = list(collection.pages(history=True, proposed=True, after=_after(query.get("after", "")), limit=limit + 1))

@@ -151,7 +151,7 @@ class LedgerReader:
         rows = []
         for info in infos:
             _, stats, rests = self._figures.get(info.number, (0, None, "")) if not info.damaged else (0, None, "")
-            rows.append(Listed(info=info, stats=stats, alarms=tuple(alarms_of(info, stats, rests))))
+            rows.append(Listed(info=info, stats=stats, alarms=tuple(find_alarms(info, stats, rests))))
         return sorted(rows, key=lambda row: not row.alarms), len(waiting)
 
     def _is_new(self, info: SegmentInfo) -> bool:
@@ -274,7 +274,7 @@ class LedgerReader:
         return [event for event in events if page in event.pages or event.data.get("fold") == page]
 
 
-def alarms_of(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterator[str]:
+def find_alarms(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterator[str]:
     """Yield the alarms of a session: problems that a person can solve.
 
     Args:

@@ -18,9 +18,9 @@ from kilburn.dashboard.changes import change_screen
 from kilburn.dashboard.kv import cache_changes, cache_summary, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
-from kilburn.dashboard.memories import collection_of, facts_of
+from kilburn.dashboard.memories import collection_screen, memory_screen
 from kilburn.dashboard.reading import LedgerReader
-from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, pieces_of, shade_of, strip
+from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, page_shade, prompt_items, strip
 from kilburn.errors import Forgotten, SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
@@ -120,10 +120,10 @@ def window(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     session, context = _opened(reading, query)
     # Another request may refresh the session at the same time.
     with session.lock:
-        return _window_of(reading, session, query, context)
+        return _window_screen(reading, session, query, context)
 
 
-def _window_of(reading: LedgerReader, session: Session, query: Query, context: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _window_screen(reading: LedgerReader, session: Session, query: Query, context: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     at = number_in(query, "at", 0)
     at = at if 0 < at < session.ledger.head else 0
     event: Event | None = None
@@ -137,7 +137,7 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, context: d
         event, state = step
     else:
         state = session.window
-    pieces = pieces_of(state)
+    pieces = prompt_items(state)
     pages = {piece.page: state.priced(piece.page) for piece in pieces if piece.page}
     use, turn = sum(piece.tokens for piece in pieces), state.turn
     kinds = Counter[str]()
@@ -162,7 +162,7 @@ def _window_of(reading: LedgerReader, session: Session, query: Query, context: d
         "event": event,
         "turn": turn,
         "use": use,
-        "fill": context["row"].fill if event is None else _fill_of(event, use),
+        "fill": context["row"].fill if event is None else _fill_share(event, use),
         "kinds": [(shade, SHADES[shade], kinds[shade]) for shade in SHADES if kinds[shade]],
         "reasons": list(by_reason(reasons.most_common(), why, groups, pieces)),
         "ages": [(words, ages[words]) for words in AGES if ages[words]],
@@ -194,7 +194,7 @@ def what(window: WindowState, page: Page) -> str:
     return call.label if call is not None else ""
 
 
-def _fill_of(event: Event, use: int) -> float | None:
+def _fill_share(event: Event, use: int) -> float | None:
     """Return the share of the room for pages that they took after an event; None if the event is no prompt."""
     room = event.data.get("window")
     return use / room if isinstance(room, int) and room else None
@@ -223,7 +223,7 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     try:
         for event, state in reading.windows(session, max(0, begin - 1), at):
             if event.number in (begin, at):
-                pieces = pieces_of(state)
+                pieces = prompt_items(state)
                 sides.append(
                     Column(
                         event=event.number,
@@ -250,11 +250,11 @@ def receipt(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "same": kept(sides[0].pieces, sides[1].pieces) if len(sides) == 2 else None,
         "legend": legend(sides),
         "left": [
-            (page, session.window.states[page.id].at, what(session.window, page), text_of(session, page, BRIEF))
+            (page, session.window.states[page.id].at, what(session.window, page), read_text(session, page, BRIEF))
             for page in evicted_pages[:MAX_ROWS]
         ],
         "more": len(evicted_pages) - MAX_ROWS,
-        "folds": [(page, text_of(session, page, BRIEF * 4)) for page in folds[:MAX_ROWS]],
+        "folds": [(page, read_text(session, page, BRIEF * 4)) for page in folds[:MAX_ROWS]],
     }
 
 
@@ -269,7 +269,7 @@ def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
     return pages
 
 
-def text_of(session: Session, page: Page, limit: int) -> tuple[str, int]:
+def read_text(session: Session, page: Page, limit: int) -> tuple[str, int]:
     """Return the beginning of a page's text, and the number of characters left out; -1 if the page was forgotten."""
     try:
         text = session.contents.text(page.id)
@@ -288,7 +288,7 @@ def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]
     pages = [window.pages[number] for number in numbers]
     session.contents.fetch(page for page in pages if window.at(page.id) is not Place.DROPPED)
     return "transcript.html", context | {
-        "rows": [(page, window.at(page.id), what(window, page), text_of(session, page, BRIEF * 4)) for page in pages],
+        "rows": [(page, window.at(page.id), what(window, page), read_text(session, page, BRIEF * 4)) for page in pages],
         "begin": begin,
         "last": window.last,
         "shown": MAX_ROWS,
@@ -310,7 +310,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
         "page": page,
         "state": state,
         "trust": Trust(page.trust).name.lower(),
-        "shade": shade_of(page),
+        "shade": page_shade(page),
         "text": text,
         "begin": begin,
         "more": more,
@@ -472,7 +472,7 @@ def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
                 texts[page.id] = read_code(session, page, BRIEF * 4)
     for page in (run["question"], run["answer"]) if run else ():
         if page is not None:
-            texts[page.id] = text_of(session, page, BRIEF * 4)
+            texts[page.id] = read_text(session, page, BRIEF * 4)
     return "calls.html", context | {"run": run, "texts": texts}
 
 
@@ -493,12 +493,12 @@ def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 
 def memory(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show the facts of one user or of all, with their validity; proposed facts; documents and notes."""
-    return "memory.html", facts_of(reading, query, MAX_ROWS)
+    return "memory.html", memory_screen(reading, query, MAX_ROWS)
 
 
 def collection(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show the pages of a document, or of notes."""
-    return "collection.html", collection_of(reading, query, MAX_ROWS) | {"letters": BRIEF * 4}
+    return "collection.html", collection_screen(reading, query, MAX_ROWS) | {"letters": BRIEF * 4}
 
 
 def change(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ SHADES = {
     "fold": "summary",
     "excerpt": "excerpt",
     "other": "other",
-    "handle": "handle or stub of what is out",
+    "handle": "handle or stub of evicted pages",
     "plain": "not drawn page by page",
 }
 """The meanings of the colours."""
@@ -54,7 +54,7 @@ MAX_UNMIXED = 400
 """Items of one prompt above which small neighbours of different colours are joined, too."""
 
 
-def shade_of(page: Page | None, instead: str = "") -> str:
+def page_shade(page: Page | None, instead: str = "") -> str:
     """Return the colour of an item, a key of `SHADES`."""
     if page is None or instead:
         return "handle"
@@ -117,13 +117,13 @@ class Strip(msgspec.Struct, kw_only=True):
     newer: int = 0
 
 
-def pieces_of(window: WindowState) -> tuple[PromptItem, ...]:
+def prompt_items(window: WindowState) -> tuple[PromptItem, ...]:
     """Return the items of the prompt of a window, in order."""
     prompt = items(window)
     result = []
     for (key, page, instead), (_, tokens) in zip(prompt, pieces(window, prompt), strict=True):
         number = page.id if page is not None else 0
-        result.append(PromptItem(key, number, shade_of(page, instead), tokens, instead if page is None else ""))
+        result.append(PromptItem(key, number, page_shade(page, instead), tokens, instead if page is None else ""))
     return tuple(result)
 
 
@@ -138,7 +138,7 @@ def strip(reading: LedgerReader, session: Session, until: int = 0, limit: int = 
         try:
             first, last = _first_drawn(session, events, ships), ships[-1].number
             windows = reading.windows(session, first - 1, last) if first <= last else ()
-            items_by_event = {event.number: pieces_of(window) for event, window in windows if event.act is Act.SHIP}
+            items_by_event = {event.number: prompt_items(window) for event, window in windows if event.act is Act.SHIP}
             for column in columns:
                 column.pieces = items_by_event.get(column.event) or _undrawn(column)
             for previous, column in pairwise(columns):

@@ -1,8 +1,8 @@
-"""Who comes in, and with how much: Host, Origin, key, limits. Pure ASGI, so a client that leaves is noticed.
+"""Admission of requests: Host, Origin, key and limits. Pure ASGI, so that a client that leaves is noticed.
 
-The order is: Host and Origin, headers, key, rate, how many at once, size, body. What follows finds the `Key` in
-`scope["state"]["key"]` and the whole body in one message. The gateway's own key is taken out of the headers: it cannot be
-passed on by mistake.
+The checks are, in this order: Host and Origin, headers, key, rate, concurrent requests, size, body. The application finds the
+`Key` in `scope["state"]["key"]` and the whole body in one message. The gateway's own key is removed from the headers, so that it
+cannot be passed on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
 from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds, is_loopback
-from kilburn.gateway.problems import Problem, body_of, over_most, over_rate
+from kilburn.gateway.problems import Problem, error_body, over_most, over_rate
 from kilburn.gateway.users import client_user
 
 Scope = MutableMapping[str, Any]
@@ -31,63 +31,64 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Given = dict[bytes, list[bytes]]
+HeaderValues = dict[bytes, list[bytes]]
 """The values of each header."""
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""The names under which this machine may be called."""
+"""Host names of this machine."""
 
 LINGER = 5.0
-"""Seconds for which the rest of a refused body is read and thrown away: who is cut off while sending sees no reply."""
+"""Seconds for which the rest of a refused body is read and discarded: a client that is cut off while sending gets no reply."""
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-"""What a client may ask with. TRACE would tell it the provider's key."""
+"""Methods that a client may use. TRACE would reveal the provider's key."""
 
 OPEN = "/health"
-"""The one path that needs no key."""
+"""The only path that needs no key."""
 
 REQUEST = b"x-kilburn-request"
-"""The header of every answer with the id of its request."""
+"""Response header with the id of the request."""
 
-NAMED = (b"x-client-request-id", b"x-request-id")
-"""Headers with the client's own id of a request, the first that is there."""
+REQUEST_ID_HEADERS = (b"x-client-request-id", b"x-request-id")
+"""Headers with the client's own id of a request, in order of precedence."""
 
 A_NAME = re.compile(rb"[\x21-\x7e]{1,128}")
-"""An id that is kept; another one is as good as none."""
+"""Matches a client's id of a request; others are ignored."""
 
 A_PARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 FIGURES = ("/metrics", "/sessions")
-"""What a key with `figures` opens."""
+"""Paths for a key with `figures`."""
 
 LOOKING, READING = ("/metrics/", "/sessions/"), ("GET", "HEAD")
-"""Below what, and with which methods, a key with `looks` asks."""
+"""Path prefixes and methods for a key with `looks`."""
 
 FORWARDED = frozenset((b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"))
-"""Headers that a proxy adds: what it forwards is not of this machine."""
+"""Headers that proxies add: a forwarded request is not from this machine."""
 
 PEOPLE = "/dashboard"
-"""Where people look with a browser, which has no key to send: what answers there asks for one itself."""
+"""Path of the dashboard. A browser has no key, so the dashboard signs people in itself."""
 
 VISITORS = 96
-"""Requests of people that are answered at once. They take nothing of what clients may."""
+"""Maximum number of concurrent requests of browsers, which do not count against the limits of clients."""
 
 
 class Access:
-    """Lets requests through to an application, or refuses them.
+    """Admits requests to an application, or refuses them.
 
     Args:
-        app: what answers.
-        keys: who may come in; None lets everyone in as `anonymous`.
-        anonymous: what a client without a key may do; it is used only if there are no keys.
-        one_user: whether all clients are one user where there are no keys. Otherwise each credential for the provider is a user.
-        hosts: names that a Host header may give, without port; "*" for any.
-        origins: of web pages that may call; others are refused, and so is every page if there are none.
-        limits: see there.
-        observe: called with every exchange when it is over.
-        contents: whether bodies are kept for the log.
-        flows: whether the body of a request goes on piece by piece, and is not read whole; `scope["state"]["flows"]` says so.
-        people: what answers below `PEOPLE`; None where nothing is shown to people.
+        app: the application that answers admitted requests.
+        keys: the keys of admitted clients; None admits every client as `anonymous`.
+        anonymous: the key of clients if there are no keys.
+        one_user: whether all clients are one user if there are no keys. Otherwise each credential for the provider is a user.
+        hosts: allowed names in the Host header, without port; "*" for any.
+        origins: origins of web pages that may call; without any, all pages are refused.
+        limits: the limits of requests.
+        observe: called with every exchange at its end.
+        contents: whether the log gets bodies.
+        flows: decides whether a request's body is passed on piece by piece instead of read whole; `scope["state"]["flows"]` has
+            the result.
+        people: the application below `PEOPLE`; None for none.
     """
 
     def __init__(
@@ -130,16 +131,16 @@ class Access:
             return await send({"type": "websocket.close", "code": 1008})
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
-        given = by_name(scope["headers"])
-        exchange.parent, exchange.named = parent_in(given), name_in(given)
-        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": given}}
+        values = by_name(scope["headers"])
+        exchange.parent, exchange.named = parent_in(values), name_in(values)
+        scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": values}}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                # An upstream may be a gateway too.
-                others = [header for header in message["headers"] if header[0].lower() != REQUEST]
-                message = {**message, "headers": [*others, (REQUEST, exchange.id.encode())]}
+                # The upstream may be a gateway itself.
+                headers = [header for header in message["headers"] if header[0].lower() != REQUEST]
+                message = {**message, "headers": [*headers, (REQUEST, exchange.id.encode())]}
             elif exchange.first is None and (message.get("body") or not message.get("more_body")):
                 exchange.first = time.perf_counter() - exchange.started
             await send(message)
@@ -154,15 +155,15 @@ class Access:
 
         try:
             try:
-                self._check_framing(scope, given)
+                self._check_framing(scope, values)
                 if self.people is not None and f"{scope['path']}/".startswith(f"{PEOPLE}/"):
-                    self._check_host(given)
+                    self._check_host(values)
                     await self._visited(self.people, scope, receiving, sending)
                 else:
-                    self._check_caller(given)
+                    self._check_caller(values)
                     await self._inner(scope, receiving, sending)
             except Exception as error:  # noqa: BLE001 -- it goes to the log, and the client is told
-                problem = self._problem_of(error, exchange)
+                problem = self._to_problem(error, exchange)
                 if exchange.status:
                     raise ConnectionAbortedError(f"a reply broke off: {exchange.problem}") from None
                 await self._refuse(problem, exchange, None if ended else receive, sending)
@@ -175,7 +176,7 @@ class Access:
             self.observe(exchange)
         return None
 
-    def _problem_of(self, error: Exception, exchange: Exchange) -> Problem:
+    def _to_problem(self, error: Exception, exchange: Exchange) -> Problem:
         while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
         problem = error if isinstance(error, Problem) else Problem(500, "internal_error", "the gateway failed; see its log")
@@ -185,31 +186,31 @@ class Access:
             exchange.trace = " > ".join([*places, type(error).__name__]) + (f": {error}" if self.contents else "")
         return problem
 
-    def _check_framing(self, scope: Scope, given: Given) -> None:
-        """Where a request ends is said once: a proxy that reads it in another way would take its rest for somebody's request.
-        What else is wrong with lengths the server itself refuses."""
-        if b"transfer-encoding" not in given:
+    def _check_framing(self, scope: Scope, values: HeaderValues) -> None:
+        """Refuse ambiguous framing: a proxy that reads it differently would take the rest of the body for another request. The
+        server itself refuses other wrong lengths."""
+        if b"transfer-encoding" not in values:
             return
-        if b"content-length" in given:
+        if b"content-length" in values:
             raise Problem(400, "invalid_length", "Content-Length and Transfer-Encoding are both given; send one of them")
         if scope.get("http_version") == "1.0":
             raise Problem(400, "invalid_length", "HTTP/1.0 has no Transfer-Encoding; send Content-Length")
 
-    def _check_caller(self, given: Given) -> None:
-        """Host and Origin: a page in a browser, or a name that leads here by deceit, gets no further."""
-        self._check_host(given)
-        if any(origin.decode("latin-1").lower() not in self.origins for origin in given.get(b"origin", ())):
+    def _check_caller(self, values: HeaderValues) -> None:
+        """Check Host and Origin, against web pages and names that resolve to this machine by deceit."""
+        self._check_host(values)
+        if any(origin.decode("latin-1").lower() not in self.origins for origin in values.get(b"origin", ())):
             raise Problem(403, "invalid_origin", "web pages may not call this gateway from that origin")
 
-    def _check_host(self, given: Given) -> None:
-        hosts = given.get(b"host", [])
+    def _check_host(self, values: HeaderValues) -> None:
+        hosts = values.get(b"host", [])
         if len(hosts) != 1:
             raise Problem(400, "invalid_host", "a request has exactly one Host header")
-        if "*" not in self.hosts and name_of(hosts[0]) not in self.hosts:
+        if "*" not in self.hosts and host_name(hosts[0]) not in self.hosts:
             raise Problem(421, "invalid_host", "this gateway has another name: the Host header is not one that it serves")
 
     async def _visited(self, people: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """What a person asks for with a browser. It is let in, and told where it comes from, by what answers."""
+        """Serve a person's browser. The application itself signs people in and checks where requests come from."""
         self._check_headers(scope["headers"], scope["state"].pop("given"))
         if self._visitors >= VISITORS:
             raise Problem(503, "overloaded", "the dashboard is answering as many requests as it may", retry_after=5)
@@ -221,9 +222,9 @@ class Access:
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["state"]["exchange"]
-        # It has the gateway's own key.
-        given: Given = scope["state"].pop("given")
-        length = self._check_headers(scope["headers"], given)
+        # The headers have the gateway's own key.
+        values: HeaderValues = scope["state"].pop("given")
+        length = self._check_headers(scope["headers"], values)
         if scope["path"] == OPEN or is_probe(scope):
             return await self.app(scope, receive, send)
         key, headers = self._key(scope)
@@ -256,14 +257,14 @@ class Access:
             self._end(key)
         return None
 
-    def _check_headers(self, headers: list[tuple[bytes, bytes]], given: Given) -> int | None:
-        """The length of the body that the headers announce, if they do."""
+    def _check_headers(self, headers: list[tuple[bytes, bytes]], values: HeaderValues) -> int | None:
+        """Check the headers; return the announced length of the body, if any."""
         limits = self.limits
         if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
             raise Problem(431, "headers_too_large", f"over {limits.headers} headers, or {limits.header_bytes:,} bytes of them")
-        if any(value.strip().lower() != b"identity" for value in given.get(b"content-encoding", ())):
+        if any(value.strip().lower() != b"identity" for value in values.get(b"content-encoding", ())):
             raise Problem(415, "encoded_body", "send the body as it is, without Content-Encoding")
-        lengths = given.get(b"content-length")
+        lengths = values.get(b"content-length")
         if lengths is None:
             return None
         if len(set(lengths)) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 19:
@@ -271,7 +272,7 @@ class Access:
         return int(lengths[0])
 
     def _key(self, scope: Scope) -> tuple[Key, list[tuple[bytes, bytes]]]:
-        """Who asks, and the headers without the gateway's own key."""
+        """Return the client's key, and the headers without the gateway's own key."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self.keys is None:
             return self._anonymous_key(scope), headers
@@ -283,13 +284,15 @@ class Access:
         try:
             key = self.keys.find(_secret(*ours[0]))
         except (SpecError, OSError) as error:
-            raise Problem(503, "keys_unreadable", "the gateway cannot read its keys; nobody comes in until it can") from error
+            raise Problem(
+                503, "keys_unreadable", "the gateway cannot read its keys; no client is admitted until it can"
+            ) from error
         if key is None:
             raise Problem(401, "invalid_api_key", "this key is unknown here, or was revoked")
         return key, [header for header in headers if header not in ours]
 
     def _anonymous_key(self, scope: Scope) -> Key:
-        """The key of a client of a gateway without keys."""
+        """Return the key of a client of a gateway without keys."""
         if not self.one_user and (user := client_user(scope["headers"])):
             return msgspec.structs.replace(self.anonymous, user=user)
         return self.anonymous
@@ -318,7 +321,7 @@ class Access:
             del self._running[key.name]
 
     async def _read(self, receive: Receive, exchange: Exchange) -> Receive | None:
-        """What gives the whole body in one message, and then what comes; None if the client left."""
+        """Return a receiver that yields the whole body in one message, and later messages; None if the client left."""
         body = await self._body(receive, exchange)
         if body is None:
             return None
@@ -334,7 +337,7 @@ class Access:
         return receiving
 
     def _flowing(self, receive: Receive, exchange: Exchange) -> Receive:
-        """What gives the body as it comes. Only the time for which the client is waited for counts against its pace."""
+        """Return a receiver of the body's pieces. Only the time spent waiting for the client counts against its pace."""
         limits, loop = self.limits, asyncio.get_running_loop()
         waited, ended = 0.0, False
 
@@ -359,7 +362,7 @@ class Access:
         return receiving
 
     async def _body(self, receive: Receive, exchange: Exchange) -> bytes | None:
-        """The whole body, counted as it comes; None if the client left."""
+        """Read the whole body, and count it; return None if the client left."""
         limits = self.limits
         pieces: list[bytes] = []
         tally = BodyTally()
@@ -393,20 +396,20 @@ class Access:
         if tally.size > limits.body:
             raise self._too_large()
         if tally.values > limits.values:
-            said = f"the JSON of a request may have {limits.values:,} values; send fewer messages, parts or tools"
-            raise Problem(413, "too_many_values", f"{said}, or have the operator raise `values`")
+            reason = f"the JSON of a request may have {limits.values:,} values; send fewer messages, parts or tools"
+            raise Problem(413, "too_many_values", f"{reason}, or have the operator raise `values`")
         if tally.depth > limits.depth:
-            said = f"the JSON of a request may be nested {limits.depth:,} levels deep; send it flatter"
-            raise Problem(400, "nested_too_deep", f"{said}, or have the operator raise `depth`")
+            reason = f"the JSON of a request may be nested {limits.depth:,} levels deep; send it flatter"
+            raise Problem(400, "nested_too_deep", f"{reason}, or have the operator raise `depth`")
 
     def _too_large(self, flows: bool = False) -> Problem:
-        most, name = (self.limits.upload, "upload") if flows else (self.limits.body, "body")
-        said = f"a request may have {most:,} bytes; send less of it at once, or have the operator raise `{name}`"
-        return Problem(413, "request_too_large", said)
+        max_bytes, name = (self.limits.upload, "upload") if flows else (self.limits.body, "body")
+        reason = f"a request may have {max_bytes:,} bytes; send less of it at once, or have the operator raise `{name}`"
+        return Problem(413, "request_too_large", reason)
 
     async def _refuse(self, problem: Problem, exchange: Exchange, rest: Receive | None, send: Send) -> None:
-        """Answer with an error, and close the connection; where there is a rest of the body, once that has come."""
-        body = body_of(problem, exchange.path, exchange.id)
+        """Answer with an error, and close the connection after the rest of the body."""
+        body = error_body(problem, exchange.path, exchange.id)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(b"connection", b"close"), (b"x-request-id", exchange.id.encode())]
         if problem.retry_after is not None:
@@ -424,10 +427,10 @@ class Access:
 
 
 def check_local(scope: Scope) -> None:
-    """Let nobody but the operator, who works at this machine, see what all clients of a gateway without keys have.
+    """Allow only the operator, who works at this machine, to see the sessions of all clients of a gateway without keys.
 
     Raises:
-        Problem: the request is of another machine, or a proxy forwarded it.
+        Problem: the request is from another machine, or a proxy forwarded it.
     """
     local = is_loopback((scope.get("client") or ("",))[0])
     if not local or any(name in FORWARDED for name, _ in scope["headers"]):
@@ -435,32 +438,32 @@ def check_local(scope: Scope) -> None:
 
 
 def is_probe(scope: Scope) -> bool:
-    """Whether a client asks if anything serves at this address, as Claude Code does. It needs no key."""
+    """Return whether a client, such as Claude Code, checks that a server exists at this address. That needs no key."""
     return bool(scope["path"] == "/" and scope["method"] == "HEAD")
 
 
-def by_name(headers: Iterable[tuple[bytes, bytes]]) -> Given:
-    """Headers, all values of each name together."""
-    given: Given = {}
+def by_name(headers: Iterable[tuple[bytes, bytes]]) -> HeaderValues:
+    """Return the headers with all values of each name."""
+    values: HeaderValues = {}
     for name, value in headers:
-        given.setdefault(name, []).append(value)
-    return given
+        values.setdefault(name, []).append(value)
+    return values
 
 
-def name_in(given: Given) -> str:
-    """The client's own id of a request; "" for none that could be one."""
-    found = next((given[name][0] for name in NAMED if name in given), b"")
-    return found.decode() if A_NAME.fullmatch(found) else ""
+def name_in(values: HeaderValues) -> str:
+    """Return the client's own id of a request; "" if there is no valid one."""
+    value = next((values[name][0] for name in REQUEST_ID_HEADERS if name in values), b"")
+    return value.decode() if A_NAME.fullmatch(value) else ""
 
 
-def parent_in(given: Given) -> str:
-    """The span that a request belongs to, as its header has it; "" for none that is one."""
-    found = given.get(b"traceparent", [b""])
-    return found[0].decode() if len(found) == 1 and A_PARENT.fullmatch(found[0]) else ""
+def parent_in(values: HeaderValues) -> str:
+    """Return the parent span in the request's header; "" if there is no valid one."""
+    parents = values.get(b"traceparent", [b""])
+    return parents[0].decode() if len(parents) == 1 and A_PARENT.fullmatch(parents[0]) else ""
 
 
-def name_of(host: bytes) -> str:
-    """The name in a Host header, without its port."""
+def host_name(host: bytes) -> str:
+    """Return the name in a Host header, without its port."""
     name = host.decode("latin-1").lower()
     head, colon, port = name.rpartition(":")
     if colon and port.isdecimal() and (":" not in head or head.startswith("[")):
@@ -469,7 +472,7 @@ def name_of(host: bytes) -> str:
 
 
 def _secret(name: bytes, value: bytes) -> bytes:
-    """The key that a header carries; empty for other headers."""
+    """Return the key in a header; empty bytes for other headers."""
     if name in (b"x-api-key", b"api-key"):
         return value.strip()
     kind, _, rest = value.partition(b" ")

@@ -26,7 +26,7 @@ from kilburn.gateway.access import LINGER, LOOPBACK, METHODS, Access, App, is_pr
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.exchange import LEAVING, Exchange
 from kilburn.gateway.faults import Offer
-from kilburn.gateway.form import Form, fields_of
+from kilburn.gateway.form import Form, parse_fields
 from kilburn.gateway.history import Histories
 from kilburn.gateway.kept import Ids, Kept, is_ours, names_nothing
 from kilburn.gateway.keys import Key, Keys, Link
@@ -35,7 +35,7 @@ from kilburn.gateway.logs import Log
 from kilburn.gateway.memories import Learners
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.metrics import Counts, Metrics, OwnCounts
-from kilburn.gateway.problems import Problem, is_anthropic, reason_of
+from kilburn.gateway.problems import Problem, is_anthropic, unread_reason
 from kilburn.gateway.relay import Receive, Relay, Scope, Send, fail, forward
 from kilburn.gateway.repeats import Repeats
 from kilburn.gateway.responses import ResponsesForm
@@ -44,14 +44,14 @@ from kilburn.gateway.status import Trouble, routes
 from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
-from kilburn.gateway.users import Shares, below, told
+from kilburn.gateway.users import Shares, below, requested_user
 from kilburn.jobs.claims import FAILED, kept
 from kilburn.jobs.ending import expire, rule_of
 from kilburn.jobs.worker import JobKind, Ways, Worker
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
-from kilburn.native import give_memory_back
+from kilburn.native import give_memory_back, limit_heaps
 from kilburn.prices import PRICES, Prices
 from kilburn.retrieval import Embedder
 from kilburn.search.choice import usual_embedder, vectors_for
@@ -69,16 +69,17 @@ log = logging.getLogger("kilburn.gateway")
 FAIL = ("closed", "open")
 
 LARGE = 1 << 20
-"""Bytes of a body that is read by a thread, so that nobody else waits for it."""
+"""Minimum size of a body that is parsed by a thread instead of the event loop, in bytes."""
 
 SEARCHED = 1 << 16
-"""Bytes of a body that is searched for what it names; of a longer one it is asked first whether there is anything to name."""
+"""Maximum size of a body that is searched for ids first, in bytes. For a longer one, the gateway first checks whether any id has
+an owner."""
 
-READ = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+READ_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Paths whose bodies become sessions."""
 
 FLOWING = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream", b"application/pdf")
-"""Types of bodies that are not held. Others are read, since they may say whose they are and what they are about."""
+"""Content types of bodies that are passed through. Others are read, because they may name an end user and stored objects."""
 
 AZURE_PATH = re.compile(r"/openai(?:/v1|/deployments/[A-Za-z0-9_-][A-Za-z0-9_.-]*)?(/.+)")
 """A path of Azure's API; the group is the same path below `/v1`."""
@@ -89,56 +90,56 @@ OTHER_APIS = {
     "/api/": "Ollama's own API is not served here; use the OpenAI-compatible one: clients call this gateway's /v1, and its "
     "upstream is Ollama's /v1",
 }
-"""The paths of APIs that are refused, and what to do instead."""
+"""Paths of unsupported APIs, with the message for the client."""
 
 NOTHING = "there is nothing at this path; see the list of paths in the documentation"
 
 QUIET = 1.0
-"""Seconds without a new request, after which the gateway does what can wait."""
+"""Seconds without a new request, after which work in the background may run."""
 
 ONLY_LEARN = Ways(kinds=(JobKind.LEARN,), embedder=None)
-"""What is done of what a gateway before this one left; the other kinds of work are found again by themselves."""
+"""The work that is done for an earlier gateway. Other kinds of work are found again without it."""
 
 SETTLED = 500
-"""Requests after which memory that was given up goes back to the system."""
+"""Number of requests after which freed memory is returned to the system."""
 
 TEND = 600.0
-"""Seconds between two looks at which sessions end."""
+"""Seconds between two checks for expired sessions."""
 
 
 class Settings(msgspec.Struct, kw_only=True, frozen=True):
-    """What a gateway is made of.
+    """The settings of a gateway.
 
     Args:
         db: the store's file.
-        tenant: whose sessions they are, where no key says it.
+        tenant: the tenant of requests without a key.
         upstream: the endpoint, as its SDK takes it: "https://api.openai.com/v1", or "https://api.anthropic.com".
-        model: what answers instead of an endpoint: a model, or its spec.
-        window: tokens that a prompt and its reply may take.
-        policy: what decides at the window.
+        model: the model that answers instead of an endpoint, or its spec.
+        window: maximum tokens of a prompt and its reply.
+        policy: the policy that manages the window.
         tokenizer: counts tokens: see `kilburn.open`.
         file_tokens: tokens of a file that a request names by an id or a URL: see `kilburn.open`.
-        embedder: "auto" finds by meaning too, where that can be done on this machine: see `kilburn.open`; None by words alone.
-        memory_tools: whether the model is offered recall and search_memory once something has left the window: "auto" until it
-            refuses them, "on" or "off". Without them what has left is searched for the user's words.
-        rounds: times that the model's memory calls are answered within one request.
-        timeout: seconds of silence of the upstream before a request is given up.
+        embedder: "auto" also searches by meaning, if this machine can: see `kilburn.open`; None searches by words only.
+        memory_tools: whether the model is offered recall and search_memory after the first eviction: "auto" until it refuses
+            them, "on" or "off". Without them, the gateway searches evicted messages for the user's words.
+        rounds: maximum number of rounds of the model's memory calls within one request.
+        timeout: seconds of silence of the upstream before a request fails.
         keys: the file of the keys that clients need; None for none.
         one_user: whether all clients of a gateway without keys are one user. Otherwise each credential for the provider
             (`Authorization`, `x-api-key`) is a user of its own.
         hosts: names under which clients may call it; by default those of this machine.
-        origins: of web pages that may call it.
-        limits: what clients may take.
-        memory: tokens of long-term memory beside the user's last message, and facts are learned, where no key says it;
-            0 for neither.
-        link: whether a session is linked to an earlier one because it says the same: "auto" where it is known whose they are,
-            "on" or "off". A key may say so too, and "off" wins.
-        prices: of the upstream's tokens, for what is saved.
-        log: writes a line for each request; None for none. contents: whether it says what was asked.
-        fail: what becomes of a request that the gateway cannot read, or keep, because its store fails or the request has a shape
-            that it does not know: "closed" refuses it, "open" sends it on unread.
-        tend: seconds between two looks at which sessions end by the rules of the tenants (`kilburn sessions rule`).
-        background: whether it learns, embeds and ends sessions itself; otherwise `kilburn worker` does.
+        origins: origins of web pages that may call it.
+        limits: limits of clients' requests.
+        memory: maximum tokens of long-term memory beside the user's last message, for requests without a key; facts are then
+            learned too. 0 for neither.
+        link: whether a session is linked to an earlier one with the same content: "auto" if the user is known, "on" or "off". A
+            key may set it too, and "off" wins.
+        prices: prices of the upstream's tokens, for the money saved.
+        log: writes a line for each request; None for none. contents: whether the lines have the requests' bodies.
+        fail: how a request is handled that cannot be read or stored, because the store fails or its shape is unknown: "closed"
+            refuses it, "open" passes it on unread.
+        tend: seconds between two checks for sessions that expire by the tenants' rules (`kilburn sessions rule`).
+        background: whether it learns, embeds and expires sessions itself; otherwise `kilburn worker` does.
     """
 
     db: str = "agent.db"
@@ -169,7 +170,7 @@ class Settings(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Behind(NamedTuple):
-    """What a dashboard within a gateway gets of it.
+    """The parts of a gateway that its dashboard uses.
 
     Args:
         windows: what is looked at, and changed by hand.
@@ -184,18 +185,18 @@ class Behind(NamedTuple):
 
 
 class Among(Counts, Protocol):
-    """What is one for several processes that serve at one address: see `kilburn.gateway.worker.Parent`."""
+    """State that the processes of one address share: see `kilburn.gateway.worker.Parent`."""
 
     now: Callable[[], Any]
     used: MutableSequence[float]
 
     def turn(self, tenant: str) -> bool:
-        """Whether this process does what is done for a tenant in the background."""
+        """Return whether this process does a tenant's work in the background."""
         ...
 
 
 class Gateway:
-    """What the requests of all tenants share: the upstream, and a store for each tenant, opened when it is asked for.
+    """State shared by all requests: the upstream, and a store for each tenant, opened at its first request.
 
     Args:
         turn: whether this process does what is done for a tenant in the background.
@@ -210,16 +211,16 @@ class Gateway:
         self,
         settings: Settings,
         turn: Callable[[str], bool] = lambda tenant: True,
-        used: MutableSequence[float] | None = None,
+        last_request: MutableSequence[float] | None = None,
     ) -> None:
         if (settings.upstream is None) == (settings.model is None):
             raise SpecError("a gateway needs an upstream or a model", advice="give --upstream URL or --model SPEC")
         if settings.link not in [*Link]:
-            raise SpecError(f"link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
+            raise SpecError(f"invalid link {settings.link[:40]!r}", advice=f"say one of {', '.join(Link)}")
         if settings.one_user and settings.keys is not None:
             raise SpecError("keys and one user", advice="leave --one-user out: each key says whose sessions it opens")
         if settings.fail not in FAIL:
-            raise SpecError(f"fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
+            raise SpecError(f"invalid fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
         self.settings, self.link, self._turn = settings, Link(settings.link), turn
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
@@ -241,34 +242,34 @@ class Gateway:
         self._learned: set[str] = set()
         budget = Budget(settings.window)
         self.windows = by_hand.WindowsByHand(settings.db, lambda tenant: self.relay(tenant).histories, budget, settings.policy)
-        self._used = [0.0] if used is None else used
+        self._used = [0.0] if last_request is None else last_request
         self._asked = 0
         self._giving: asyncio.Task[bool] | None = None
         self._embedder: Embedder | None = None
         with suppress(MissingExtra, Unavailable):
             if settings.embedder is not None:
-                named = settings.embedder != "auto"
-                self._embedder = resolve("search.embedders", settings.embedder) if named else usual_embedder()
+                is_named = settings.embedder != "auto"
+                self._embedder = resolve("search.embedders", settings.embedder) if is_named else usual_embedder()
 
     def prepare(self) -> None:
-        """Load what finds by meaning, so that no request waits for it."""
+        """Load the embedder before the first request."""
         try:
             if self._embedder is not None:
                 self._embedder.embed(["a"])
         except KilburnError as error:
-            log.warning("what was said is found by words alone: %s", error)
+            log.warning("searches use words only: %s", error)
             self._embedder = None
 
     @property
     def search(self) -> str:
-        """Whether searches go by words, or by words and meaning."""
+        """How searches work: by words, or by words and meaning."""
         if self._embedder is None:
             return "words"
         troubled = any(store.vectors is not None and store.vectors.trouble for store in self._stores)
         return "words; meaning fails" if troubled else "words and meaning"
 
     def now(self) -> Iterator[tuple[str, str, float]]:
-        """What the gateway can say at once, whatever it holds: see `kilburn.gateway.metrics.NOW`."""
+        """Yield the present figures: see `kilburn.gateway.metrics.CURRENT`."""
         files = [file for file in (self.settings.db, f"{self.settings.db}-wal") if os.path.exists(file)]
         with suppress(OSError):
             if files:
@@ -287,7 +288,7 @@ class Gateway:
                     yield "embedding_behind", tenant, bool(store.backend.vectors.unembedded(self._embedder.name, 1))
 
     def use(self) -> None:
-        """A request came: what is done in the background lets it go first."""
+        """Note a request, to which work in the background gives way."""
         self._used[0] = time.monotonic()
         self._asked += 1
         if self._asked % SETTLED == 0:
@@ -297,7 +298,7 @@ class Gateway:
         return time.monotonic() - self._used[0] < QUIET
 
     async def tending(self) -> None:
-        """Now and then, while nobody asks anything, end the sessions whose time is over, and learn what was left."""
+        """While no request comes, expire sessions by the tenants' rules, and learn from marked sessions, at intervals."""
         while self.settings.background:
             await asyncio.sleep(self.settings.tend)
             if not self._busy():
@@ -305,8 +306,8 @@ class Gateway:
                 await in_thread(self.learn_left)
 
     def learn_left(self) -> None:
-        """Learn once from the sessions of each open tenant that a gateway marked and did not come to, because it was killed. What
-        is said from now on is learned from after its reply. A request that comes ends it, and it goes on later."""
+        """Learn once from the marked sessions of each open tenant that an earlier gateway did not reach before it was killed.
+        Sessions of this gateway are learned from after their replies. A request interrupts the work, which continues later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
         for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
             if tenant in self._learned or not self._turn(tenant):
@@ -317,10 +318,10 @@ class Gateway:
                     if not worker.is_over():
                         self._learned.add(tenant)
             except KilburnError as error:
-                log.warning("tenant %r: what was left is not learned: %s", tenant, error)
+                log.warning("tenant %r: marked sessions are not learned from: %s", tenant, error)
 
     def end_sessions(self) -> None:
-        """Archive and forget what the rules of the tenants say whose stores are open here. What fails is tried again later."""
+        """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
         for store in list(self._stores):
             if not self._turn(store.tenant):
                 continue
@@ -328,21 +329,21 @@ class Gateway:
                 rule = rule_of(store.backend)
                 ended = None if rule is None else expire(store, rule)
             except KilburnError as error:
-                log.warning("the sessions of tenant %r do not end as its rule says: %s", store.tenant, error)
+                log.warning("sessions of tenant %r cannot be expired by its rule: %s", store.tenant, error)
                 continue
             if ended is not None and (ended.forgotten or ended.moved.texts):
-                told = store.tenant, len(ended.forgotten), ended.moved.texts
-                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *told)
+                counts = store.tenant, len(ended.forgotten), ended.moved.texts
+                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *counts)
 
     def opened(self, tenant: str) -> Relay | None:
-        """What answers the requests of a tenant, if its store is open."""
+        """Return the relay of a tenant, if its store is open."""
         return self._open.get(tenant)
 
     def relay(self, tenant: str) -> Relay:
-        """What answers the requests of a tenant."""
+        """Return the relay of a tenant, and open its store if needed."""
         with self._lock:
-            known = self._open.get(tenant)
-            if known is None:
+            relay = self._open.get(tenant)
+            if relay is None:
                 settings = self.settings
                 store = kilburn.open(
                     settings.db,
@@ -361,7 +362,7 @@ class Gateway:
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
                     vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
-                known = self._open[tenant] = Relay(
+                relay = self._open[tenant] = Relay(
                     Histories(store, settings.limits, self._sayings),
                     self.upstream,
                     self._learners,
@@ -369,10 +370,10 @@ class Gateway:
                     rounds=settings.rounds,
                     fails_open=self.fails_open,
                 )
-            return known
+            return relay
 
     def kept(self) -> Kept:
-        """Whose it is what the provider keeps."""
+        """Return the owners of objects that the provider stores."""
         return self._kept
 
     def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
@@ -385,18 +386,18 @@ class Gateway:
         Raises:
             StoreError: it is known as long as the gateway runs.
         """
-        kept = self.kept()
-        kept.claim(ids, key)
+        owners = self.kept()
+        owners.claim(ids, key)
         if writes:
-            kept.write()
+            owners.write()
 
     def failed(self, error: Exception | None) -> None:
-        """A request met an error of the store; None: it met none."""
+        """Note that a request met an error of the store, or none."""
         if error is None or isinstance(error, StoreError):
             self._trouble.note(error)
 
     def check_rested(self) -> None:
-        """Fail at once, where requests that cannot be read are served unread, and another one has just waited in vain.
+        """Fail at once if requests may be served unread and another request has just waited for the store in vain.
 
         Raises:
             StoreBusy: another program holds the store.
@@ -405,7 +406,8 @@ class Gateway:
             self._trouble.check_rested()
 
     def check(self) -> None:
-        """Check that the store of the gateway's own tenant can be read and written, as far as that can be known without a write.
+        """Check that the store of the gateway's own tenant can be read and written, as far as that can be determined without a
+        write.
 
         Raises:
             StoreError: it cannot.
@@ -414,7 +416,7 @@ class Gateway:
         self._trouble.check()
 
     async def close(self) -> None:
-        """Write what waits, and close everything."""
+        """Write pending data, and close everything."""
         await self.upstream.close()
         await self._tally.close()
         await in_thread(self._learners.close)
@@ -426,22 +428,22 @@ class Gateway:
 
 
 class _Endpoint:
-    """One path of the gateway, or all that are not named, as an ASGI application.
+    """One path of the gateway, or all other paths, as an ASGI application.
 
     Args:
         form: of what is asked there by POST; None where everything goes through unread.
         shape: of errors; None for that of the path.
     """
 
-    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, other: Form | None = None) -> None:
-        self._gateway, self._form, self._shape, self._other = gateway, form, shape, other or shape
+    def __init__(self, gateway: Gateway, form: Form | None, shape: Form, alternative: Form | None = None) -> None:
+        self._gateway, self._form, self._shape, self._other = gateway, form, shape, alternative or shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a client that goes away ends the work."""
+        """Answer one request; stop if the client leaves."""
         self._gateway.use()
         if scope["method"] not in METHODS:
             raise Problem(405, "method_not_allowed", f"this path takes {', '.join(METHODS)}")
-        if scope["path"] not in READ:
+        if scope["path"] not in READ_PATHS:
             _check_path(scope)
         began = False
 
@@ -460,8 +462,8 @@ class _Endpoint:
         key: Key = scope["state"]["key"]
         headers[KEY_FROM] = key.upstream
         try:
-            given = headers, body, key
-            fields, user = await in_thread(self._taken_apart, *given) if len(body) > LARGE else self._taken_apart(*given)
+            arguments = headers, body, key
+            fields, user = await in_thread(self._taken_apart, *arguments) if len(body) > LARGE else self._taken_apart(*arguments)
         except KilburnError as error:
             exchange.problem = type(error).__name__
             await fail(shape, error, send)
@@ -493,12 +495,12 @@ class _Endpoint:
 
     def _taken_apart(self, headers: Mapping[str, str], body: bytes, key: Key) -> tuple[Mapping[str, msgspec.Raw] | None, str]:
         """Return the fields of a body that is read here, and the end user that the request names."""
-        fields = None if self._form is None else fields_of(body)
-        return fields, told(headers, body, key, fields)
+        fields = None if self._form is None else parse_fields(body)
+        return fields, requested_user(headers, body, key, fields)
 
     async def _kept(self, scope: Scope, body: bytes, headers: Mapping[str, str], key: Key, tell: Send) -> Send:
-        """Check that what a request names of what the provider keeps is its user's; how it is answered, so that what the
-        provider keeps of the answer is its user's too."""
+        """Check that the stored objects that a request names are its user's. Return a sender that makes the objects of the answer
+        this user's."""
         gateway = self._gateway
         if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
@@ -512,14 +514,14 @@ class _Endpoint:
             if message["type"] == "http.response.start":
                 kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
-            elif reads and (found := ids.feed(message.get("body", b""))):
+            elif reads and (digests := ids.feed(message.get("body", b""))):
                 try:
-                    await in_thread(gateway.claim, found, key, writes)
+                    await in_thread(gateway.claim, digests, key, writes)
                 except StoreError as error:
-                    # It holds as long as the gateway runs, and is written with the next one.
+                    # The owner stays in memory, and is written with the next one.
                     writes = False
                     gateway.failed(error)
-                    log.warning("whose a response is was not written: %s", type(error).__name__)
+                    log.warning("the owner of a response was not stored: %s", type(error).__name__)
             await tell(message)
 
         return telling
@@ -534,7 +536,7 @@ class _Endpoint:
         began: Callable[[], bool],
         fields: Mapping[str, msgspec.Raw] | None,
     ) -> None:
-        path, gateway = _path_of(scope), self._gateway
+        path, gateway = _upstream_path(scope), self._gateway
         form = self._form if scope["method"] == "POST" else None
         if form is None or headers.get("x-kilburn", "").lower() == "off":
             await self._pass(scope, path, body, headers, send)
@@ -548,9 +550,9 @@ class _Endpoint:
             empty = form.empty(body, fields)
             if empty or (form.unread(body, fields) and not await in_thread(relay.histories.has, form, body, headers, key.user)):
                 if not gateway.upstream.speaks(form):
-                    kept = "goes on from what a provider keeps, and this upstream keeps nothing"
-                    what = f"the request {'has no conversation' if empty else kept}"
-                    raise Refused(what, advice=f"send the whole conversation as {form.key}")
+                    reason_text = "goes on from what a provider keeps, and this upstream keeps nothing"
+                    problem = f"the request {'has no conversation' if empty else reason_text}"
+                    raise Refused(problem, advice=f"send the whole conversation as {form.key}")
                 await self._pass(scope, path, body, headers, send)
                 return
             name = headers.get("x-kilburn-session", "")
@@ -558,12 +560,12 @@ class _Endpoint:
                 await relay.answer(form, body, path, headers, key, exchange, send, hold, fields)
         except Exception as error:
             gateway.failed(error)
-            if began() or not gateway.fails_open or not (reason := reason_of(error)) or is_ours(form, body):
+            if began() or not gateway.fails_open or not (reason := unread_reason(error)) or is_ours(form, body):
                 raise
             exchange.unread, exchange.form = reason, form.name
             log.warning("a request is served unread: %s", error if isinstance(error, StoreError) else type(error).__name__)
             if exchange.rounds:
-                # A provider would answer it under this key with its first answer.
+                # A provider would repeat its first answer under the same idempotency key.
                 headers = {name: value for name, value in headers.items() if name != "idempotency-key"}
             headers = {**headers, **exchange.span.carried()}
             await forward(gateway.upstream, "POST", path, body, headers, send, form, reason)
@@ -571,17 +573,17 @@ class _Endpoint:
             gateway.failed(exchange.unkept)
 
     async def _flow(self, scope: Scope, flow: _Flow, headers: Mapping[str, str], send: Send) -> None:
-        """Pass a body through as it comes."""
+        """Pass a body through as it arrives."""
 
         async def sending(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                # An upstream may answer before the body is over; a client that is cut off while it sends sees no answer.
+                # An upstream may answer before the end of the body, and a client that is cut off while sending gets no answer.
                 with anyio.move_on_after(LINGER):
                     await flow.drain()
             await send(message)
 
         try:
-            await self._pass(scope, _path_of(scope), flow, headers, sending)
+            await self._pass(scope, _upstream_path(scope), flow, headers, sending)
         except KilburnError:
             if flow.left:
                 return
@@ -595,11 +597,11 @@ class _Endpoint:
         upstream = self._gateway.upstream
         if isinstance(upstream, InProcess):
             if self._form is not None:
-                raise Refused("a model of this process has no prompt to pass through", advice="leave x-kilburn out")
+                raise Refused("a model in this process cannot pass requests through", advice="leave x-kilburn out")
             if not upstream.answers(path):
                 await _nothing(scope, None, None)
         if "websocket" in headers.get("upgrade", "").lower():
-            raise Problem(501, "no_websockets", "the gateway carries no connections of websockets; go to the provider for these")
+            raise Problem(501, "no_websockets", "the gateway does not support WebSockets; connect to the provider directly")
 
         exchange: Exchange = scope["state"]["exchange"]
         headers = {**headers, **exchange.span.carried()}
@@ -608,7 +610,7 @@ class _Endpoint:
 
 
 class _UnlessLeft:
-    """What is done inside ends, without an error, when the client goes away.
+    """Cancels its block, without an error, when the client leaves.
 
     Args:
         over: set when the client's body is over, if that is read inside.
@@ -651,17 +653,17 @@ class _UnlessLeft:
 
 
 class _Flow:
-    """A body that is passed on as it comes."""
+    """A body that is passed on as it arrives."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.over = anyio.Event()
         self.left = False
-        """Whether the client went away before its end."""
+        """Whether the client left before its end."""
         self.problem: Problem | None = None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The pieces.
+        """Yield the pieces.
 
         Raises:
             Problem: it is too large, or too slow. ConnectionAbortedError: the client went away.
@@ -681,27 +683,27 @@ class _Flow:
                 yield piece
 
     async def drain(self) -> None:
-        """Take the rest, and throw it away."""
+        """Read the rest, and discard it."""
         with suppress(Problem, ConnectionAbortedError):
             async for _ in self:
                 pass
 
 
 def _check_path(scope: Scope) -> None:
-    """Refuse a path that may lead to another place than what it says, whoever reads it.
+    """Refuse a path that another server may resolve differently.
 
     Raises:
         Problem: it is refused.
     """
     path: str = scope["path"]
     parts = re.split(r"[/\\]", path)
-    # The provider's key may open more at other places than what is asked for here.
+    # The provider's key may give access to more at other paths.
     if any(part.partition(";")[0] in (".", "..") for part in parts) or unquote(path) != path or not path.isprintable():
         raise Problem(404, "unknown_url", NOTHING)
 
 
-def _path_of(scope: Scope) -> str:
-    """The path below `/v1` and its query, as the client wrote them."""
+def _upstream_path(scope: Scope) -> str:
+    """Return the path below `/v1` and its query, as the client wrote them."""
     raw = scope.get("raw_path") or quote(scope["path"], safe="/:@").encode()
     path = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
     query = scope.get("query_string", b"").decode("latin-1")
@@ -709,17 +711,17 @@ def _path_of(scope: Scope) -> str:
 
 
 def _flows(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request has a body that nobody here reads, such as a file."""
-    if scope["path"] in READ or not scope["path"].startswith("/v1/"):
+    """Return whether a request has a body that the gateway does not read, such as a file."""
+    if scope["path"] in READ_PATHS or not scope["path"].startswith("/v1/"):
         return False
-    given = {name: value.lower() for name, value in scope["headers"]}
-    return (given.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in given) and given.get(
+    headers = {name: value.lower() for name, value in scope["headers"]}
+    return (headers.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in headers) and headers.get(
         b"content-type", b""
     ).lstrip().startswith(FLOWING)
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None if the client went away before."""
+    """Read the whole body; return None if the client left before its end."""
     pieces: list[bytes] = []
     while True:
         message = await receive()
@@ -731,7 +733,7 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 async def check(settings: Settings) -> None:
-    """Open the store once, and read the keys: whoever begins several processes with these settings hears at once what is wrong.
+    """Open the store once, and read the keys, so that errors are reported before several processes start with these settings.
 
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
@@ -755,7 +757,7 @@ def _check_store(gateway: Gateway) -> None:
 
 
 def build(settings: Settings, people: Callable[[Behind], App] | None = None, among: Among | None = None) -> App:
-    """The gateway as an ASGI application, behind its door.
+    """Return the gateway as an ASGI application with access control.
 
     Args:
         people: makes what is shown to people, such as `kilburn.dashboard.behind_keys.mounted()`; None for nothing.
@@ -770,6 +772,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
+        limit_heaps()
         await in_thread(gateway.prepare)
         tending = asyncio.create_task(gateway.tending())
         try:
@@ -781,7 +784,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             if keys is not None:
                 keys.close()
 
-    # Whoever exports them may be slow; no request waits for that.
+    # Exporting spans may be slow; no request waits for it.
     tracing.end_aside()
     counts: Counts = OwnCounts(Metrics(settings.prices, gateway.now)) if among is None else among
     if among is not None:
@@ -793,7 +796,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             reader(exchange)
 
     answering = (_Endpoint(gateway, chat, chat), _Endpoint(gateway, responses, chat), _Endpoint(gateway, messages, messages))
-    read: Mapping[str, Any] = dict(zip(READ, answering, strict=True))
+    endpoints: Mapping[str, Any] = dict(zip(READ_PATHS, answering, strict=True))
     paths = [
         Route("/v1/{rest:path}", _Endpoint(gateway, None, chat, messages)),
         *routes(counts, gateway.check, lambda: gateway.search, keyed=settings.keys is not None, serves=gateway.fails_open),
@@ -807,9 +810,9 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
             await PlainResponse()(scope, receive, send)
             return
         if azure := AZURE_PATH.fullmatch(path):
-            # What it asks for is known by the path below `/v1`; `raw_path` is what goes upstream.
+            # The path below `/v1` decides about the request; `raw_path` goes upstream.
             scope = {**scope, "path": f"/v1{azure[1]}", "raw_path": scope.get("raw_path") or quote(path, safe="/:@").encode()}
-        await read.get(scope.get("path", ""), router)(scope, receive, send)
+        await endpoints.get(scope.get("path", ""), router)(scope, receive, send)
 
     keys = None if settings.keys is None else Keys(settings.keys)
     anonymous = Key(tenant=settings.tenant, memory=settings.memory, learn=settings.memory > 0)

@@ -1,8 +1,8 @@
-"""The verbs of a window over HTTP: what would leave, two prompts compared, a compaction taken back, pages kept and let go.
+"""Changes of a window by hand, over HTTP: previews, comparisons, undoing compactions, evicting, pinning and unpinning pages.
 
-A session that is in memory is changed there, under its own lock: a request that is being answered goes on, and its next round
-has the changed window, as the next request has. Another one is opened for this as the command line does it. Who may do what is
-said by `sees` alone, and what a client may not see is not there.
+A session in memory is changed there, under its own lock: a running request continues, and its next round has the changed window.
+Other sessions are opened as the command line opens them. `sees` decides which sessions a client may change; others do not exist
+for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreStale
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key
 from kilburn.gateway.looking import LookingBackend
-from kilburn.gateway.problems import Problem, problem_of
+from kilburn.gateway.problems import Problem, to_problem
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.users import Shares, sees, shows, told
+from kilburn.gateway.users import Shares, requested_user, sees, shows
 from kilburn.kernel.receipts import Preview
 from kilburn.kernel.session import Session
 from kilburn.memory.user_memory import UserMemory
@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 
 TRIES = 5
-"""How often a change is tried, if others change the same session at the same time."""
+"""Attempts at a change while others change the same session."""
 
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -48,33 +48,32 @@ Address = Annotated[str, msgspec.Meta(max_length=100)]
 
 
 class UndoRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `undo` takes: tokens that the prompt may take then; None for what the last one might take."""
+    """Arguments of `undo`: the maximum tokens of the prompt afterwards; None for the last prompt's bound."""
 
     tokens: Tokens | None = None
 
 
 class PagesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `evict`, `pin` and `unpin` take: the address of a page or of a range, and a reason for the ledger."""
+    """Arguments of `evict`, `pin` and `unpin`: the address of a page or range, and a reason for the ledger."""
 
     pages: Address
     why: Annotated[str, msgspec.Meta(max_length=1_000)] = ""
 
 
 class RangeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `compact` takes: the address of a range, or None for all that is old, and how many newest messages stay."""
+    """Arguments of `compact`: the address of a range, or None for all old pages, and the number of newest messages that stay."""
 
     pages: Address | None = None
     keep: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2
 
 
 class WindowsByHand:
-    """The sessions and memories of a gateway, for people who look at them and change them by hand. Safe to use from several
-    threads.
+    """Reads and changes a gateway's sessions and memories for people. Safe to use from several threads.
 
     Args:
         db: the store's file.
-        opened: gives the sessions of a tenant.
-        budget, policy: of a session that is not in memory.
+        opened: returns the sessions of a tenant.
+        budget, policy: used for sessions that are not in memory.
     """
 
     def __init__(self, db: str, opened: Callable[[str], Histories], budget: Budget, policy: Any) -> None:
@@ -83,11 +82,11 @@ class WindowsByHand:
         self._reading: dict[str, Backend] = {}
 
     def looking(self, key: Key, user: str = "") -> LookingBackend:
-        """The store as this client may look at it."""
+        """Return the store, limited to the segments that this client may read."""
         return LookingBackend(self._backend(key.tenant), shows(key, user))
 
     def _backend(self, tenant: str) -> Backend:
-        """A connection of its own, so that no request waits for who looks."""
+        """Return a separate connection, so that no request waits for readers."""
         with self._lock:
             if tenant not in self._reading:
                 whole = self._opened(tenant).store.backend
@@ -96,24 +95,24 @@ class WindowsByHand:
             return self._reading[tenant]
 
     def budget(self, key: Key, name: str) -> Budget | None:
-        """What the window of a session may hold now, if it is in memory."""
-        known = self._opened(key.tenant).served(name)
-        return None if known is None else known.prompts.budget
+        """Return the present budget of a session's window, if the session is in memory."""
+        session = self._opened(key.tenant).served(name)
+        return None if session is None else session.prompts.budget
 
-    # What would be
+    # Reading
 
     def previewed(self, key: Key, user: str, name: str, tokens: int = 0) -> Preview:
-        """What would leave if a message of so many tokens came.
+        """Return which pages a message of so many tokens would evict.
 
         Raises:
-            Problem: no such session. KilburnError: see `Session.edits.preview`.
+            Problem: no such session. KilburnError: see `Session.preview`.
         """
         self._info(key, user, name)
         window = self._budget.window
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """How two prompts differ; see `Session.ledger.difference`.
+        """Return the differences between two prompts; see `Session.difference`.
 
         Raises:
             Problem: no such session. KilburnError.
@@ -122,22 +121,22 @@ class WindowsByHand:
         return by_hand.opened(self.looking(key, user), name).ledger.difference(turn, until)
 
     def compaction(self, key: Key, user: str, name: str, pages: str | None, keep: int) -> Preview:
-        """What `compact` would do.
+        """Return a preview of `compact`.
 
         Raises:
             Problem: no such session. KilburnError: see `kilburn.agents.compaction.preview`.
         """
         self._info(key, user, name)
-        found = by_hand.opened(self.looking(key, user), name, budget=self.budget(key, name))
-        return preview(found, keep=keep, pages=pages)
+        session = by_hand.opened(self.looking(key, user), name, budget=self.budget(key, name))
+        return preview(session, keep=keep, pages=pages)
 
-    # What is changed
+    # Changing
 
     def change(self, key: Key, user: str, name: str, do: Callable[[Session], T]) -> T:
-        """Do something to a session, durably.
+        """Change a session durably.
 
         Raises:
-            Problem: no such session. KilburnError: nothing changed.
+            Problem: no such session. KilburnError: nothing was changed.
         """
         for _ in range(TRIES):
             with suppress(StoreStale):
@@ -151,29 +150,29 @@ class WindowsByHand:
         served = histories.served(name)
         if served is not None and served.number == info.number:
             served.ledger.refresh()
-            done = do(served)
+            result = do(served)
         else:
             session = by_hand.opened(backend, name)
             try:
-                done = do(session)
+                result = do(session)
             finally:
                 session.close()
         backend.sync(info.number)
-        return done
+        return result
 
     def memory(self, key: Key, owner: str, do: Callable[[UserMemory], T]) -> T:
-        """Do something to a memory, durably.
+        """Change a memory durably.
 
         Raises:
-            Problem: there is none that this client may change. KilburnError: nothing changed.
+            Problem: there is no such memory that this client may change. KilburnError: nothing was changed.
         """
         store = self._opened(key.tenant).store
-        found = [one for one in store.collections() if one.info.kind is SegmentKind.MEMORY and one.info.user == owner]
-        if not found or not sees(key, "")(owner):
+        memories = [info for info in store.collections() if info.info.kind is SegmentKind.MEMORY and info.info.user == owner]
+        if not memories or not sees(key, "")(owner):
             raise Problem(404, "memory_not_found", "there is no such memory that this key may change")
-        done = do(store.memory(owner))
-        store.backend.sync(found[0].number)
-        return done
+        result = do(store.memory(owner))
+        store.backend.sync(memories[0].number)
+        return result
 
     def _info(self, key: Key, user: str, name: str) -> SegmentInfo:
         info = self.looking(key, user).segment(name, time=0.0, create=False) if name else None
@@ -182,7 +181,7 @@ class WindowsByHand:
         return info
 
     def close(self) -> None:
-        """Release what was opened to look."""
+        """Close the connections for reading."""
         with self._lock:
             for backend in self._reading.values():
                 if backend.readonly:
@@ -190,37 +189,37 @@ class WindowsByHand:
             self._reading.clear()
 
 
-def undone(session: Session, asked: UndoRequest) -> dict[str, Any]:
-    """Take the newest compaction back."""
-    receipt = by_hand.undo(session, asked.tokens)
+def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
+    """Undo the newest compaction."""
+    receipt = by_hand.undo(session, req.tokens)
     return _said(session, "taken back", [*receipt.left, *receipt.back]) | {"policy": receipt.policy, "turn": receipt.turn}
 
 
-def compacted(session: Session, asked: RangeRequest) -> dict[str, Any]:
-    """Put the most telling lines in place of a range, or of what is old."""
-    done = compact(session, None, keep=asked.keep, pages=asked.pages)
-    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(done)}
+def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
+    """Replace a range, or all old pages, by their most informative lines."""
+    receipt = compact(session, None, keep=req.keep, pages=req.pages)
+    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(receipt)}
 
 
-def evicted(session: Session, asked: PagesRequest) -> dict[str, Any]:
-    """Let pages go."""
-    return _said(session, "let go", session.edits.evict(asked.pages, asked.why))
+def evicted(session: Session, req: PagesRequest) -> dict[str, Any]:
+    """Evict pages."""
+    return _said(session, "let go", session.edits.evict(req.pages, req.why))
 
 
-def kept(session: Session, asked: PagesRequest) -> dict[str, Any]:
-    """Keep pages."""
-    by_hand.keep(session, asked.pages)
-    return _said(session, "kept", [asked.pages])
+def kept(session: Session, req: PagesRequest) -> dict[str, Any]:
+    """Pin pages."""
+    by_hand.keep(session, req.pages)
+    return _said(session, "kept", [req.pages])
 
 
-def let_move(session: Session, asked: PagesRequest) -> dict[str, Any]:
-    """Let a policy take pages out again."""
-    session.unpin(asked.pages)
-    return _said(session, "may leave again", [asked.pages])
+def let_move(session: Session, req: PagesRequest) -> dict[str, Any]:
+    """Unpin pages, so that a policy may evict them."""
+    session.unpin(req.pages)
+    return _said(session, "may leave again", [req.pages])
 
 
-def _said(session: Session, done: str, pages: Iterable[str]) -> dict[str, Any]:
-    return {"session": session.name, "done": done, "pages": list(pages), "use": session.prompts.use}
+def _said(session: Session, outcome: str, pages: Iterable[str]) -> dict[str, Any]:
+    return {"session": session.name, "done": outcome, "pages": list(pages), "use": session.prompts.use}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {
@@ -230,35 +229,35 @@ CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {
     "pin": (PagesRequest, kept),
     "unpin": (PagesRequest, let_move),
 }
-"""Each verb that changes a session: what it takes, and what does it."""
+"""Type of the arguments, and the function, of each verb that changes a session."""
 
 LOOKS = ("preview", "diff")
 """The verbs that change nothing."""
 
 
 def routes(windows: WindowsByHand, shares: Shares) -> list[Route]:
-    """The routes, below `/sessions/NAME/`. A name may have slashes."""
+    """Return the routes below `/sessions/NAME/`. A name may have slashes."""
 
     async def verb(request: Request) -> Response:
-        name, _, asked = request.path_params["rest"].rpartition("/")
-        method: Literal["GET", "POST"] = "GET" if asked in LOOKS else "POST"
-        if asked not in CHANGES and asked not in LOOKS:
+        name, _, action = request.path_params["rest"].rpartition("/")
+        method: Literal["GET", "POST"] = "GET" if action in LOOKS else "POST"
+        if action not in CHANGES and action not in LOOKS:
             raise Problem(404, "unknown_url", f"a session has {', '.join((*LOOKS, *CHANGES))}")
         if request.method != method:
-            raise Problem(405, "method_not_allowed", f"{asked} takes {method}")
+            raise Problem(405, "method_not_allowed", f"{action} takes {method}")
         key: Key = request.state.key
         try:
-            user = told(request.headers, b"", key)
+            user = requested_user(request.headers, b"", key)
             async with shares.taken(key, user):
-                if asked in LOOKS:
-                    said = await in_thread(_looked, windows, key, user, name, asked, dict(request.query_params))
+                if action in LOOKS:
+                    reply = await in_thread(_looked, windows, key, user, name, action, dict(request.query_params))
                 else:
-                    kind, do = CHANGES[asked]
-                    given = _given(await request.body(), kind)
-                    said = await in_thread(windows.change, key, user, name, lambda session: do(session, given))
+                    kind, do = CHANGES[action]
+                    arguments = _given(await request.body(), kind)
+                    reply = await in_thread(windows.change, key, user, name, lambda session: do(session, arguments))
         except KilburnError as error:
-            raise problem_of(error) from error
-        return Response(msgspec.json.encode(said), media_type="application/json")
+            raise to_problem(error) from error
+        return Response(msgspec.json.encode(reply), media_type="application/json")
 
     return [Route("/sessions/{rest:path}", verb, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])]
 
@@ -270,17 +269,17 @@ def _looked(windows: WindowsByHand, key: Key, user: str, name: str, verb: str, q
     turn, until = _number(query, "turn"), _number(query, "until")
     if turn is None:
         raise SpecError("diff without turn", advice="give the number of the last message of the earlier prompt: ?turn=3")
-    found = windows.compared(key, user, name, turn, until)
-    return {"session": name, "turn": turn, "until": until, **msgspec.to_builtins(found)}
+    difference = windows.compared(key, user, name, turn, until)
+    return {"session": name, "turn": turn, "until": until, **msgspec.to_builtins(difference)}
 
 
 def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -> int | None:
-    given = query.get(name, "")
-    if not given:
+    text = query.get(name, "")
+    if not text:
         return otherwise
-    if not (given.isascii() and given.isdecimal() and len(given) < 16):
-        raise SpecError(f"{name} is no number", advice="give a whole number, 0 or more")
-    return int(given)
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise SpecError(f"{name} is not a number", advice="give a whole number, 0 or more")
+    return int(text)
 
 
 def _given(body: bytes, kind: type) -> Any:

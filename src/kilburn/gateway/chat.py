@@ -12,16 +12,16 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, listed, usage_of, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import chat as wire
 from kilburn.wire.chat_stream import FINISH_REASONS, Assembly
-from kilburn.wire.oddities import chat_message, counted, whole_number
-from kilburn.wire.plain import NOT_JSON
+from kilburn.wire.oddities import chat_message
+from kilburn.wire.plain import NOT_JSON, counted, whole_number
 
-DONE = b"data: [DONE]\n\n"
+END_OF_STREAM = b"data: [DONE]\n\n"
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
 
@@ -63,13 +63,13 @@ class ChatForm(Form):
     rendered: ClassVar[str] = "chat"
     caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
 
-    def split(self, asked: Asked) -> None:
+    def split(self, req: ParsedRequest) -> None:
         """See `Form`."""
-        messages = listed(asked.fields[self.key], self.key)
+        messages = listed(req.fields[self.key], self.key)
         at = 0
         while at < len(messages) and self._leads(messages[at]):
             at += 1
-        asked.lead, asked.messages = messages[:at], messages[at:]
+        req.lead, req.messages = messages[:at], messages[at:]
 
     def _leads(self, raw: bytes) -> bool:
         try:
@@ -80,12 +80,12 @@ class ChatForm(Form):
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return [wire.read(chat_message(source))]
 
-    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
-        kept = [_without_thoughts(message) for message in messages]
-        if any(map(operator.is_not, kept, messages)) and b'"reasoning' in asked.raw:
-            kept = [*messages]
-        fields: dict[str, Any] = {**asked.fields, "messages": [*map(msgspec.Raw, asked.lead), *kept]}
+        contents = [_without_thoughts(message) for message in messages]
+        if any(map(operator.is_not, contents, messages)) and b'"reasoning' in req.raw:
+            contents = [*messages]
+        fields: dict[str, Any] = {**req.fields, "messages": [*map(msgspec.Raw, req.lead), *contents]}
         return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -93,38 +93,38 @@ class ChatForm(Form):
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
-    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """See `Form`."""
-        return ChatReading(faults, held=held)
+        return ChatReading(faults, holds=holds)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = {key: whole_number(value) for key, value in _object(body).items()}
-        if (asked.get("n") or 1) > 1:
-            raise Refused("one reply is given here at a time, and n asks for more", advice="ask several times")
-        prompt = render(self.parsed(asked["messages"]), into, 0) if into != "chat" else None
-        schema = (asked.get("response_format") or {}).get("json_schema") or {}
-        messages, system = (asked["messages"], None) if prompt is None else (prompt, prompt.system)
-        return self.asking(asked, messages, system, into, cap, schema=schema.get("schema"), seed=asked.get("seed"))
+        fields = {key: whole_number(value) for key, value in _object(body).items()}
+        if (fields.get("n") or 1) > 1:
+            raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
+        prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None
+        schema = (fields.get("response_format") or {}).get("json_schema") or {}
+        messages, system = (fields["messages"], None) if prompt is None else (prompt, prompt.system)
+        return self.asking(fields, messages, system, into, cap, schema=schema.get("schema"), seed=fields.get("seed"))
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""
         head = _head(model, "chat.completion.chunk")
-        begun: list[bool] = []
+        starts: list[bool] = []
 
         def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
             return written({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
 
         def write(piece: Delta | Reply) -> list[bytes]:
-            out = [] if begun else [chunk({"role": "assistant", "content": ""})]
-            begun.append(True)
+            out = [] if starts else [chunk({"role": "assistant", "content": ""})]
+            starts.append(True)
             if isinstance(piece, Delta):
                 return [*out, chunk({"reasoning_content" if piece.reasoning else "content": piece.text})]
             for index, part in enumerate(piece.calls):
                 function = {"name": part.name, "arguments": part.text}
                 out.append(chunk({"tool_calls": [{"index": index, "id": part.call, "type": "function", "function": function}]}))
             last = chunk({}, FINISH_REASONS[piece.finish])
-            return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), DONE]
+            return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), END_OF_STREAM]
 
         return write
 
@@ -141,12 +141,12 @@ def _head(model: str, kind: str) -> dict[str, Any]:
 
 
 def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    used = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
-        "prompt_tokens": used.prompt,
-        "completion_tokens": used.reply,
-        "total_tokens": used.prompt + used.reply,
-        "prompt_tokens_details": {"cached_tokens": used.cached},
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.reply,
+        "total_tokens": usage.prompt + usage.reply,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
 
 
@@ -160,8 +160,8 @@ def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
 class ChatReading(Reading):
     """Reads chunks, or whole chat completions."""
 
-    def __init__(self, faults: bool, *, held: bool = True) -> None:
-        super().__init__(faults, held=held)
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
+        super().__init__(faults, holds=holds)
         self._first: dict[str, Any] = {}
         self._texts: list[str] = []
         self._usage_asked = False
@@ -202,7 +202,7 @@ class ChatReading(Reading):
         return self._seen(chunk, event.raw) if self.faults else event.raw
 
     def _seen(self, chunk: dict[str, Any], raw: bytes) -> bytes:
-        """What the client sees of a chunk: no call of ours, and the end only at the end."""
+        """Return the bytes that the client sees of a chunk: no call of ours, and an end only at the end of the reply."""
         if not self._first:
             self._first = {key: value for key, value in chunk.items() if key not in ("choices", "usage")}
         choices = chunk.get("choices") or []
@@ -226,22 +226,22 @@ class ChatReading(Reading):
             if delta.get("content") and not self._told and self._texts:
                 delta["content"] = "\n\n" + delta["content"]
         self._told = self._told or bool(delta.get("content"))
-        said = b""
+        visible = b""
         if plain and not self.rounds:
-            said = raw
+            visible = raw
         elif choice.get("logprobs") or any(value for key, value in delta.items() if key != "role"):
-            said = written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
+            visible = written({**self._first, "choices": [{**choice, "delta": delta, "finish_reason": None}]})
         if not self.changed:
-            self._owed += said
+            self._owed += visible
             return raw
-        said, self._owed = self._owed + said, b""
-        return said
+        visible, self._owed = self._owed + visible, b""
+        return visible
 
     def _call(self, piece: dict[str, Any]) -> dict[str, Any] | None:
         index, function = piece.get("index"), piece.get("function")
         if not isinstance(index, int):  # some servers leave it out
-            named = isinstance(function, dict) and function.get("name")
-            index = -len(self._slots) - 1 if named or not self._slots else min(self._slots)
+            name = isinstance(function, dict) and function.get("name")
+            index = -len(self._slots) - 1 if name or not self._slots else min(self._slots)
         slot = self._slots[index] if index in self._slots else self._slot(index, is_ours(function))
         return None if slot is None else {**piece, "index": slot}
 
@@ -255,12 +255,12 @@ class ChatReading(Reading):
 
     def _take(self, body: bytes) -> None:
         self._body = {}
-        said = _object(body)
-        if said.get("error") and not said.get("choices"):
-            self.failed = said
+        completion = _object(body)
+        if completion.get("error") and not completion.get("choices"):
+            self.failed = completion
             return
-        self.usage = counted(said.get("usage"))
-        for choice in said.get("choices") or ():
+        self.usage = counted(completion.get("usage"))
+        for choice in completion.get("choices") or ():
             message = choice.get("message")
             delta = dict(message) if isinstance(message, dict) else {}
             calls = delta.get("tool_calls")
@@ -268,10 +268,10 @@ class ChatReading(Reading):
                 listed = calls if isinstance(calls, list) else [calls]
                 self.changed = self.changed or (self.faults and any(is_ours(call.get("function")) for call in listed))
                 delta["tool_calls"] = [{**call, "index": index} for index, call in enumerate(listed)]
-            whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": said.get("usage")}
+            whole = {"choices": [{**choice, "index": 0, "delta": delta}], "usage": completion.get("usage")}
             self.deltas = list(self._assembly.feed(whole))
             break
-        self._body, self.ended = said, True
+        self._body, self.ended = completion, True
 
     def _end(self) -> bytes:
         if self._raw:
@@ -283,7 +283,7 @@ class ChatReading(Reading):
         out = self._owed + written({**self._first, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if self._usage_asked and self.usage:
             out += written({**self._first, "choices": [], "usage": self._reported_usage()})
-        return out + DONE
+        return out + END_OF_STREAM
 
     def broken(self, error: dict[str, Any]) -> bytes:
         """See `Reading`."""
@@ -294,12 +294,12 @@ class ChatReading(Reading):
         message = dict(choice.get("message") or {})
         calls = message.get("tool_calls") or []
         calls = calls if isinstance(calls, list) else [calls]
-        kept = [call for call in calls if not is_ours(call.get("function"))]
+        client_calls = [call for call in calls if not is_ours(call.get("function"))]
         message["content"] = "".join(self._texts) or message.get("content")
         message.pop("tool_calls", None)
         finish = choice.get("finish_reason")
-        if kept:
-            message["tool_calls"] = kept
+        if client_calls:
+            message["tool_calls"] = client_calls
         elif finish == "tool_calls":
             finish = "stop"
         body = {**self._body, "choices": [{**choice, "message": message, "finish_reason": finish}]}
@@ -307,7 +307,7 @@ class ChatReading(Reading):
 
 
 def _separated(message: Message) -> Message:
-    """A later round's message as the client sees it behind what was said before."""
+    """Return a later round's message as the client sees it behind the earlier texts."""
     at = next(index for index, part in enumerate(message.parts) if part.kind == "text" and part.text)
     part = message.parts[at]
     parts = (*message.parts[:at], msgspec.structs.replace(part, text="\n\n" + part.text), *message.parts[at + 1 :])

@@ -1,8 +1,7 @@
-"""One TCP connection: uvicorn's, with bounds on what a client may make it hold, and on how long it may keep it for nothing.
+"""uvicorn's TCP connection, with limits on the memory that a client may occupy, and on the time that it may be idle.
 
-The parser is llhttp, in C. It has no bounds of its own: what comes before it says that it has something whole (a head, a piece
-of a body, an end) is counted here. uvicorn itself waits for ever for a request's headers, and for a client that stops reading
-what it is sent.
+The parser is llhttp, in C, which has no limits of its own: this module counts the bytes until the parser reports a complete head,
+piece of a body, or end. uvicorn itself waits without limit for a request's headers, and for a client that stops reading.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "uvicorn", "serve") from error
 
 PIPELINED = 16
-"""Requests that a client may send while it waits for an answer."""
+"""Maximum number of requests that a client may send while it waits for an answer."""
 
 
 def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
@@ -30,17 +29,18 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
     connections: a forwarded header proves nothing."""
 
     class BoundedProtocol(HttpToolsProtocol):
-        """A connection that is cut when its client neither asks nor reads, or sends what never becomes anything."""
+        """A connection that is closed if its client neither sends requests nor reads, or sends data that never becomes a
+        request."""
 
         _waiting: asyncio.TimerHandle | None = None
         _writing: asyncio.TimerHandle | None = None
         _progress = False
-        """Whether the parser found something whole in what it was fed last."""
+        """Whether the parser reported a complete part in its last input."""
         _unfinished = 0
-        """Bytes that it was fed since."""
+        """Bytes of input since then."""
         _in_body = False
         _leaving: tuple[Callable[[], None], ...] = ()
-        """What is done when the client goes away."""
+        """Functions to call when the client leaves."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -53,12 +53,12 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             if len(data) <= limits.header_bytes:
                 self._feed(data)
             else:
-                left = memoryview(data)
-                while left and not self.transport.is_closing():
-                    size = len(left) if self._in_body else limits.header_bytes
-                    self._feed(bytes(left[:size]))
-                    left = left[size:]
-            # After headers that are whole, the body is the application's matter.
+                remaining = memoryview(data)
+                while remaining and not self.transport.is_closing():
+                    size = len(remaining) if self._in_body else limits.header_bytes
+                    self._feed(bytes(remaining[:size]))
+                    remaining = remaining[size:]
+            # After complete headers, the application limits the body.
             if self.cycle is not None and not self.cycle.response_complete:
                 self._waiting = _cancel(self._waiting)
             elif self._waiting is None:
@@ -78,7 +78,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
                 raise ValueError("more requests than are answered at once")
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # What comes behind a body is no header of a request that is being answered by now.
+            # Bytes behind a body are not headers of the request that is being answered.
             if not self._in_body:
                 super().on_header(name, value)
 
@@ -88,12 +88,12 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             if not self.url.startswith(b"/") or codings not in ([], [b"chunked"]):
                 raise ValueError("an address of another server, or a body that nobody here can read")
             super().on_headers_complete()
-            # As the client wrote it: httptools drops what stands behind a `#`, and reads `//name` as a host.
+            # The raw target: httptools drops a fragment behind `#`, and reads `//name` as a host.
             path, _, query = self.url.partition(b"?")
             self.scope["path"], self.scope["raw_path"], self.scope["query_string"] = unquote(path.decode("ascii")), path, query
             self.scope["state"][LEAVING] = self._on_leaving
             if self.parser.should_upgrade():
-                # Nothing behind it is HTTP.
+                # The bytes behind it are not HTTP.
                 self.cycle.keep_alive = False
 
         def on_body(self, body: bytes) -> None:
@@ -111,14 +111,14 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
                 leave()
 
         def _on_leaving(self, leave: Callable[[], None]) -> Callable[[], None]:
-            # A connection of which nobody reads is not seen to end.
+            # The end of a connection is noticed only while it is read.
             self.flow.resume_reading()
             self._leaving = (*self._leaving, leave)
             if self.transport.is_closing():
                 self.loop.call_soon(leave)
 
             def stay() -> None:
-                self._leaving = tuple(each for each in self._leaving if each is not leave)
+                self._leaving = tuple(callback for callback in self._leaving if callback is not leave)
 
             return stay
 
@@ -132,7 +132,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
             super().resume_writing()
 
         def timeout_keep_alive_handler(self) -> None:
-            # Closing would wait until the client has read what was sent before.
+            # Closing would wait until the client has read all data.
             self.transport.abort()
 
         def _wait(self) -> None:
@@ -149,7 +149,7 @@ def uvicorn_options(limits: RequestBounds) -> dict[str, Any]:
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
-    """What is left of a timer: nothing."""
+    """Cancel a timer, and return None."""
     if timer is not None:
         timer.cancel()
     return None

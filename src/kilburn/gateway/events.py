@@ -11,7 +11,7 @@ import msgspec
 
 from kilburn.errors import Unavailable
 
-LONGEST = 64 << 20
+MAX_EVENT_BYTES = 64 << 20
 """Bytes of one event."""
 
 MARK = b"\xef\xbb\xbf"
@@ -27,7 +27,7 @@ _FIELDS = (b"data", b"event", b"id", b"retry", b":")
 
 
 class ServerEvent(NamedTuple):
-    """One event: its bytes with the blank line behind it, its name ("" for none), and its data."""
+    """One event: its bytes with the blank line at its end, its name ("" for none), and its data."""
 
     raw: bytes
     name: str
@@ -35,8 +35,8 @@ class ServerEvent(NamedTuple):
 
 
 class Events:
-    """Splits a stream of bytes into events; their bytes together are those of the stream, line ends included. Comments, and
-    events without data, have no data."""
+    """Splits a stream of bytes into events, which together have all its bytes, line ends included. Comments and events without
+    data have empty data."""
 
     def __init__(self) -> None:
         self._left = bytearray()
@@ -45,42 +45,42 @@ class Events:
 
     @property
     def open(self) -> bool:
-        """Whether a part of an event waits for the rest of it."""
+        """Whether an event is incomplete."""
         return bool(self._left.strip())
 
     def feed(self, piece: bytes) -> list[ServerEvent]:
-        """The events that a piece completes. Each byte is looked at once, however long an event is.
+        """Return the events that a piece completes. Each byte is examined once, however long an event is.
 
         Raises:
             Unavailable: an event that never ends.
         """
-        known = max(0, len(self._left) - 3)
+        start = max(0, len(self._left) - 3)
         self._left += piece
         self._returns = self._returns or b"\r" in piece
-        found: list[ServerEvent] = []
+        events: list[ServerEvent] = []
         if not self._returns:
-            known = max(known, len(self._left) - len(piece) - 1)
-            if self._left.find(b"\n\n", known) >= 0:
+            start = max(start, len(self._left) - len(piece) - 1)
+            if self._left.find(b"\n\n", start) >= 0:
                 *whole, rest = bytes(self._left).split(b"\n\n")
-                found, self._left = [_event_of(raw + b"\n\n") for raw in whole], bytearray(rest)
+                events, self._left = [_parse_event(raw + b"\n\n") for raw in whole], bytearray(rest)
         else:
-            begun, data = 0, self._left
-            for match in _end.finditer(data, known):
-                found.append(_event_of(bytes(data[begun : match.end()])))
-                begun = match.end()
-            if begun:
-                self._left = data[begun:]
-        if len(self._left) > LONGEST:
+            event_start, data = 0, self._left
+            for match in _end.finditer(data, start):
+                events.append(_parse_event(bytes(data[event_start : match.end()])))
+                event_start = match.end()
+            if event_start:
+                self._left = data[event_start:]
+        if len(self._left) > MAX_EVENT_BYTES:
             raise Unavailable("the upstream sent an event that does not end", advice="check the upstream")
-        return found
+        return events
 
     def end(self) -> list[ServerEvent]:
-        """What is left when the stream has ended, as an event without its blank line."""
+        """Return the rest at the end of the stream, as an event without its blank line."""
         rest, self._left = bytes(self._left), bytearray()
-        return [_event_of(rest)] if rest else []
+        return [_parse_event(rest)] if rest else []
 
 
-def _event_of(raw: bytes) -> ServerEvent:
+def _parse_event(raw: bytes) -> ServerEvent:
     if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
         return ServerEvent(raw, "", raw[6:-2])
     name, data = "", []
@@ -93,7 +93,7 @@ def _event_of(raw: bytes) -> ServerEvent:
 
 
 class Shape(StrEnum):
-    """What an answer looks like, whatever was asked for and whatever its headers say."""
+    """The kind of an answer's body, by its bytes."""
 
     EVENTS = "events"
     WHOLE = "whole"
@@ -102,8 +102,8 @@ class Shape(StrEnum):
     """Nothing at all, or something else."""
 
 
-async def shape_of(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[bytes]]:
-    """What an answer looks like by its first bytes, and all of its pieces."""
+async def detect_shape(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[bytes]]:
+    """Return the shape of an answer by its first bytes, and all of its pieces."""
     head, shape = b"", None
     async for piece in pieces:
         head += piece
@@ -121,7 +121,7 @@ async def shape_of(pieces: AsyncIterator[bytes]) -> tuple[Shape, AsyncIterator[b
 
 
 def _shape(head: bytes) -> Shape | None:
-    """The shape of what begins so; None where too little of it is known."""
+    """Return the shape of a body that begins so; None if that is too short to tell."""
     if not head:
         return None
     if head[:1] in (b"{", b"["):
@@ -132,6 +132,6 @@ def _shape(head: bytes) -> Shape | None:
 
 
 def written(value: Any, name: str = "") -> bytes:
-    """One event with this data as JSON, or as it is where it is bytes."""
+    """Return one event with this data as JSON, or as it is if it is bytes."""
     data = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + data + b"\n\n"

@@ -1,6 +1,6 @@
-"""What is known of one request and its reply, and of a session's requests together.
+"""The record of one request and its reply, and the totals of a session.
 
-`access` begins an exchange, whoever answers fills it in, metrics, logs and spans read it.
+`access` begins an exchange, the relay fills it in, and metrics, logs and spans read it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kilburn.model import Tokens
 from kilburn.tracing import NONE, Span
 
 LEAVING = "on_leaving"
-"""In a request's state: takes what is to be done when its client goes away, and returns what takes that back. To wait for it in a
-task of its own, as ASGI has it, takes much longer."""
+"""Key in a request's state: a function that takes a callback for the client's leaving, and returns a function that removes it. A
+waiting task, as in plain ASGI, takes much longer."""
 
 
 class Exchange(msgspec.Struct, kw_only=True):
@@ -44,7 +44,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         before, after: the session's figures before its new messages, and after the reply.
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
-        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.reason_of`.
+        unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.unread_reason`.
         unkept: what the store said to a reply that went out all the same.
         span: of the request, where somebody takes it. pages: addresses of what the last prompt showed, then.
         upstream: seconds that each call of the upstream took, until its answer was whole.
@@ -96,9 +96,9 @@ class Exchange(msgspec.Struct, kw_only=True):
 
     @property
     def request(self) -> dict[str, str]:
-        """The ids by which what was made for it is found."""
-        known = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
-        return {name: value for name, value in known.items() if value}
+        """The ids by which the records of this request are found."""
+        ids = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
+        return {name: value for name, value in ids.items() if value}
 
     @property
     def added(self) -> float | None:
@@ -109,10 +109,10 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class SessionTotals(msgspec.Struct, kw_only=True):
-    """What one session took since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
-    `replied` are the provider's, 0 where it reports none. `window`, `tokens_in_window`, `fill` and `hit_rate` are as of its last
-    reply (see `kilburn.kernel.ledger.Stats`), and the hit rate is over its whole life; `alarm` says that it is under 60%. `saved`
-    is money: see `kilburn.gateway.metrics.saved`."""
+    """The figures of one session since the gateway started. Tokens are by the session's own counter; `cached`, `written` and
+    `replied` are the provider's, 0 if it reports none. `window`, `tokens_in_window`, `fill` and `hit_rate` are as of its last
+    reply (see `kilburn.kernel.ledger.Stats`), the hit rate over its whole life; `alarm` tells that it is under 60%. `saved` is
+    money: see `kilburn.gateway.metrics.saved`."""
 
     tenant: str
     session: str
@@ -139,16 +139,16 @@ class SessionTotals(msgspec.Struct, kw_only=True):
 
 
 class Rows(msgspec.Struct, kw_only=True):
-    """What `/sessions` answers: as of a time, in seconds since the epoch."""
+    """The answer of `/sessions`, as of a time in seconds since the epoch."""
 
     time: float
     sessions: list[SessionTotals]
 
 
-def together(one: Tokens | None, other: Tokens) -> Tokens:
-    """The usage of two calls."""
-    if one is None:
-        return other
-    beside = other.beside if one.beside is None else together(other.beside, one.beside)
+def together(first: Tokens | None, second: Tokens) -> Tokens:
+    """Return the sum of two usages."""
+    if first is None:
+        return second
+    beside = second.beside if first.beside is None else together(second.beside, first.beside)
     names = ("prompt", "reply", "cached", "written")
-    return Tokens(**{name: getattr(one, name) + getattr(other, name) for name in names}, beside=beside)
+    return Tokens(**{name: getattr(first, name) + getattr(second, name) for name in names}, beside=beside)

@@ -37,7 +37,7 @@ LIMITING = frozenset({"output_config", "output_format", "parallel_tool_calls", "
 
 
 class MemoryTools(StrEnum):
-    """Whether a model is offered our tools."""
+    """When a model is offered our tools."""
 
     AUTO = "auto"
     """Until it refuses them."""
@@ -47,7 +47,7 @@ class MemoryTools(StrEnum):
 
 
 class Offer:
-    """Which models are offered our tools, for all tenants of a gateway.
+    """Decides which models are offered our tools, for all tenants of a gateway.
 
     Args:
         how: what the operator says: one of `MemoryTools`.
@@ -59,7 +59,7 @@ class Offer:
 
     def __init__(self, how: str, *, takes: bool = True) -> None:
         if how not in [*MemoryTools]:
-            raise SpecError(f"memory tools {how[:40]!r}", advice=f"say one of {', '.join(MemoryTools)}")
+            raise SpecError(f"invalid memory tools {how[:40]!r}", advice=f"say one of {', '.join(MemoryTools)}")
         if how == MemoryTools.ON and not takes:
             raise SpecError("the model takes no tools", advice="leave memory tools at auto, or use another model")
         self.how = MemoryTools(how)
@@ -93,8 +93,8 @@ class Offer:
             self._refusing.clear()
         self._refusing.add((model, kind))
         log.warning(
-            "the upstream takes no tools for the model %r: it is asked without recall and search_memory from now on, and what "
-            "has left the window is searched for the user's words",
+            "the upstream takes no tools for the model %r: from now on it is asked without recall and search_memory, and the "
+            "gateway searches evicted messages for the user's words",
             model[:LONGEST_MODEL],
         )
 
@@ -107,19 +107,19 @@ ENOUGH = "error: no more recalls in this turn; answer with what you have, or go 
 
 
 def answered(store: Store, conversation: Conversation, calls: Sequence[Part], exchange: Exchange, *, over: bool) -> list[Message]:
-    """The results of calls of our tools, as messages. What is from an earlier session cites its pages there.
+    """Return the results of calls of our tools, as messages. Results from an earlier session cite its pages.
 
     Args:
-        exchange: is told what they came to.
+        exchange: gets the outcomes.
         over: whether there were enough of them in this turn; then nothing is looked up.
     """
     earlier = [] if over else _earlier(store, conversation)
-    done = [MemoryReply(text=ENOUGH) if over else _called(conversation.session, earlier, part, exchange) for part in calls]
-    return [said.message(HIDDEN + (part.call or "")) for part, said in zip(calls, done, strict=True)]
+    replies = [MemoryReply(text=ENOUGH) if over else _called(conversation.session, earlier, part, exchange) for part in calls]
+    return [reply.message(HIDDEN + (part.call or "")) for part, reply in zip(calls, replies, strict=True)]
 
 
 def brought(store: Store, conversation: Conversation, tokens: int, beside: Sequence[tuple[int, int]] = ()) -> Brought | None:
-    """What the user's latest message may be about, in the session and in those that it goes on from; None for nothing.
+    """Return passages about the user's latest message from the session and the earlier ones; None if there are none.
 
     Args:
         beside: pages of which passages stand beside this prompt already.
@@ -138,64 +138,69 @@ def _earlier(store: Store, conversation: Conversation) -> list[Session]:
 def _called(session: Session, earlier: Sequence[Session], part: Part, exchange: Exchange) -> MemoryReply:
     """Carry out one call, as a span."""
     tool = part.name or ""
-    given = {tracing.OPERATION: "execute_tool", tracing.TOOL: tool, tracing.CONVERSATION: session.name, tracing.CALL: part.call}
-    with tracing.span(f"execute_tool {tool}", given) as made:
-        said = _looked_up(session, earlier, part)
-        failed, found = said.text.startswith("error:"), bool(said.sources or said.cites)
-        outcome = "failed" if failed else "found" if found else "abstained"
+    attributes = {
+        tracing.OPERATION: "execute_tool",
+        tracing.TOOL: tool,
+        tracing.CONVERSATION: session.name,
+        tracing.CALL: part.call,
+    }
+    with tracing.span(f"execute_tool {tool}", attributes) as span:
+        reply = _looked_up(session, earlier, part)
+        failed, has_sources = reply.text.startswith("error:"), bool(reply.sources or reply.cites)
+        outcome = "failed" if failed else "found" if has_sources else "abstained"
         exchange.lookups.append((tool, outcome))
         if failed:
-            made.fail("tool_error")
-        if made.wanted:
-            made.set({"kilburn.outcome": outcome, "kilburn.pages": " ".join(ranges(said.sources))})
-    return said
+            span.fail("tool_error")
+        if span.wanted:
+            span.set({"kilburn.outcome": outcome, "kilburn.pages": " ".join(ranges(reply.sources))})
+    return reply
 
 
 def _looked_up(session: Session, earlier: Sequence[Session], part: Part) -> MemoryReply:
     name, arguments = part.name or "", part.text
     if name == "recall":
-        for other in earlier:
-            own = _address_in(other, arguments)
-            if own is not None:
-                said = memory_tools.call(other, name, own)
-                return msgspec.structs.replace(said, sources=(), cites=_cites(other, said))
+        for session_before in earlier:
+            local_arguments = _address_in(session_before, arguments)
+            if local_arguments is not None:
+                reply = memory_tools.call(session_before, name, local_arguments)
+                return msgspec.structs.replace(reply, sources=(), cites=_cites(session_before, reply))
         return memory_tools.call(session, name, arguments)
     room = session.prompts.capacity // 2
-    found = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)
-    for other in earlier:
-        left = room - session.counter.count(found.text)
-        if left <= 0:
+    hits = memory_tools.call(session, name, _within(arguments, room // 2) if earlier else arguments)
+    for session_before in earlier:
+        remaining = room - session.counter.count(hits.text)
+        if remaining <= 0:
             break
         # By its name: the window of an earlier session is not what the client's model reads.
-        more = memory_tools.call(other, name, _within(arguments, left, session=other.name))
-        if cites := _cites(other, more):
-            head = f'[from the earlier session {other.name}; recall its pages as "{other.name} p1"]'
-            text = "\n".join([*([found.text] if found.sources or found.cites else []), head, more.text])
-            found = MemoryReply(text=text, sources=found.sources, cites=(*found.cites, *cites))
-    return found
+        more = memory_tools.call(session_before, name, _within(arguments, remaining, session=session_before.name))
+        if cites := _cites(session_before, more):
+            head = f'[from the earlier session {session_before.name}; recall its pages as "{session_before.name} p1"]'
+            text = "\n".join([*([hits.text] if hits.sources or hits.cites else []), head, more.text])
+            hits = MemoryReply(text=text, sources=hits.sources, cites=(*hits.cites, *cites))
+    return hits
 
 
-def _cites(session: Session, said: MemoryReply) -> tuple[tuple[int, int], ...]:
-    """What a reply from another session is from: pages of that one, and of its branches."""
+def _cites(session: Session, reply: MemoryReply) -> tuple[tuple[int, int], ...]:
+    """Return the pages of another session, and of its branches, that a reply is from."""
     owner = session.contents.owner
-    return (*((owner(page), page) for page in said.sources), *said.cites)
+    return (*((owner(page), page) for page in reply.sources), *reply.cites)
 
 
 def _within(arguments: str, tokens: int, **more: str) -> str:
-    """The arguments of a search that brings so many tokens at most, with more of them; what is not valid as it is."""
+    """Return the arguments of a search, limited to so many tokens; invalid arguments are returned unchanged."""
     try:
-        given = msgspec.json.decode(arguments, type=dict[str, object])
-        asked = msgspec.convert(given.get("tokens", memory_tools.TOKENS), int, strict=False)
-        return msgspec.json.encode({**given, **more, "tokens": min(asked, tokens)}).decode()
+        fields = msgspec.json.decode(arguments, type=dict[str, object])
+        requested = msgspec.convert(fields.get("tokens", memory_tools.TOKENS), int, strict=False)
+        return msgspec.json.encode({**fields, **more, "tokens": min(requested, tokens)}).decode()
     except msgspec.DecodeError:
         return arguments
 
 
 def _address_in(opened: Session, arguments: str) -> str | None:
-    """The arguments of a recall with the address as that session has it; None where it names another."""
+    """Return the arguments of a recall with the address within that session; None if the address names another."""
     try:
-        given = msgspec.json.decode(arguments, type=dict[str, object])
+        fields = msgspec.json.decode(arguments, type=dict[str, object])
     except msgspec.DecodeError:
         return None
-    session, mark, address = str(given.get("address", "")).rpartition(" ")
-    return msgspec.json.encode({**given, "address": address}).decode() if mark and session == opened.name else None
+    session, mark, address = str(fields.get("address", "")).rpartition(" ")
+    return msgspec.json.encode({**fields, "address": address}).decode() if mark and session == opened.name else None

@@ -15,13 +15,13 @@ from kilburn.model import is_count
 from kilburn.tracing import compactions
 from kilburn.wire.digests import HIDDEN
 
-MOVED = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
+MOVE_COUNTS = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
 """Figures of which one grows where there was a compaction."""
 
 
 class _Known(msgspec.Struct):
-    """A session after its last reply: its figures, tokens of our own calls and their results, the last event of its ledger, and
-    when that was."""
+    """A session's state after its last reply: its figures, the tokens of our own calls and their results, the last event of its
+    ledger, and the time."""
 
     stats: Stats
     hidden: int
@@ -30,7 +30,7 @@ class _Known(msgspec.Struct):
 
 
 class Figures:
-    """The figures of the sessions of one tenant, as long as they are in memory.
+    """The figures of one tenant's sessions in memory, by which a request's share is determined.
 
     What is known of a session is used by one request at a time, so it needs no lock.
     """
@@ -39,38 +39,38 @@ class Figures:
         self._known: WeakKeyDictionary[Conversation, _Known] = WeakKeyDictionary()
 
     def begin(self, exchange: Exchange, conversation: Conversation) -> None:
-        """The request's new messages are in the session."""
-        now = conversation.session.ledger.figures
-        known = self._known.get(conversation)
-        if known is None:
+        """Note that a request's new messages are in the session."""
+        figures = conversation.session.ledger.figures
+        record = self._known.get(conversation)
+        if record is None:
             # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
-            before, head = conversation.met if now.prompts else (Stats(), 0)
-            known = self._known[conversation] = _Known(before, _hidden(conversation.session), head)
+            start, head = conversation.met if figures.prompts else (Stats(), 0)
+            record = self._known[conversation] = _Known(start, _hidden(conversation.session), head)
         exchange.session = conversation.name
-        exchange.before = known.stats
-        exchange.new = now.tokens_seen - known.stats.tokens_seen
-        exchange.sent = max(0, now.tokens_seen - known.hidden)
-        exchange.idle = None if known.used is None else exchange.began - known.used
+        exchange.before = record.stats
+        exchange.new = figures.tokens_seen - record.stats.tokens_seen
+        exchange.sent = max(0, figures.tokens_seen - record.hidden)
+        exchange.idle = None if record.used is None else exchange.began - record.used
 
-    def hide(self, conversation: Conversation, before: int) -> None:
-        """What was appended since the session had seen so many tokens is none of the client's."""
-        self._known[conversation].hidden += conversation.session.ledger.figures.tokens_seen - before
+    def hide(self, conversation: Conversation, tokens_before: int) -> None:
+        """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
+        self._known[conversation].hidden += conversation.session.ledger.figures.tokens_seen - tokens_before
 
     def end(self, exchange: Exchange, conversation: Conversation) -> None:
-        """The request is over; its session is still its own."""
-        known = self._known[conversation]
+        """Record a request's figures at its end, before its session is released."""
+        record = self._known[conversation]
         session = conversation.session
-        exchange.after = after = session.ledger.figures
-        if any(getattr(after, name) != getattr(known.stats, name) for name in MOVED):
+        exchange.after = stats = session.ledger.figures
+        if any(getattr(stats, name) != getattr(record.stats, name) for name in MOVE_COUNTS):
             exchange.compacted = [
                 (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
-                for event in compactions(session, known.head)
+                for event in compactions(session, record.head)
             ]
-        known.stats, known.head, known.used = after, session.ledger.head, time.time()
+        record.stats, record.head, record.used = stats, session.ledger.head, time.time()
 
 
 def _hidden(session: Session) -> int:
-    """Tokens of our own calls and their results."""
+    """Return the tokens of our own calls and their results."""
     # Another request, which makes this one again, may be in the middle of a change.
     with session.lock:
         window, pages = session.window, session.window.pages.originals()

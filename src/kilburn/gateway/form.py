@@ -1,7 +1,7 @@
-"""What the gateway asks of a provider's form: take a request apart, put it together again, and read replies.
+"""The gateway's interface to a provider's form: parsing requests, rewriting them, and reading replies.
 
-A request's known fields are read, and every other one stays byte for byte as the client wrote it. What stands before the
-conversation (system prompt, tools) stays the client's too: it is counted, and never changed.
+A request's known fields are read, and all others stay byte for byte as the client wrote them. The system prompt and the tools are
+counted, and never changed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kilburn.memory.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
-from kilburn.wire.oddities import numbered, whole_number
-from kilburn.wire.plain import NOT_JSON, plain
+from kilburn.wire.oddities import numbered
+from kilburn.wire.plain import NOT_JSON, plain, whole_number
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 SHORT = 1 << 12
-"""Bytes of a body that is looked into to see whether it has a history."""
+"""Maximum size of a body that is searched for a history, in bytes."""
 
 MAX_PARTS = 100
-"""Parts of a message above which neighbouring texts with the same other fields are joined."""
+"""Maximum number of parts of a message; with more, neighbouring texts with the same other fields are joined."""
 
 ROUNDS_FIELD = "kilburn_rounds"
-"""A field of the usage that a client sees: the usage of every round, where there were hidden rounds."""
+"""A field of the client's usage: the usage of each round, if there were hidden rounds."""
 
 UNREADABLE = (
     msgspec.DecodeError,
@@ -46,38 +46,38 @@ UNREADABLE = (
     Unavailable,
     WireError,
 )
-"""What reading raises where a provider sends something else than its form."""
+"""Exceptions of parsing a reply that does not follow its provider's form."""
 
 
-class Asked(msgspec.Struct, kw_only=True):
-    """One request, taken apart.
+class ParsedRequest(msgspec.Struct, kw_only=True):
+    """A client's request, parsed as far as needed.
 
     Args:
         raw: the client's bytes.
         fields: its fields, each as its JSON.
-        history: the field with the conversation; where it is a list, without the bracket that ends it.
-        after: the id of the reply that it goes on from, where its provider has what came before; "" where the history is whole.
+        history: the field with the conversation; a list without its closing bracket.
+        previous: id of the reply that it continues, whose history only the provider has; "" where the history is whole.
         calls: ids of that reply's calls, if the session has others for them.
-        lead: messages before the conversation that are the client's business: the system prompt of the chat form.
+        lead: messages before the conversation that are never changed: the system prompt of the chat form.
         messages: the conversation, each message as its JSON; it and `lead` are empty until `Form.split`.
         model: the model that it names.
-        stream: whether the reply is to be streamed.
-        reply: tokens that the reply may have; 0 where it does not say.
-        choices: replies that it wants.
+        stream: whether the client wants a streamed reply.
+        reply: maximum tokens of the reply; 0 if the request sets none.
+        choices: number of replies.
         faults: whether our tools may be offered: there is one reply, and no tool of the client has one of our names.
         tools: whether the client has tools of its own.
-        read: messages of the conversation that were read already, by their JSON.
-        open: whether ours can stand beside them: not in a field that is no list, and not beside the older `functions`.
+        parsed: messages of the conversation that were read already, by their JSON.
+        open: whether our tools can be added to them: the field is a list, and there are no older `functions`.
     """
 
     raw: bytes
     fields: dict[str, msgspec.Raw]
     history: bytes
-    after: str = ""
+    previous: str = ""
     calls: tuple[str, ...] = ()
     lead: list[bytes] = []
     messages: list[bytes] = []
-    read: dict[bytes, list[Message]] = {}
+    parsed: dict[bytes, list[Message]] = {}
     model: str
     stream: bool
     reply: int
@@ -88,12 +88,12 @@ class Asked(msgspec.Struct, kw_only=True):
 
     @property
     def system(self) -> list[bytes]:
-        """What stands before the conversation, as JSON: messages of the chat form, and fields of the others."""
+        """The system prompt as JSON: messages of the chat form, and fields of the others."""
         return [*self.lead, *(bytes(self.fields[key]) for key in ("system", "instructions") if key in self.fields)]
 
     @property
     def beside(self) -> list[bytes]:
-        """What is sent beside the conversation and takes room in the window, as JSON."""
+        """The fields beside the conversation that take room in the window, as JSON."""
         return [*self.system, *([bytes(self.fields["tools"])] if "tools" in self.fields else ())]
 
 
@@ -110,29 +110,29 @@ class Form(ABC):
     key: ClassVar[str] = "messages"
     """The field with the conversation."""
     rendered: ClassVar[str]
-    """The form in which a session renders its prompt for this one."""
+    """The form in which a session renders its prompt for this form."""
     caps: ClassVar[tuple[str, ...]]
-    """Fields that bound the reply."""
+    """Fields that limit the reply."""
 
-    def open(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> Asked:
-        """Take a request apart.
+    def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
+        """Parse a request's fields.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `parse_fields` returns them.
 
         Raises:
             InvalidMessage: it is not JSON, or not a request of this form.
         """
-        fields = decoded(_fields, raw, "the body is no JSON object") if known is None else {**known}
+        fields = decoded(_fields, raw, "the body is no JSON object") if parsed is None else {**parsed}
         if self.key not in fields:
             raise InvalidMessage(f"{self.key} is missing", advice="send at least one message")
         choices = max(1, _count(fields, "n"))
         model, tools = _value(fields, "model"), _value(fields, "tools")
-        return Asked(
+        return ParsedRequest(
             raw=raw,
             fields=fields,
             history=_begun(fields[self.key]),
-            after=self.after(raw, fields),
+            previous=self.after(raw, fields),
             model=model if isinstance(model, str) else "",
             stream=bool(_value(fields, "stream")),
             reply=max((_count(fields, key) for key in self.caps), default=0),
@@ -142,176 +142,180 @@ class Form(ABC):
             open=(tools is None or isinstance(tools, list)) and not _value(fields, "functions"),
         )
 
-    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
-        """Whether a request has no history, and goes through as it is.
+    def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """Return whether a request has no history here, and is passed through as it is.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         return False
 
-    def empty(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
-        """Whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
+    def empty(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """Return whether a request has no conversation: its provider may have a stored prompt for it, or refuses it.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         if len(raw) > SHORT and f'"{self.key}"'.encode() in raw:
             return False
-        fields = fields_of(raw) if known is None else known
+        fields = parse_fields(raw) if parsed is None else parsed
         return fields is not None and _blank(bytes(fields.get(self.key, b"null")))
 
-    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
-        """The id of the reply that a request goes on from, if it names nothing else that only its provider has; else "".
+    def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
+        """Return the id of the reply that a request continues; "" for none, or if the request also names other objects of its
+        provider.
 
         Args:
-            known: its fields, as `fields_of` gives them.
+            parsed: its fields, as `parse_fields` returns them.
         """
         return ""
 
-    def split(self, asked: Asked) -> None:
-        """Take the conversation apart.
+    def split(self, req: ParsedRequest) -> None:
+        """Split the conversation into messages.
 
         Raises:
-            InvalidMessage: it is no list, or empty.
+            InvalidMessage: the conversation is not a list, or is empty.
         """
-        asked.messages = listed(asked.fields[self.key], self.key)
+        req.messages = listed(req.fields[self.key], self.key)
 
     def read(self, raw: bytes) -> list[Message]:
-        """The messages that one message of the client is. In a message of more than `MAX_PARTS` parts, neighbouring texts with
-        the same other fields are one part: each part becomes a page.
+        """Parse one message of the client, which may become several. In a message of more than `MAX_PARTS` parts, neighbouring
+        texts with the same other fields become one part: each part becomes a page.
 
         Raises:
-            InvalidMessage: it is none. DuplicateCall: two of its calls have one id.
+            InvalidMessage: the message is invalid. DuplicateCall: two of its calls have the same id.
         """
         return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
 
-    def parsed(self, given: Any) -> list[Message]:
-        """The messages of a decoded list.
+    def parsed(self, sources: Any) -> list[Message]:
+        """Parse the messages of a decoded list.
 
         Raises:
-            InvalidMessage: one of them is none. DuplicateCall.
+            InvalidMessage: a message is invalid. DuplicateCall.
         """
-        return numbered([message for source in given for message in self._read(plain(source, "message"))], whole=True)
+        return numbered([message for source in sources for message in self._read(plain(source, "message"))], whole=True)
 
     @abstractmethod
     def _read(self, source: dict[str, Any]) -> list[Message]:
-        """The messages that a decoded message is."""
+        """Parse a decoded message, which may become several."""
 
     def together(self, messages: list[Message]) -> list[Message]:
-        """The messages of a history, those joined that its provider takes back only together, and each result with the id of
-        its call."""
+        """Return the messages of a history, joined where its provider accepts them only together, and each result with its call's
+        id."""
         return numbered(messages)
 
     def shown(self, message: Message) -> list[Part]:
-        """The parts of a reply that calls our tools which the client sees: its texts."""
+        """Return the parts that the client sees of a reply with calls of our tools: its texts."""
         return [part for part in message.parts if part.kind is Kind.TEXT]
 
-    def led(self, message: Message, said: Sequence[Part]) -> Message:
-        """A reply that begins with words which the client saw before it. A provider wants its reasoning first."""
+    def led(self, message: Message, parts: Sequence[Part]) -> Message:
+        """Return a reply behind texts that the client saw before it. A provider requires its reasoning to be first."""
         first = next(at for at, part in enumerate((*message.parts, None)) if part is None or part.kind is not Kind.REASONING)
-        return msgspec.structs.replace(message, parts=(*message.parts[:first], *said, *message.parts[first:]))
+        return msgspec.structs.replace(message, parts=(*message.parts[:first], *parts, *message.parts[first:]))
 
     @abstractmethod
-    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
-        """The request with other messages, and with more tools."""
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """Return the request with other messages and additional tools."""
 
     @abstractmethod
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-        """An error in this form."""
+        """Return an error in this form."""
 
     @abstractmethod
-    def reading(self, faults: bool, *, held: bool = True) -> Reading:
-        """Reads the replies to one request; see `Reading`."""
+    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
+        """Return a reader of the replies to one request; see `Reading`."""
 
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
-        """What a model is asked that runs here, with messages in its own form."""
+        """Return a client's request for a model, with messages in the model's form."""
 
-    def asking(self, asked: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any) -> Request:
-        """The same, of a decoded request, with its messages and its system prompt as the model takes them."""
+    def asking(
+        self, fields: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any
+    ) -> Request:
+        """Return the same for a decoded request, given its messages and its system prompt in the model's form."""
         return Request(
             messages=messages,
             system=system,
-            tools=tuple(_specs(asked.get("tools"))),
-            max_tokens=next((asked[key] for key in reversed(self.caps) if asked.get(key)), cap),
-            temperature=asked.get("temperature"),
-            options=options(asked, into),
+            tools=tuple(_specs(fields.get("tools"))),
+            max_tokens=next((fields[key] for key in reversed(self.caps) if fields.get(key)), cap),
+            temperature=fields.get("temperature"),
+            options=options(fields, into),
             **more,
         )
 
     @abstractmethod
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
-        """Writes the pieces of a model's reply as the events of this form."""
+        """Return a function that writes the pieces of a model's reply as events of this form."""
 
     @abstractmethod
     def whole(self, reply: Reply, model: str) -> dict[str, Any]:
-        """A model's reply as one body of this form."""
+        """Return a model's reply as one body of this form."""
 
 
 class Reading(ABC):
-    """Reads what the upstream answers to one request of a client, over several rounds, and says what the client sees of it.
+    """Reads the upstream's replies to one request of a client, over several rounds, and determines what the client sees.
 
-    Every byte goes through as it came, until there is something of ours: a call of our tools, which is taken out, or another
-    round. From then on the client sees one reply: the first round's beginning, all texts, and the last round's end, with
-    the last round's usage. What cannot be read is not spoiled: its bytes go through, and `reply` says so.
+    Every byte is passed on unchanged until a call of our tools, which is removed, or another round. From then on the client sees
+    one reply: the first round's beginning, all texts, and the last round's end and usage. Bytes that cannot be read are passed on
+    too, and `reply` raises an error.
 
     Args:
         faults: whether our calls may be in it.
-        held: whether the events that end a reply are held back until it is in the session, so that a client that goes on
-            at once finds it there.
+        holds: whether the last events of a reply are held back until it is in the session, so that the client's next request
+            finds it there.
     """
 
-    def __init__(self, faults: bool, *, held: bool = True) -> None:
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
         self.faults = faults
-        self._holds = held
+        self._holds = holds
         self._held: list[bytes] = []
         self._raw = b""
-        """The reply, where it is whole."""
+        """The reply, if it is not streamed."""
         self.changed = False
-        """Whether the client sees something else than what came: there was a call of ours, or another round."""
+        """Whether the client sees other bytes than the upstream's: after a call of ours, or another round."""
         self.rounds = 0
         self.spoke = False
-        """Whether there was more in this round than its beginning."""
+        """Whether this round had more than its first events."""
         self.usage: dict[str, Any] = {}
         """The usage that this round reports."""
         self._earlier_usage: list[dict[str, Any]] = []
         """The usage that each earlier round reported."""
         self.failed: dict[str, Any] | None = None
-        """An error that came inside the reply."""
+        """An error within the reply."""
         self.ended = False
-        """Whether anything says that this round is over: a reason, or the event that ends a reply."""
+        """Whether this round is known to be complete, by a reason or by the last event of a reply."""
         self.odd: Exception | None = None
-        """Why something of this round could not be read."""
+        """The error by which a part of this round could not be read."""
         self.deltas: list[Delta] = []
-        """The pieces of text that the last event brought."""
+        """The pieces of text in the last event."""
         self._ends = False
-        """Whether the last event ends a reply, or says why it ends."""
+        """Whether the last event ends a reply, or has the reason of its end."""
         self._next = 0
-        """The number of the next block, item or call that the client sees."""
+        """The number of the client's next block, item or call."""
         self._slots: dict[int, int | None] = {}
-        """The numbers under which the client sees those of this round; None for a call of ours."""
+        """The client's numbers of this round's blocks, items or calls; None for a call of ours."""
         self._begin()
 
     def feed(self, event: ServerEvent) -> bytes:
-        """What the client sees of one event, now."""
+        """Return the bytes that the client sees of one event now."""
         self.deltas, self._ends = [], False
         try:
-            seen = self._feed(event)
+            visible = self._feed(event)
         except UNREADABLE as error:
-            self.odd, seen = error, event.raw
+            self.odd, visible = error, event.raw
         if self.changed or not self._holds or not (self._held or self._ends or self.failed is not None):
-            return seen
-        # What comes behind the end, a comment for example, is not heard before it.
-        self._held.append(seen)
+            return visible
+        # Events behind the end, such as comments, are held back with it.
+        self._held.append(visible)
         return b""
 
     @abstractmethod
     def _feed(self, event: ServerEvent) -> bytes:
-        """The same; raises one of `UNREADABLE` for what is no event of this form."""
+        """Return the same; raise one of `UNREADABLE` for an invalid event."""
 
     def _slot(self, index: int, mine: bool) -> int | None:
-        """The number under which the client sees what begins here; None if it is a call of ours, and is not seen."""
+        """Return the number under which the client sees a new block; None if it is a call of ours, which the client does not
+        see."""
         slot = None if mine else self._next if self.changed else index
         self.changed = self.changed or mine
         self._slots[index] = slot
@@ -319,7 +323,7 @@ class Reading(ABC):
         return slot
 
     def take(self, body: bytes) -> None:
-        """Take a whole reply, of a request that is not streamed."""
+        """Read a complete reply that is not streamed."""
         self._raw = body
         try:
             self._take(body.removeprefix(MARK))
@@ -328,36 +332,36 @@ class Reading(ABC):
 
     @abstractmethod
     def _take(self, body: bytes) -> None:
-        """The same; raises one of `UNREADABLE` for what is no reply of this form."""
+        """Read the same; raise one of `UNREADABLE` for an invalid reply."""
 
-    def _check(self, said: bool, asked: bool) -> None:
-        """Raise Unavailable if there is no reply, if nothing says that it is whole, or if something of it could not be read: then
-        nobody knows what the client makes of it, and its next request says.
+    def _check(self, has_reply: bool, has_calls: bool) -> None:
+        """Raise Unavailable if there is no reply, if it is incomplete, or if a part of it could not be read: then only the
+        client's next request tells what the client made of it.
 
         Args:
-            said: whether there is anything. asked: whether we are asked something, and can go on.
+            has_reply: whether anything came. has_calls: whether the reply calls our tools, so that another round follows.
         """
         if self.odd is not None:
             raise unreadable(self.odd) from self.odd
-        if not said:
+        if not has_reply:
             raise Unavailable("the upstream sent no reply", advice="check the upstream")
-        if not self.ended and not asked:
+        if not self.ended and not has_calls:
             raise Unavailable("the upstream: the stream ended before the reply did", advice="try again")
 
     def left(self) -> bytes:
-        """What is held back, where every byte goes through: the end of a reply, or the error that it ended with."""
+        """Return the bytes held back, if every byte is passed on: the end of a reply, or the error at its end."""
         return b"" if self.changed else b"".join(self._held)
 
     @property
     def id(self) -> str:
-        """The reply's id, as the client sees it, where it can go on from there by the id alone; else ""."""
+        """The reply's id as the client sees it, if the client can continue from it by the id alone; else ""."""
         return ""
 
     def reply(self) -> Reply:
-        """This round's reply, of which all has come.
+        """Return this round's complete reply.
 
         Raises:
-            Unavailable: there is none, or it cannot be read.
+            Unavailable: there is no reply, or it cannot be read.
         """
         try:
             return self._reply()
@@ -368,10 +372,10 @@ class Reading(ABC):
 
     @abstractmethod
     def _reply(self) -> Reply:
-        """The same; raises one of `UNREADABLE`."""
+        """Return the same; raise one of `UNREADABLE`."""
 
     def begin_again(self) -> None:
-        """Begin the next round instead of this one, which said nothing but an error."""
+        """Begin the next round instead of this one, which had only an error."""
         self.faults, self.failed = True, None
         self.again()
 
@@ -396,7 +400,7 @@ class Reading(ABC):
         """Drop the state of the last round."""
 
     def end(self) -> bytes:
-        """What was held back until all rounds were over: the reply's end as events, or the whole body."""
+        """Return the bytes held back until all rounds ended: the reply's last events, or the whole body."""
         if not self.changed or (self._raw and (self.odd is not None or not self.ended)):
             return self._raw or self.left()
         try:
@@ -406,25 +410,25 @@ class Reading(ABC):
 
     @abstractmethod
     def _end(self) -> bytes:
-        """The same, written anew; raises one of `UNREADABLE`."""
+        """Return the same, written anew; raise one of `UNREADABLE`."""
 
     def broken(self, error: dict[str, Any]) -> bytes:
-        """The event that ends a stream with an error."""
+        """Return the event that ends a stream with an error."""
         return written(error, "error")
 
     def ours(self, reply: Reply) -> tuple[Part, ...]:
-        """The calls of a reply that are for us."""
+        """Return a reply's calls of our tools."""
         return tuple(part for part in reply.calls if part.name in OURS) if self.faults else ()
 
 
 def is_ours(called: Any) -> bool:
-    """Whether a tool, or a call of one, is ours by its name, whatever else a provider sends."""
+    """Return whether a tool or a call of one has the name of one of our tools."""
     name = called.get("name") if isinstance(called, dict) else None
     return isinstance(name, str) and name in OURS
 
 
 def hidden(message: Message) -> Message:
-    """A reply with its calls for us marked as such."""
+    """Return a reply whose calls of our tools are marked as hidden."""
     parts = tuple(
         msgspec.structs.replace(part, call=HIDDEN + (part.call or "")) if part.kind is Kind.CALL and part.name in OURS else part
         for part in message.parts
@@ -444,16 +448,16 @@ def join_texts(message: Message) -> Message:
     return msgspec.structs.replace(message, parts=tuple(parts))
 
 
-def fields_of(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
-    """The fields of a body, each as its JSON; None where it is no object."""
+def parse_fields(raw: bytes) -> Mapping[str, msgspec.Raw] | None:
+    """Return the fields of a body, each as its JSON; None if the body is no object."""
     try:
         return _fields(raw)
     except NOT_JSON:
         return None
 
 
-def decoded(decode: Any, raw: bytes | msgspec.Raw, what: str) -> Any:
-    """Decoded JSON.
+def decoded(decode: Any, raw: bytes | msgspec.Raw, subject: str) -> Any:
+    """Decode JSON.
 
     Raises:
         InvalidMessage: it is not JSON, or not of this type.
@@ -461,36 +465,36 @@ def decoded(decode: Any, raw: bytes | msgspec.Raw, what: str) -> Any:
     try:
         return decode(raw)
     except msgspec.DecodeError as error:
-        raise InvalidMessage(f"{what}: {error}") from None
+        raise InvalidMessage(f"{subject}: {error}") from None
     except UnicodeDecodeError as error:
-        raise InvalidMessage(f"{what}: not UTF-8: {error.reason} at byte {error.start}") from None
+        raise InvalidMessage(f"{subject}: not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
-        raise InvalidMessage(f"{what}: nested too deep") from None
+        raise InvalidMessage(f"{subject}: nested too deep") from None
 
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def listed(raw: bytes | msgspec.Raw, what: str) -> list[bytes]:
-    """A list, item by item.
+def listed(raw: bytes | msgspec.Raw, subject: str) -> list[bytes]:
+    """Return the items of a list, each as its JSON.
 
     Raises:
         InvalidMessage: it is empty, or no list.
     """
-    items = decoded(_list, raw, what)
+    items = decoded(_list, raw, subject)
     if not items:
-        raise InvalidMessage(f"{what} is empty", advice="send at least one message")
+        raise InvalidMessage(f"{subject} is empty", advice="send at least one message")
     return [bytes(item) for item in items]
 
 
 def _begun(raw: msgspec.Raw) -> bytes:
-    """A list's JSON without the bracket that ends it, and anything else whole: copied once, since it may be long."""
+    """Return a list's JSON without its closing bracket, and other JSON whole. It may be long, so it is copied once."""
     whole = memoryview(raw)
     return bytes(whole[:-1] if bytes(whole[-1:]) == b"]" else whole).strip()
 
 
 def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
-    """A field's value; None where there is none, or where it cannot be read: the provider says what it thinks of it."""
+    """Return a field's value; None if it is missing or cannot be read, since the provider reports that."""
     if key not in fields:
         return None
     try:
@@ -500,7 +504,7 @@ def _value(fields: Mapping[str, msgspec.Raw], key: str) -> Any:
 
 
 def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
-    """A field's whole number, 0 where it has none."""
+    """Return a field's whole number, or 0 if it has none."""
     if key not in fields:
         return 0
     value = whole_number(_value(fields, key))
@@ -508,7 +512,7 @@ def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
 
 
 def _names(tools: Any) -> Iterator[str]:
-    """The names of the client's tools."""
+    """Yield the names of the client's tools."""
     for tool in tools if isinstance(tools, list) else ():
         inner = tool.get("function", tool) if isinstance(tool, dict) else None
         if isinstance(inner, dict) and isinstance(inner.get("name"), str):
@@ -516,49 +520,49 @@ def _names(tools: Any) -> Iterator[str]:
 
 
 def _blank(raw: bytes) -> bool:
-    """Whether a history, as JSON, has nothing in it."""
+    """Return whether a history's JSON is empty."""
     return len(raw) <= SHORT and raw.translate(None, b" \t\r\n") in (b"null", b"[]", b'""')
 
 
 def _specs(tools: Any) -> Iterator[ToolSpec]:
-    """A client's tools that are functions, of any form."""
+    """Yield a client's function tools, whatever the form."""
     for tool in of_theirs(tools):
         if tool.get("type") == "function" or "input_schema" in tool:
-            told = tool.get("function", tool)
-            schema = told.get("input_schema", told.get("parameters") or {"type": "object", "properties": {}})
-            yield ToolSpec(name=told["name"], description=told.get("description") or "", parameters=schema)
+            function = tool.get("function", tool)
+            schema = function.get("input_schema", function.get("parameters") or {"type": "object", "properties": {}})
+            yield ToolSpec(name=function["name"], description=function.get("description") or "", parameters=schema)
 
 
 def with_tools(fields: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
-    """A request's fields with more tools behind the client's own."""
-    own = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
-    return {**fields, "tools": [*(own or ()), *more]} if more else {**fields}
+    """Return a request's fields with more tools behind the client's own."""
+    client_tools = msgspec.json.decode(fields["tools"], type=list[msgspec.Raw] | None) if more and "tools" in fields else None
+    return {**fields, "tools": [*(client_tools or ()), *more]} if more else {**fields}
 
 
-def of_theirs(given: Any) -> list[Any]:
-    """A request's list of tools, or of blocks; empty where it has none."""
-    return given if isinstance(given, list) else []
+def of_theirs(value: Any) -> list[Any]:
+    """Return a request's list of tools or of blocks; an empty list if it has none."""
+    return value if isinstance(value, list) else []
 
 
 def unreadable(error: Exception) -> Unavailable:
-    """The error for a reply that is none."""
-    return Unavailable(f"the upstream sent what is no reply: {str(error)[:200]}", advice="check the upstream")
+    """Return the error for an invalid reply."""
+    return Unavailable(f"the upstream sent no valid reply: {str(error)[:200]}", advice="check the upstream")
 
 
-def options(asked: Mapping[str, Any], into: str) -> dict[str, Any]:
-    """The settings of a reply that both forms have, as one of them names them.
+def options(fields: Mapping[str, Any], into: str) -> dict[str, Any]:
+    """Return the settings of a reply that both forms have, under the names of one of them.
 
     Raises:
-        InvalidMessage: what ends a reply is no text, and no list of texts.
+        InvalidMessage: the stop sequences are neither a text nor a list of texts.
     """
-    stop = asked.get("stop") or asked.get("stop_sequences") or []
+    stop = fields.get("stop") or fields.get("stop_sequences") or []
     ends = [stop] if isinstance(stop, str) else stop
     if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends):
         raise InvalidMessage("stop: neither a string nor a list of strings", advice="send one of these, or leave it out")
-    given = {"stop_sequences" if into == "messages" else "stop": ends} if ends else {}
-    return {**given, "top_p": asked["top_p"]} if asked.get("top_p") is not None else given
+    settings = {"stop_sequences" if into == "messages" else "stop": ends} if ends else {}
+    return {**settings, "top_p": fields["top_p"]} if fields.get("top_p") is not None else settings
 
 
-def usage_of(tokens: Tokens | None) -> Tokens:
-    """The tokens of a reply; zero where the provider reports none."""
+def usage_or_zero(tokens: Tokens | None) -> Tokens:
+    """Return a reply's tokens; zero if the provider reports none."""
     return tokens or Tokens()

@@ -1,7 +1,7 @@
-"""Whose it is what a provider keeps: responses, conversations, files, batches and whatever else has an id.
+"""Records the owners of objects that a provider stores: responses, conversations, files, batches and others with an id.
 
-A provider keeps them for the holder of its key, and that is the gateway: to it all users are one. So the gateway remembers who
-got an id first, and nobody else may go on from it, read it or delete it. In the store are digests alone.
+To a provider, all users of the gateway are one, the holder of its key. So the gateway records which user got an id first, and no
+other user may continue from it, read it or delete it. The store has only digests of the ids.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import NOT_JSON
 
 SESSION = "@responses"
-"""The session whose ledger says it; no client can name it."""
+"""The session whose ledger has the owners; no client can name it."""
 
-KNOWN = 100_000
-"""Ids that are known in memory: those that were named last. An older one is looked for in the ledger."""
+MAX_IDS = 100_000
+"""Maximum number of ids in memory, the last used ones. Older ones are looked up in the ledger."""
 
 TRIES = 5
-"""How often it is tried to write, if other gateways write at the same time."""
+"""Attempts to write while other gateways write at the same time."""
 
-LONGEST = 200
-"""Characters of an id."""
+MAX_ID_CHARS = 200
+"""Maximum length of an id, in characters."""
 
-SHORTEST = 8
-"""Characters of what may be an id in a path; it has a digit too. A verb has none."""
+MIN_ID_CHARS = 8
+"""Minimum length of an id in a path, in characters. An id also has a digit, unlike a verb."""
 
 KEEPS_NOTHING = ("audio", "completions", "embeddings", "images", "moderations", "rerank", "models")
-"""Paths whose answers leave nothing at the provider that a later request could name."""
+"""Paths after whose answers the provider stores nothing that a later request could name."""
 
 ANSWERS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens")
-"""Paths of answers that nobody asks for again by an id."""
+"""Paths whose answers are never requested again by an id."""
 
 READING = ("GET", "HEAD")
 
-_ID = re.compile(rb'"(?:id|[a-z_]{0,40}file_id)"\s*:\s*"([^"\\]{1,%d})"' % LONGEST)
-"""An id in JSON. Inside of a text the quotes would have backslashes."""
+_ID = re.compile(rb'"(?:id|[a-z_]{0,40}file_id)"\s*:\s*"([^"\\]{1,%d})"' % MAX_ID_CHARS)
+"""Matches an id in JSON. Within a JSON string, the quotes would be escaped."""
 
-_NAMED = re.compile(
+_ID_FIELDS = re.compile(
     rb'"(?:[a-z_]{0,40}(?:file|container|vector_store|batch|thread|conversation|upload|assistant|skill|video)_ids?|container)"'
     rb'\s*:\s*(\[[^\]]*|"[^"\\]*")'
 )
-"""Ids of what a provider keeps, which a request may name anywhere in its JSON. A list need not end: so no byte is read twice."""
+"""Matches fields anywhere in a request's JSON that name stored objects. A list may be incomplete, so no byte is read twice."""
 
 _NAMING = (b'_id"', b'_ids"', b'container"')
-"""What the names end with before which these stand. Most requests have none of it, and that is found sooner."""
+"""Ends of the names of such fields. Most requests have none of them, which is a faster check."""
 
 _OURS = re.compile(rb"\[[pf]\d+(?:-[pf]\d+)? (?:out|in part)\b|\"" + HIDDEN.encode())
-_TEXT = re.compile(rb'"([^"\\]{1,%d})"' % LONGEST)
+_TEXT = re.compile(rb'"([^"\\]{1,%d})"' % MAX_ID_CHARS)
 _ESCAPE = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _DIGIT = re.compile("[0-9]")
 
@@ -70,7 +70,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Item(msgspec.Struct):
-    """An item of a conversation, as far as it says which one the provider keeps; the rest of it is passed over."""
+    """The fields of a conversation's item that tell which stored item it is."""
 
     id: Any = None
     type: Any = None
@@ -81,100 +81,100 @@ _items = msgspec.json.Decoder(list[_Item]).decode
 
 
 class Kept:
-    """Who owns an id, for all tenants of a gateway. Safe to use from several threads.
+    """The owners of ids, for all tenants of a gateway. Safe to use from several threads.
 
     Args:
-        opened: gives the store; it is asked for when something is named.
-        known: ids that are known in memory.
+        opened: returns the store, which is opened at the first lookup.
+        max_ids: number of ids that are kept in memory.
     """
 
-    def __init__(self, opened: Callable[[], Store], known: int = KNOWN) -> None:
+    def __init__(self, opened: Callable[[], Store], max_ids: int = MAX_IDS) -> None:
         self._opened = opened
-        self._most = known
+        self._most = max_ids
         self._lock = threading.RLock()
         self._owners: OrderedDict[str, str] = OrderedDict()
         self._waiting: dict[str, str] = {}
         self._read = 0
         self._whole = True
-        """Whether all that was read is still known."""
+        """Whether all owners that were read are still in memory."""
 
     def check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool = True) -> bool:
-        """Refuse a request that names what is another user's. What it goes on from and nobody has is this one's from now on.
+        """Refuse a request that names another user's objects. Objects without an owner that it continues become this user's.
 
         Args:
-            path: of the request, decoded, from `/v1` on.
-            body: empty where it is no JSON.
-            lent: whether it goes upstream with the gateway's key, under which others keep things too.
+            path: the request's decoded path, from `/v1` on.
+            body: the request's JSON, or empty bytes.
+            lent: whether it goes upstream with the gateway's key, under which other users have objects too.
 
         Returns:
-            whether the ids of its answer are this user's.
+            whether the ids of its answer become this user's.
 
         Raises:
-            Problem: something belongs to somebody else, or to all. StoreError: it cannot be said.
+            Problem: an object belongs to another user, or to all. StoreError: the owners cannot be read.
         """
         parts = [part.partition(";")[0] for part in path.split("/")[2:] if part]
         kind, rest = (parts[0].lower(), parts[1:]) if parts else ("", [])
         answers = path in ANSWERS and method == "POST"
         if answers and not is_kept(key) and not self._any():
-            # Whatever it names: to look through a long body takes longer than to ask whether anything is anybody's.
+            # The search of a long body takes longer than the check whether any object has an owner.
             return False
         if b"\0" in body and is_kept(key):
-            # A provider may read it as UTF-16.
+            # A provider may decode it as UTF-16.
             raise Problem(400, "invalid_body", "the body is no JSON in UTF-8")
         going = list(_named_in(body)) if kind == "responses" else []
-        named = [*going, *_mentioned(body)]
+        names = [*going, *_mentioned(body)]
         if kind not in KEEPS_NOTHING and not answers:
-            named += rest
-        if not is_kept(key) and (not named or not self._any()):
+            names += rest
+        if not is_kept(key) and (not names or not self._any()):
             return False
-        ids = {_digest(name) for name in named}
+        ids = {_digest(name) for name in names}
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            owners = self._owners_of(ids) if ids else {}
-            if any(each != owner for each in owners.values()):
-                said = "there is nothing of this id that this user may read or go on from"
-                raise Problem(404, "not_of_this_user", said)
-            own = any(_digest(part) in owners for part in rest)
-            if is_kept(key) and lent and not own and not answers:
+            owners = self._find_owners(ids) if ids else {}
+            if any(holder != owner for holder in owners.values()):
+                reason = "there is nothing of this id that this user may read or go on from"
+                raise Problem(404, "not_of_this_user", reason)
+            is_own = any(_digest(part) in owners for part in rest)
+            if is_kept(key) and lent and not is_own and not answers:
                 _check_alone(method, kind, rest)
             if going:
                 self.claim((_digest(name) for name in going), key)
                 self.write()
         if not is_kept(key) or answers or kind in KEEPS_NOTHING or method == "HEAD" or rest[-1:] == ["content"]:
             return False
-        return kind == "responses" or own or (method == "POST" and not any(map(_is_id, rest)))
+        return kind == "responses" or is_own or (method == "POST" and not any(map(_is_id, rest)))
 
     def _any(self) -> bool:
-        """Whether anybody owns anything."""
+        """Return whether any object has an owner."""
         with self._lock:
             if not self._owners:
                 self._learn()
             return bool(self._owners)
 
-    def _owners_of(self, ids: Iterable[str]) -> dict[str, str]:
-        """The owners of the ids that have one.
+    def _find_owners(self, ids: Iterable[str]) -> dict[str, str]:
+        """Return the owners of the ids that have one.
 
         Raises:
-            StoreError: the store cannot say it.
+            StoreError: the store cannot be read.
         """
-        wanted = set(ids)
-        if any(each not in self._owners for each in wanted):
+        digests = set(ids)
+        if any(digest not in self._owners for digest in digests):
             self._learn()
-        found = {each: self._owners[each] for each in wanted if each in self._owners}
-        if len(found) < len(wanted) and not self._whole:
-            # Who got it first has it, so the oldest one counts.
+        owners = {digest: self._owners[digest] for digest in digests if digest in self._owners}
+        if len(owners) < len(digests) and not self._whole:
+            # The first user who got an id owns it, so the oldest note counts.
             for event in self._session().ledger.events(0, Act.NOTE):
-                kept = event.data.get("kept", {})
-                for each in wanted & kept.keys() - found.keys():
-                    found[each] = kept[each]
-        self._know(found)
-        return found
+                noted = event.data.get("kept", {})
+                for digest in digests & noted.keys() - owners.keys():
+                    owners[digest] = noted[digest]
+        self._know(owners)
+        return owners
 
     def _know(self, owners: Mapping[str, str]) -> None:
-        for each, owner in owners.items():
-            self._owners.setdefault(each, owner)
-            self._owners.move_to_end(each)
-        # What is not written yet is known here alone.
+        for digest, owner in owners.items():
+            self._owners.setdefault(digest, owner)
+            self._owners.move_to_end(digest)
+        # Owners that are not written yet are only in memory.
         while len(self._owners) - len(self._waiting) > self._most:
             oldest = next(iter(self._owners))
             if oldest in self._waiting:
@@ -184,30 +184,30 @@ class Kept:
             self._whole = False
 
     def claim(self, digests: Iterable[str], key: Key) -> None:
-        """Say whose some ids are, by their digests, if nobody has them. `write` makes it last.
+        """Make a user the owner of ids that have none, by their digests. `write` stores it.
 
         Raises:
-            StoreError: the store cannot say whether somebody has them.
+            StoreError: the owners cannot be read.
         """
         if not is_kept(key):
             return
         owner = _digest(f"{key.tenant}\0{key.user}")
         with self._lock:
-            wanted = list(digests)
-            known = self._owners if self._whole else self._owners_of(wanted)
-            new = {each: owner for each in wanted if each not in known}
+            requested = list(digests)
+            owners = self._owners if self._whole else self._find_owners(requested)
+            new = {digest: owner for digest in requested if digest not in owners}
             self._waiting.update(new)
             self._know(new)
 
     def write(self) -> None:
-        """Write into the store what is not there yet.
+        """Write new owners to the store.
 
         Raises:
-            StoreError: it waits for the next time.
+            StoreError: they cannot be written now, and will be with the next call.
         """
         with self._lock:
-            for left in reversed(range(TRIES if self._waiting else 0)):
-                with suppress(StoreStale) if left else nullcontext():
+            for remaining in reversed(range(TRIES if self._waiting else 0)):
+                with suppress(StoreStale) if remaining else nullcontext():
                     with self._session().edits.batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
                     self._waiting.clear()
@@ -220,7 +220,7 @@ class Kept:
         return session
 
     def _learn(self) -> None:
-        """Read what was written since, also by other gateways."""
+        """Read the owners that were written since the last call, also by other gateways."""
         if not self._read and self._opened().backend.segment(SESSION, time=0.0, create=False) is None:
             return
         for event in self._session().ledger.events(self._read, Act.NOTE):
@@ -236,28 +236,28 @@ class Ids:
         self._seen: set[str] = set()
 
     def feed(self, piece: bytes) -> list[str]:
-        """The digests of the ids that are new."""
+        """Return the digests of new ids in a piece."""
         data = self._rest + piece
-        self._rest = data[-LONGEST - 60 :]
-        found = {_digest(match[1].decode("utf-8", "replace")) for match in _ID.finditer(data)} - self._seen
-        self._seen |= found
-        return list(found)
+        self._rest = data[-MAX_ID_CHARS - 60 :]
+        digests = {_digest(match[1].decode("utf-8", "replace")) for match in _ID.finditer(data)} - self._seen
+        self._seen |= digests
+        return list(digests)
 
 
 def is_kept(key: Key) -> bool:
-    """Whether the gateway guards what a provider keeps for this user. Without gateway keys it does so for the end users that
-    requests name; clients with different credentials are kept apart by the provider."""
+    """Return whether the gateway guards the provider's objects of this user. Without gateway keys it does so only for the end
+    users that requests name; the provider separates clients with different credentials."""
     return bool(key.name) or key.user.startswith("/")
 
 
 def names_nothing(method: str, path: str, body: bytes, key: Key) -> bool:
-    """Whether a conversation of nobody in particular names nothing that a provider keeps: then nothing need be looked up."""
+    """Return whether a conversation without an end user names no stored object, so that no lookup is needed."""
     return not is_kept(key) and method == "POST" and path in ANSWERS and not any(_mentioned(body))
 
 
 def is_ours(form: Form, body: bytes) -> bool:
-    """Whether a request has what only this gateway could read: a handle, a call of its own tools, or a name of what a provider
-    keeps, which may be from a round that the client did not see."""
+    """Return whether only this gateway can read a request: it has a handle, a call of its own tools, or an id of a stored object,
+    which may be from a hidden round."""
     if _OURS.search(body):
         return True
     try:
@@ -267,39 +267,39 @@ def is_ours(form: Form, body: bytes) -> bool:
 
 
 def _is_id(part: str) -> bool:
-    """Whether a part of a path may be an id, and no verb."""
-    return len(part) >= SHORTEST and _DIGIT.search(part) is not None
+    """Return whether a part of a path may be an id rather than a verb."""
+    return len(part) >= MIN_ID_CHARS and _DIGIT.search(part) is not None
 
 
 def _check_alone(method: str, kind: str, rest: Sequence[str]) -> None:
-    """Refuse what is not one user's: a list of all that is kept under the gateway's key, and what administers it.
+    """Refuse requests that concern all users: lists of all objects under the gateway's key, and its administration.
 
     Raises:
-        Problem: it is refused.
+        Problem: the request is refused.
     """
     reads = method in READING
     if kind.startswith("organization") or (kind == "models" and not reads):
         raise Problem(403, "not_permitted", "the provider's account is the operator's; this key does not administer it")
     if kind == "chat" or (reads and kind != "models" and not any(map(_is_id, rest))):
-        raise Problem(403, "not_permitted", "this would tell what others keep at the provider; name what is yours by its id")
+        raise Problem(403, "not_permitted", "this would list objects of other users; name your own by their ids")
 
 
 def _mentioned(body: bytes) -> Iterator[str]:
-    """The ids of files and the like that a request names, wherever it does."""
+    """Yield the ids of files and other objects that a request names anywhere."""
     if b"\\u00" in body:
-        body = _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), body)
+        body = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), body)
     if not any(word in body for word in _NAMING):
         return
-    for found in _NAMED.finditer(body):
-        for text in _TEXT.finditer(found[1]):
+    for match in _ID_FIELDS.finditer(body):
+        for text in _TEXT.finditer(match[1]):
             yield text[1].decode("utf-8", "replace")
 
 
 def _named_in(body: bytes) -> Iterator[str]:
-    """The ids of what a request goes on from.
+    """Yield the ids of the objects from which a request continues.
 
     Raises:
-        Problem: it may name something, and cannot be read.
+        Problem: the request cannot be read, and may name an object.
     """
     if not body:
         return
@@ -312,17 +312,17 @@ def _named_in(body: bytes) -> Iterator[str]:
                 yield value
         items = _read_items(fields.get("input", b"null"))
     except NOT_JSON:
-        # A provider may read it more kindly, and find a name in it.
+        # A provider may be more lenient, and find an id in it.
         raise Problem(400, "invalid_body", "the body is no JSON object that can be read") from None
     for item in items:
-        # A provider looks reasoning up by its id, and takes an item without a type for a reference.
+        # A provider looks reasoning up by its id, and treats an item without a type as a reference.
         referred = item.type in ("item_reference", "reasoning") or (item.type is None and not item.content)
         if isinstance(item.id, str) and referred:
             yield item.id
 
 
 def _read_items(raw: bytes | msgspec.Raw) -> list[_Item]:
-    """Return the objects of a list; none if it is no list."""
+    """Return the objects in a list; an empty list for other JSON."""
     try:
         return _items(raw)
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
-"""The gateway's keys: who may come in, as which tenant and user, and with what options.
+"""The gateway's keys, each with its tenant, user and options.
 
-A key is `kilburn-NAME-SECRET`: 8 hexadecimal digits that name it, and 256 random bits. The file holds the SHA-256 of the
-whole key, never the key, so a reader of the file cannot come in. A slow hash adds nothing: nobody guesses 256 bits.
+A key is `kilburn-NAME-SECRET`: a name of 8 hexadecimal digits, and 256 random bits. The file holds the SHA-256 of the whole key,
+so that a reader of the file cannot use it. A slow hash adds nothing: 256 bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ log = logging.getLogger("kilburn.gateway")
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 LATE = 2.0
-"""Seconds after which every gateway knows what was changed in a database."""
+"""Seconds after which every gateway knows a change of the keys in a database."""
 
 OLD = 30.0
-"""Seconds for which keys let in when the database with them does not answer."""
+"""Seconds for which known keys are accepted while their database does not answer."""
 
 STAND_INS = frozenset({"", "kilburn", "none"})
-"""Keys that a client sends because its SDK requires one: the gateway's own provider key is used instead."""
+"""Placeholder keys of clients whose SDK requires one: the gateway's own provider key is used instead."""
 
 LARGEST = 16 << 20
-"""Bytes of a keys file, which is some 50,000 keys."""
+"""Maximum size of a keys file, in bytes: about 50,000 keys."""
 
 
 class Link(StrEnum):
-    """Whether a session is linked to an earlier one because it says the same."""
+    """Whether a session is linked to an earlier one with the same content."""
 
     AUTO = "auto"
-    """Where it is known whose they are: the key is one person's, or the request names its user."""
+    """Links if the user is known: the key is one person's, or the request names its user."""
     ON = "on"
     """Always."""
     OFF = "off"
@@ -62,22 +62,21 @@ class Link(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key: what it opens. It never holds the key itself.
+    """The options of one key, without its secret.
 
     Args:
         name: 8 hexadecimal digits, the public part; "" for a client that needs no key.
         digest: SHA-256 of the whole key, in hexadecimal digits.
-        tenant: the partition that it opens, and no other.
-        user: whose sessions and memory these are, if the key is one person's; "" for nobody in particular, as of an
-            application's key.
-        note: what a person called it, for lists.
-        memory: tokens of long-term memory that are put before a prompt; 0 for none.
-        learn: whether facts are learned from what is said.
+        tenant: the only partition that it gives access to.
+        user: the owner of its sessions and memory, if the key is one person's; "" for an application's key.
+        note: a person's note about it, for lists.
+        memory: maximum tokens of long-term memory in a prompt; 0 for none.
+        learn: whether facts are learned from conversations.
         upstream: name of the environment variable that holds the provider's key; "" to pass on the client's own.
         rate: requests per minute; 0 for the gateway's limit.
-        link: whether sessions are linked by what they say.
-        figures: it reads the figures of all tenants at `/metrics`, and opens nothing else.
-        looks: it looks at what it may see, here and in the dashboard; it changes nothing, and asks no model.
+        link: whether sessions are linked by their content.
+        figures: it only reads the figures of all tenants at `/metrics`.
+        looks: it only reads visible sessions and figures, here and in the dashboard; it changes nothing, and asks no model.
         created, revoked: seconds since the epoch; `revoked` is 0 for a key that is valid.
     """
 
@@ -98,27 +97,27 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def person(self) -> bool:
-        """Whether it is one person's: it has a user, or it is of this machine, where no keys are needed."""
+        """Whether the key is one person's: it has a user, or it is of this machine, where no keys are needed."""
         return bool(self.user) or not self.name
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A keys file. A field that this version does not know may be a restriction, so a file with one is refused."""
+    """A file of keys. An unknown field may be a restriction, so a file with one is refused."""
 
     version: int = 1
     keys: list[Key] = []
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """The keys of a file or of a database, oldest first, revoked ones too.
+    """Return the keys of a file or of a database, oldest first, with revoked ones.
 
     Raises:
-        SpecError: there is none, it is no keys file, or others than its owner may write to it. OSError: it cannot be read.
+        SpecError: the file is missing or invalid, or other users may write to it. OSError: it cannot be read.
         StoreError: the database cannot be read.
     """
     if is_url(path):
-        with closing(open_keys(os.fspath(path))) as stored:
-            return sorted((_key_of(body) for _, _, body in stored.since(0)), key=lambda key: key.created)
+        with closing(open_keys(os.fspath(path))) as store:
+            return sorted((_decode_key(body) for _, _, body in store.since(0)), key=lambda key: key.created)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -126,33 +125,33 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise SpecError(f"{path} is no file", advice="give the file that `kilburn keys add` wrote")
+        raise SpecError(f"{path} is not a file", advice="give the file that `kilburn keys add` wrote")
     with open(descriptor, "rb") as file:
         if mode & 0o022:
-            raise SpecError(f"others may write to {path}, and so let themselves in", advice=f"chmod go-w {path}")
+            raise SpecError(f"other users may write to {path}, and could add keys", advice=f"chmod go-w {path}")
         data = file.read(LARGEST + 1)
     try:
         if len(data) > LARGEST:
             raise ValueError(f"over {LARGEST:,} bytes")
-        found = msgspec.json.decode(data, type=KeyFile)
-        if found.version != 1:
-            raise ValueError(f"version {found.version}")
-        if len({key.name for key in found.keys}) < len(found.keys):
+        key_file = msgspec.json.decode(data, type=KeyFile)
+        if key_file.version != 1:
+            raise ValueError(f"version {key_file.version}")
+        if len({key.name for key in key_file.keys}) < len(key_file.keys):
             raise ValueError("two keys of one name")
-        for key in found.keys:
+        for key in key_file.keys:
             _check(key)
     except (ValueError, msgspec.DecodeError, SpecError) as error:
         raise SpecError(
-            f"{path} is no keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
+            f"{path} is not a keys file: {error}", advice="restore it, or begin a new one with `kilburn keys add`"
         ) from None
-    return found.keys
+    return key_file.keys
 
 
-def _key_of(body: bytes) -> Key:
-    """A key of a database.
+def _decode_key(body: bytes) -> Key:
+    """Decode a key of a database.
 
     Raises:
-        SpecError: it is none, or has an option that this version does not know, which may be a restriction.
+        SpecError: the key is invalid, or has an unknown option, which may be a restriction.
     """
     try:
         key = msgspec.json.decode(body, type=Key)
@@ -175,21 +174,23 @@ def _check(key: Key) -> None:
         if key.user.startswith("/"):
             raise SpecError(f"the user {key.user[:40]!r} begins with /", advice="these are end users below a key; give another")
     if key.upstream and not VARIABLE.fullmatch(key.upstream):
-        # What was given may be the provider's key itself, so it is not repeated.
-        raise SpecError("that is no name of an environment variable", advice="give the variable's name, never the provider's key")
+        # The text may be the provider's key itself, so the error does not repeat it.
+        raise SpecError(
+            "this is not the name of an environment variable", advice="give the variable's name, never the provider's key"
+        )
     if key.memory < 0 or key.rate < 0:
         raise SpecError("memory and rate are 0 or more")
 
 
-def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
-    """Add a key to a file, which is created where there is none, or to a database; returns it and the key itself, which nothing
-    keeps.
+def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
+    """Add a key to a file, which is created if needed, or to a database. Return its options and its secret, which is stored
+    nowhere.
 
     Args:
-        asked: its options; `name`, `digest` and times are set here.
+        options: the key's options; `name`, `digest` and times are set here.
 
     Raises:
-        SpecError: see `read_keys`; an option that cannot be. OSError, StoreError: it cannot be written; all is as it was.
+        SpecError: see `read_keys`; an invalid option. OSError, StoreError: it cannot be written; nothing was changed.
     """
     with _changing(path) as keys:
         name = secrets.token_hex(4)
@@ -197,18 +198,18 @@ def add_key(path: str | os.PathLike[str], asked: Key) -> tuple[Key, str]:
             name = secrets.token_hex(4)
         secret = f"kilburn-{name}-{secrets.token_urlsafe(32)}"
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        made = msgspec.structs.replace(asked, name=name, digest=digest, created=time.time(), revoked=0.0)
-        _check(made)
-        keys.append(made)
-    return made, secret
+        new_key = msgspec.structs.replace(options, name=name, digest=digest, created=time.time(), revoked=0.0)
+        _check(new_key)
+        keys.append(new_key)
+    return new_key, secret
 
 
 def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
-    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds where keys are in a database.
-    It stays in the list.
+    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds if keys are in a database. It
+    stays in the list.
 
     Raises:
-        SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; all is as it was.
+        SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; nothing was changed.
     """
     with _changing(path, create=False) as keys:
         for at, key in enumerate(keys):
@@ -216,16 +217,16 @@ def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
                 if not key.revoked:
                     keys[at] = msgspec.structs.replace(key, revoked=time.time())
                 return keys[at]
-        # The name is what stands before the secret; who gives the whole key by mistake does not see it repeated.
+        # If the whole key is given by mistake, the error shows only its first characters.
         raise SpecError(f"no key {name[:8]!r}", advice="see `kilburn keys list`; the name is the 8 digits after `kilburn-`")
 
 
 @contextmanager
 def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[list[Key]]:
-    """The keys of a file or of a database, which are written when the block ends; two programs at once take turns."""
+    """Yield the keys of a file or of a database, which are written when the block ends. Two programs take turns."""
     if is_url(path):
-        with closing(open_keys(os.fspath(path))) as stored, stored.changing() as bodies:
-            keys = [_key_of(body) for body in bodies.values()]
+        with closing(open_keys(os.fspath(path))) as store, store.changing() as bodies:
+            keys = [_decode_key(body) for body in bodies.values()]
             yield keys
             bodies.update({key.name: msgspec.json.encode(key) for key in keys})
         return
@@ -241,14 +242,14 @@ def _changing(path: str | os.PathLike[str], *, create: bool = True) -> Iterator[
 
 
 class Keys:
-    """The keys of a file, read again whenever it changes, or of a database, which says when they change.
+    """The keys of a file, read again after each change, or of a database, which announces its changes.
 
     Args:
         path: the file, or the URL of the database.
 
     Raises:
-        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or gone, or the database cannot be
-            read for some time. Of a database, a key that cannot be read lets nobody in, and if none can be read, none are known.
+        SpecError, OSError: see `read_keys`; also from `find`, as long as the file is damaged or missing, or the database has not
+            been readable for some time. An unreadable key of a database is ignored; an error is raised if all are unreadable.
         StoreError: the database cannot be read.
     """
 
@@ -265,61 +266,61 @@ class Keys:
             try:
                 self._read_changed(self._stored)
                 if self._changed and not self._known:
-                    what = "none of the keys in this database can be read"
-                    raise SpecError(what, advice="use the Kilburn that made them, or a newer one")
+                    problem = "none of the keys in this database can be read"
+                    raise SpecError(problem, advice="use the Kilburn that made them, or a newer one")
             except BaseException:
                 self._stored.close()
                 raise
             threading.Thread(target=self._watch, args=(self._stored,), name="kilburn-keys", daemon=True).start()
 
     def close(self) -> None:
-        """Read no more; idempotent."""
+        """Stop reading; idempotent."""
         self._ended.set()
 
     def problem(self) -> str:
-        """Why nobody comes in, and what to do; "" if there is a valid key."""
+        """Return why no client is admitted, and what to do; "" if there is a valid key."""
         self._refresh()
         if any(not key.revoked for key in self._known.values()):
             return ""
         place = shown(os.fspath(self.path))
-        what = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
-        return f"{what}, so nobody comes in: make one with `kilburn keys add` and the same --keys; no restart is needed"
+        problem = f"every key in {place} is revoked" if self._known else f"there is no key in {place}"
+        return f"{problem}, so no client is admitted: make one with `kilburn keys add` and the same --keys; no restart is needed"
 
     def find(self, presented: bytes) -> Key | None:
-        """The valid key that was presented; None if it is none of ours."""
+        """Return the valid key with this secret; None if there is none."""
         self._refresh()
         form = FORM.fullmatch(presented)
         key = self._known.get(form[1].decode()) if form else None
-        # What is compared are hashes, in a time that does not depend on where they differ.
+        # The hashes are compared in constant time.
         same = hmac.compare_digest(hashlib.sha256(presented).hexdigest(), key.digest if key is not None else "0" * 64)
         return key if key is not None and same and not key.revoked else None
 
     def valid(self, key: Key) -> Key | None:
-        """A key that was found earlier, with the options that it has now; None if it was revoked since, or is another one's."""
+        """Return the present options of a key that was found earlier; None if it is revoked or replaced."""
         self._refresh()
-        known = self._known.get(key.name)
-        return known if known is not None and known.digest == key.digest and not known.revoked else None
+        current = self._known.get(key.name)
+        return current if current is not None and current.digest == key.digest and not current.revoked else None
 
-    def _watch(self, stored: StoredKeys) -> None:
-        with closing(stored):
+    def _watch(self, store: StoredKeys) -> None:
+        with closing(store):
             while not self._ended.is_set():
                 try:
-                    for _ in stored.changes(self._ended):
-                        self._read_changed(stored)
+                    for _ in store.changes(self._ended):
+                        self._read_changed(store)
                 except StoreError as error:
                     log.warning("the keys cannot be read: %s", error)
                     self._ended.wait(LATE / 2)
 
-    def _read_changed(self, stored: StoredKeys) -> None:
-        began, known = time.monotonic(), dict(self._known)
-        for changed, name, body in stored.since(self._changed):
+    def _read_changed(self, store: StoredKeys) -> None:
+        began, keys = time.monotonic(), dict(self._known)
+        for changed, name, body in store.since(self._changed):
             self._changed = changed
             try:
-                known[name] = _key_of(body)
+                keys[name] = _decode_key(body)
             except SpecError as error:
-                log.warning("a key in the database lets nobody in: %s", error)
-                known.pop(name, None)
-        self._known, self._read = known, began
+                log.warning("a key in the database is ignored: %s", error)
+                keys.pop(name, None)
+        self._known, self._read = keys, began
 
     def _refresh(self) -> None:
         if self._stored is not None:
@@ -327,11 +328,11 @@ class Keys:
                 raise SpecError("the keys cannot be read", advice="see why the database does not answer")
             return
         try:
-            now = os.stat(self.path)
-            seen = now.st_mtime_ns, now.st_ino, now.st_size
-            if seen != self._seen:
+            status = os.stat(self.path)
+            version = status.st_mtime_ns, status.st_ino, status.st_size
+            if version != self._seen:
                 self._known = {key.name: key for key in read_keys(self.path)}
-                self._seen = seen
+                self._seen = version
         except (OSError, SpecError) as error:
             self._known, self._seen = {}, None
             raise _missing(self.path) if isinstance(error, FileNotFoundError) else error from None

@@ -1,4 +1,4 @@
-"""What one client, and all of them together, may take of the gateway."""
+"""Limits of what one client, and all clients together, may take of the gateway."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ __all__ = ["RequestBounds"]
 
 WEIGHT = 128
 """Bytes of text that take as much memory as one value of JSON: a message of one letter becomes a page, with its state and its
-line in the ledger."""
+event in the ledger."""
 
 RATE = 600
-"""Requests per minute of a key, where the operator says nothing: ten a second for as long as it likes, 150 at once."""
+"""Default requests per minute of a key: ten a second continuously, 150 at once."""
 
 
 class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds; a request over one is refused before its body is read, or while it is.
+    """Limits of requests. A request over a limit is refused before its body is read, or while it is read.
 
     Args:
         body: bytes of one request.
         bodies: bytes of all requests that this process is answering. A value in their JSON counts as 128 bytes.
-        upload: bytes of a body that goes through piece by piece, such as a file's; it is never held, and not among `bodies`.
-        values: in the JSON of one request: objects, lists, and what stands in them.
-        depth: objects and lists in each other.
-        headers: how many a request may have. header_bytes: their names and values together.
-        messages: how many one history may have.
-        held: bytes of the sessions of a tenant that stay in memory, about; over it nothing is refused: what was not used
-            for longest is read again when it goes on.
-        running: requests that this process is answering. per_key: of one key, in all processes over one store; 0 for no limit.
-        rate: requests per minute of one key, in all of them; a quarter of a minute's may come at once. 0 for no limit.
-        repeat: seconds that a request waits for an equal one that is being answered, by any gateway over the store; then it is
-            refused. 0: it is refused at once.
+        upload: bytes of a body that is passed on piece by piece, such as a file; it is not held in memory, and not part of
+            `bodies`.
+        values: values in the JSON of one request: objects, lists, and their members.
+        depth: nesting of objects and lists.
+        headers: number of headers of a request. header_bytes: bytes of their names and values together.
+        messages: messages of one history.
+        held: estimated bytes of a tenant's sessions in memory. Nothing is refused for it: the least recently used sessions are
+            evicted, and read again with their next request.
+        running: concurrent requests of this process. per_key: concurrent requests of one key, in all processes over one store;
+            0 for no limit.
+        rate: requests per minute of one key, in all processes; a quarter of a minute's may come at once. 0 for no limit.
+        repeat: seconds that a request waits for an equal one that any gateway over the store is answering, before it is refused;
+            0 refuses it at once.
         connections: open connections of this process.
-        patience: seconds for the headers, for a body's first byte, and for a client to go on reading what it is sent.
-        pace: bytes per second that a body must come with on the whole, after `patience`.
+        patience: seconds for the headers, for a body's first byte, and for a client to continue reading.
+        pace: minimum average bytes per second of a body, after `patience`.
     """
 
     body: int = 64 << 20
@@ -67,37 +69,37 @@ class RequestBounds(msgspec.Struct, frozen=True, kw_only=True):
                 raise SpecError(f"{name}={getattr(self, name)!r} is no limit", advice="give a number above 0")
 
 
-def limits_of(given: Iterable[str], *, keyed: bool) -> RequestBounds:
-    """Bounds from texts such as "messages=5000".
+def parse_limits(settings: Iterable[str], *, keyed: bool) -> RequestBounds:
+    """Parse limits from texts such as "messages=5000".
 
     Args:
-        keyed: whether clients need keys; then there is a rate, unless it is given. On one's own machine there is none.
+        keyed: whether clients need keys. Then there is a default rate.
 
     Raises:
-        SpecError: no limit of this name, or no number.
+        SpecError: there is no limit of this name, or the value is not a number.
     """
-    asked: dict[str, str | int] = {"rate": RATE if keyed else 0}
-    for text in given:
+    bounds: dict[str, str | int] = {"rate": RATE if keyed else 0}
+    for text in settings:
         name, _, value = text.partition("=")
         if name not in RequestBounds.__struct_fields__:
             raise SpecError(f"{text!r} is no limit", advice=f"NAME=N with one of {', '.join(RequestBounds.__struct_fields__)}")
-        asked[name] = value
+        bounds[name] = value
     try:
-        return msgspec.convert(asked, RequestBounds, strict=False)
+        return msgspec.convert(bounds, RequestBounds, strict=False)
     except msgspec.ValidationError as error:
         raise SpecError(f"a limit is no number: {error}", advice="give NAME=N") from None
 
 
 _MARKS = b"[]{},"
-_OTHERS = bytes(set(range(256)) - set(_MARKS))
+_NO_MARKS = bytes(set(range(256)) - set(_MARKS))
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 class BodyTally:
-    """How much JSON a body is, counted piece by piece as it comes, before anything is made of it.
+    """Measures the JSON of a body, piece by piece, before it is parsed.
 
-    A body that does not begin as an object is no JSON to anybody here, and has no values. Of what is no JSON in its middle it
-    counts at least what a reader meets before it stops there.
+    A body that does not begin with an object is not parsed here, and has no values. In a body with invalid JSON, at least the
+    values before the error are counted.
 
     Args:
         size: bytes. values, depth: as `RequestBounds` has them.
@@ -112,20 +114,20 @@ class BodyTally:
 
     @property
     def weight(self) -> int:
-        """What it takes of `RequestBounds.bodies`."""
+        """Its share of `RequestBounds.bodies`."""
         return self.size + WEIGHT * self.values
 
     def feed(self, piece: bytes) -> None:
         """Count one piece."""
         self.size += len(piece)
-        if self._is_object is None and (begun := piece.lstrip(b" \t\r\n")):
-            self._is_object = begun.startswith(b"{")
+        if self._is_object is None and (start := piece.lstrip(b" \t\r\n")):
+            self._is_object = start.startswith(b"{")
         if not self._is_object:
             return
         piece = self._torn + piece
         self._torn = b""
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            # What it escapes comes with the next piece.
+            # The escaped character is in the next piece.
             piece, self._torn = piece[:-1], b"\\"
         texts = piece.split(b'"')
         if any(escapes := [*map(bytes.endswith, texts, repeat(b"\\"))]):
@@ -133,7 +135,7 @@ class BodyTally:
                 escapes[at] = (len(texts[at]) - len(texts[at].rstrip(b"\\"))) % 2 == 1
             # A text behind an escaped quote belongs to the same string as the text before it.
             texts = [*compress(texts, chain((True,), map(not_, escapes)))]
-        marks = b"".join(texts[self._in_text :: 2]).translate(None, _OTHERS)
+        marks = b"".join(texts[self._in_text :: 2]).translate(None, _NO_MARKS)
         self._in_text ^= len(texts) % 2 == 0
         opened = marks.count(b"[") + marks.count(b"{")
         self.values += opened + marks.count(b",")
@@ -144,7 +146,7 @@ class BodyTally:
 
 
 class Bucket:
-    """Requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's."""
+    """The requests that a key may still make: it fills at a rate per minute, and holds a quarter of a minute's requests."""
 
     def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self._clock = rate, clock
@@ -152,26 +154,26 @@ class Bucket:
         self._left, self._at = self._most, clock()
 
     def wait(self) -> float:
-        """Seconds after which there is one; 0 if there is."""
-        now = self._clock()
-        self._left = min(self._most, self._left + (now - self._at) * self.rate / 60)
-        self._at = now
+        """Return the seconds until a request is allowed; 0 if one is."""
+        moment = self._clock()
+        self._left = min(self._most, self._left + (moment - self._at) * self.rate / 60)
+        self._at = moment
         return max(0.0, 1 - self._left) * 60 / self.rate
 
     def take(self) -> float:
-        """Take one; returns 0, or the seconds after which there is one again."""
+        """Take one request; return 0, or the seconds until one is allowed."""
         wait = self.wait()
         if not wait:
             self._left -= 1
         return wait
 
     def give(self) -> None:
-        """Put one back: its request was refused for somebody else's sake."""
+        """Return a request that was refused for another reason."""
         self._left = min(self._most, self._left + 1)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there. Other names than `localhost` are not looked up."""
+    """Return whether only this machine can reach a server on a host. Names other than `localhost` are not resolved."""
     if host.lower() == "localhost":
         return True
     try:
@@ -181,7 +183,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listening(host: str, keys: object | None) -> None:
-    """Refuse to serve others without keys.
+    """Refuse to serve other machines without keys.
 
     Raises:
         SpecError: the host is not this machine's loopback, and there are no keys.

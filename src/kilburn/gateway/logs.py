@@ -17,7 +17,7 @@ from kilburn.terminal import say, spelled
 
 __all__ = ["Log"]
 
-LONGEST = 200
+MAX_PATH_CHARS = 200
 """Characters of a path, which a client may choose."""
 
 FIELDS = (
@@ -38,36 +38,37 @@ FIELDS = (
 """What is in a line if it is known."""
 
 
-def line_of(exchange: Exchange) -> dict[str, Any]:
-    """What the log says of an exchange. Seconds are rounded to tenths of milliseconds."""
-    said: dict[str, Any] = {
+def log_line(exchange: Exchange) -> dict[str, Any]:
+    """Return the fields of an exchange's log line. Seconds are rounded to tenths of milliseconds."""
+    line: dict[str, Any] = {
         "time": round(exchange.began, 3),
         "id": exchange.id,
         "client": exchange.client,
         "method": exchange.method,
-        "path": exchange.path[:LONGEST],
+        "path": exchange.path[:MAX_PATH_CHARS],
         "status": exchange.status,
         "seconds": round(exchange.seconds, 4),
         "bytes": exchange.size,
     }
     if exchange.key is not None:
-        said |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
-    said |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
+        line |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
+    line |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
     if exchange.warnings and exchange.asked is None:
         # Behind a colon stand words of the conversation.
-        said["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
-    said |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
+        line["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
+    line |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
     if exchange.usage is not None:
-        said["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
+        line["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
     if exchange.after is not None:
-        said |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
+        line |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
     if exchange.asked is not None:
-        said["asked"] = exchange.asked.decode("utf-8", "replace")
-    return said
+        line["asked"] = exchange.asked.decode("utf-8", "replace")
+    return line
 
 
 class Log:
-    """Writes lines. A line that cannot be written is counted in `lost`, and said once on standard error; the request goes on.
+    """Writes log lines. A line that cannot be written is counted in `lost`, reported once on standard error, and fails no
+    request.
 
     Args:
         out: where lines go, in text.
@@ -80,7 +81,7 @@ class Log:
 
     def observe(self, exchange: Exchange) -> None:
         """Write one line."""
-        line = spelled(msgspec.json.encode(line_of(exchange)).decode("utf-8"))
+        line = spelled(msgspec.json.encode(log_line(exchange)).decode("utf-8"))
         try:
             with self._lock:
                 self._out.write(line + "\n")

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import msgspec
 
 from kilburn.event import Act
-from kilburn.gateway.form import Asked, Form
+from kilburn.gateway.form import Form, ParsedRequest
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory.brought import QUERY, behind, known
@@ -29,7 +29,7 @@ _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """What is put beside the user's last message.
+    """Memories that are put beside the user's last message.
 
     Args:
         words: the end of that message, by which it is found again; "" for whatever the user said last.
@@ -46,34 +46,34 @@ class Remembered(msgspec.Struct, frozen=True):
     pages: tuple[tuple[int, int], ...] = ()
 
     def beside(self, form: Form, body: bytes) -> bytes:
-        """A request with this behind the user's last message; as it was, if that message has left the window."""
+        """Return a request with the memories behind the user's last message; unchanged if that message is evicted."""
         fields = _fields(body)
         messages = _list(fields[form.key]) if bytes(fields[form.key]).lstrip().startswith(b"[") else None
         if messages is None:
-            both = f"{msgspec.json.decode(fields[form.key])}\n\n{self.text}"
-            return msgspec.json.encode({**fields, form.key: both})
+            combined = f"{msgspec.json.decode(fields[form.key])}\n\n{self.text}"
+            return msgspec.json.encode({**fields, form.key: combined})
         kind = "input_text" if form.name == "responses" else "text"
         changed = behind(messages, self.text, self.words, kind)
         return body if changed is None else msgspec.json.encode({**fields, form.key: changed})
 
 
-def remembered(store: Store, form: Form, asked: Asked, user: str, tokens: int, running: str = "") -> Remembered | None:
-    """What is known about the user's last message, from facts, documents and sessions other than the running one, within so many
-    tokens; None if there is nothing or the store cannot be read."""
+def remembered(store: Store, form: Form, req: ParsedRequest, user: str, tokens: int, running: str = "") -> Remembered | None:
+    """Return memories about the user's last message, from facts, documents and sessions other than the running one, within so
+    many tokens; None if there are none or the store cannot be read."""
     if tokens <= 0:
         return None
-    if not asked.messages:
-        form.split(asked)  # it was recognised by its bytes
-    words = _asked_for(form, asked)
+    if not req.messages:
+        form.split(req)  # it was recognised by its bytes
+    words = _asked_for(form, req)
     if not words.strip():
         return None
-    found = known(store, words, tokens, user, without=running)
-    return None if found is None else Remembered(words, found.text, found.tokens, found.trust, found.pages)
+    memories = known(store, words, tokens, user, without=running)
+    return None if memories is None else Remembered(words, memories.text, memories.tokens, memories.trust, memories.pages)
 
 
-def _asked_for(form: Form, asked: Asked) -> str:
-    """The end of the user's last words."""
-    for raw in reversed(asked.messages):
+def _asked_for(form: Form, req: ParsedRequest) -> str:
+    """Return the end of the user's last text."""
+    for raw in reversed(req.messages):
         for message in reversed(form.read(raw)):
             texts = [part.text for part in message.parts if part.kind is Kind.TEXT]
             if message.role is Role.USER and texts:
@@ -82,7 +82,7 @@ def _asked_for(form: Form, asked: Asked) -> str:
 
 
 class Learners:
-    """Learns from sessions, one after the other, in a thread of its own.
+    """Learns from sessions, one after the other, in its own thread.
 
     Args:
         works: whether it does; otherwise workers do, for whom each session is marked.
@@ -98,17 +98,17 @@ class Learners:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait."""
+        """Number of sessions in the queue."""
         return len(self._waiting)
 
     def mark(self, session: Session) -> None:
-        """Note in a session that it is to be learned from, in the transaction of what is said next: whoever works later knows."""
+        """Mark a session for learning in the transaction of its next messages, so that later workers find it."""
         if session not in self._marked:
             self._marked.add(session)
             session.ledger.record(Act.NOTE, policy="gateway", learns=True)
 
     def learn(self, store: Store, session: Session, user: str) -> None:
-        """Learn from what was said in a session, soon."""
+        """Queue a session for learning."""
         with self._lock:
             if self._works and not self._closed and session not in self._waiting:
                 self._waiting.add(session)
@@ -123,12 +123,12 @@ class Learners:
                 self._now = Learning(store, session, "plain", user=user)
             learned = self._now.result()
             if learned.failed:
-                log.warning("session %s: %d places wait to be learned from", session.name, len(learned.failed))
+                log.warning("session %s: %d passages are still to be learned from", session.name, len(learned.failed))
         except Exception as error:  # noqa: BLE001 - learning is nobody's request; and its words may quote what was said
             log.warning("session %s: nothing was learned: %s", session.name, type(error).__name__)
 
     def close(self) -> None:
-        """Stop. A session that is being learned from is given up, and learned from the next time."""
+        """Stop. A session in progress is learned from the next time."""
         with self._lock:
             self._closed = True
         if self._now is not None:

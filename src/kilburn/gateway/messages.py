@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Form, Reading, is_ours, usage_of, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
@@ -18,7 +18,8 @@ from kilburn.wire import messages as wire
 from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
-from kilburn.wire.oddities import counted, messages_message, whole_number
+from kilburn.wire.oddities import messages_message
+from kilburn.wire.plain import counted, whole_number
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
@@ -42,14 +43,14 @@ class MessagesForm(Form):
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return wire.read(messages_message(source))
 
-    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
-        fields: dict[str, Any] = {**asked.fields}
-        used = sum(raw.count(b'"cache_control"') for raw in asked.beside) + ("cache_control" in fields)
+        fields: dict[str, Any] = {**req.fields}
+        marks = sum(raw.count(b'"cache_control"') for raw in req.beside) + ("cache_control" in fields)
         lead = getattr(messages, "system", None)  # of the conversation; the client's own system prompt stands beside it
         if lead:
             messages = [{"role": "system", "content": lead}, *messages]
-        fields["messages"] = marked(messages, wire.BREAKPOINTS - used, _mark_of(asked), _marked_blocks(asked))
+        fields["messages"] = marked(messages, wire.BREAKPOINTS - marks, _cache_mark(req), _marked_blocks(req))
         return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
@@ -57,19 +58,19 @@ class MessagesForm(Form):
         kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
 
-    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """See `Form`."""
-        return MessagesReading(faults, held=held)
+        return MessagesReading(faults, holds=holds)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = {key: whole_number(value) for key, value in _object(body).items()}
-        messages, system = asked["messages"], asked.get("system")
+        fields = {key: whole_number(value) for key, value in _object(body).items()}
+        messages, system = fields["messages"], fields.get("system")
         if into != "messages":
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
             lead = [{"role": "system", "content": text} for text in texts]
             messages, system = render([*parse(lead), *restore_attached(self.parsed(messages))], into, 0), None
-        return self.asking(asked, messages, system, into, cap)
+        return self.asking(fields, messages, system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""
@@ -91,7 +92,7 @@ class _Writer:
         self._open = ""
 
     def write(self, piece: Delta | Reply) -> list[bytes]:
-        """The events of one piece."""
+        """Return the events of one piece."""
         out = [] if self._begun else [_say("message_start", message=self._message)]
         self._begun = True
         if isinstance(piece, Reply):
@@ -139,12 +140,12 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def _usage(tokens: Tokens | None) -> dict[str, int]:
-    used = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
-        "input_tokens": used.prompt - used.cached - used.written,
-        "output_tokens": used.reply,
-        "cache_read_input_tokens": used.cached,
-        "cache_creation_input_tokens": used.written,
+        "input_tokens": usage.prompt - usage.cached - usage.written,
+        "output_tokens": usage.reply,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": usage.written,
     }
 
 
@@ -158,19 +159,19 @@ def _blocks(reply: Reply) -> list[dict[str, Any]]:
     return blocks
 
 
-def _mark_of(asked: Asked) -> dict[str, str]:
+def _cache_mark(req: ParsedRequest) -> dict[str, str]:
     """Return the cache mark for messages, with the longest `ttl` of the client's marks. It is no longer than that of a mark
     before the messages, or of the automatic mark: the provider refuses a request with such a mark."""
-    bounds = [mark for raw in asked.beside for mark in _MARKS.findall(raw)]
-    bounds += [bytes(asked.fields["cache_control"])] if "cache_control" in asked.fields else []
-    marks = [*bounds, *_MARKS.findall(asked.fields["messages"])]
+    bounds = [mark for raw in req.beside for mark in _MARKS.findall(raw)]
+    bounds += [bytes(req.fields["cache_control"])] if "cache_control" in req.fields else []
+    marks = [*bounds, *_MARKS.findall(req.fields["messages"])]
     lasts = any(LONG_TTL in mark for mark in marks) and all(LONG_TTL in mark for mark in bounds)
     return wire.CACHE_MARK | {"ttl": "1h"} if lasts else wire.CACHE_MARK
 
 
-def _marked_blocks(asked: Asked) -> list[dict[str, Any]]:
-    """The blocks of messages on which the client placed a cache mark, in order and without it."""
-    source = bytes(asked.fields["messages"])
+def _marked_blocks(req: ParsedRequest) -> list[dict[str, Any]]:
+    """Return the blocks on which the client placed a cache mark, in order and without the mark."""
+    source = bytes(req.fields["messages"])
     if b'"cache_control"' not in source:
         return []
     marked_messages = [_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
@@ -208,7 +209,7 @@ def marked(
 
 
 def _can_end(message: dict[str, Any]) -> bool:
-    """Whether a mark may stand on a message's end: an empty text and thinking take none."""
+    """Return whether a cache mark may stand on the end of a message: an empty text and thinking take none."""
     content = message.get("content", "")
     last = content[-1] if isinstance(content, list) and content else {}
     return bool(content) and message["role"] == "assistant" and last.get("type") not in wire.THOUGHTS
@@ -239,8 +240,8 @@ def _with_mark(message: dict[str, Any], place: int, mark: Mapping[str, str]) -> 
 class MessagesReading(Reading):
     """Reads the events of a message, or whole messages."""
 
-    def __init__(self, faults: bool, *, held: bool = True) -> None:
-        super().__init__(faults, held=held)
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
+        super().__init__(faults, holds=holds)
         self._body: dict[str, Any] = {}
         self._content: list[dict[str, Any]] = []
         self._theirs = False
@@ -252,40 +253,40 @@ class MessagesReading(Reading):
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data or event.data.strip() == b"[DONE]":
             return b"" if self.rounds else event.raw
-        said = _object(event.data)
-        kind = said.get("type")
-        if kind == "error" or (kind is None and said.get("error")):
-            self.failed = said
+        data = _object(event.data)
+        kind = data.get("type")
+        if kind == "error" or (kind is None and data.get("error")):
+            self.failed = data
             return event.raw
         self.spoke = self.spoke or kind != "ping"
-        self.deltas = list(self._blocks.feed(said))
+        self.deltas = list(self._blocks.feed(data))
         if kind == "message_start":
-            message = said.get("message")
+            message = data.get("message")
             self._count(counted(message.get("usage") if isinstance(message, dict) else None))
         elif kind == "message_delta":
-            self._count(counted(said.get("usage")))
-            self.ended = self.ended or bool((said.get("delta") or {}).get("stop_reason"))
+            self._count(counted(data.get("usage")))
+            self.ended = self.ended or bool((data.get("delta") or {}).get("stop_reason"))
         elif kind == "message_stop":
             self.ended = True
         self._ends = kind in ("message_delta", "message_stop")
-        return self._seen(said, str(kind), event.raw) if self.faults else event.raw
+        return self._seen(data, str(kind), event.raw) if self.faults else event.raw
 
     def _count(self, usage: Mapping[str, Any]) -> None:
         """Add the figures of an event. The newest figure counts, but some servers repeat one as 0 at the end."""
         self.usage.update({key: value for key, value in usage.items() if value or key not in self.usage})
 
-    def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
+    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
         if kind == "message_start":
             return b"" if self.rounds else raw
         if kind == "message_delta":
-            self._last = said
+            self._last = data
         if self._ends:
             return b"" if self.changed else raw
-        index = said.get("index")
+        index = data.get("index")
         if not isinstance(index, int):
             return raw
         if kind == "content_block_start":
-            block = {"type": "text", **said["content_block"]}
+            block = {"type": "text", **data["content_block"]}
             mine = block["type"] == "tool_use" and is_ours(block)
             self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
             self._slot(index, mine)
@@ -294,7 +295,7 @@ class MessagesReading(Reading):
         slot = self._slots.get(index, index)
         if slot is None:
             return b""
-        return written({**said, "index": slot}, kind) if self.changed and slot != index else raw
+        return written({**data, "index": slot}, kind) if self.changed and slot != index else raw
 
     def _reply(self) -> Reply:
         self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
@@ -302,13 +303,13 @@ class MessagesReading(Reading):
 
     def _take(self, body: bytes) -> None:
         self._body = {}
-        said = _object(body)
-        if said.get("type") == "error" or (said.get("error") and "content" not in said):
-            self.failed = said
+        body_fields = _object(body)
+        if body_fields.get("type") == "error" or (body_fields.get("error") and "content" not in body_fields):
+            self.failed = body_fields
             return
-        self.usage = counted(said.get("usage"))
-        list(self._blocks.feed({"type": "message_start", "message": {"usage": said.get("usage")}}))
-        content = said.get("content")
+        self.usage = counted(body_fields.get("usage"))
+        list(self._blocks.feed({"type": "message_start", "message": {"usage": body_fields.get("usage")}}))
+        content = body_fields.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         for index, block in enumerate(blocks):
             self.deltas += self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block})
@@ -316,8 +317,8 @@ class MessagesReading(Reading):
                 self._content.append(block)
             else:
                 self.changed = self.changed or self.faults
-        list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": said.get("stop_reason")}, "usage": {}}))
-        self._body, self.ended = {**said, "content": blocks}, True
+        list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": body_fields.get("stop_reason")}, "usage": {}}))
+        self._body, self.ended = {**body_fields, "content": blocks}, True
 
     def _end(self) -> bytes:
         if self._raw:

@@ -1,6 +1,6 @@
-"""Figures of the gateway: for Prometheus, and for each session that was used since it started.
+"""Figures of the gateway: for Prometheus, and for each session used since the start.
 
-Every series has the tenant as a label, so that a tenant sees its own only. No label holds what a client may choose at will.
+Every series has the tenant as a label, so that a tenant sees only its own. No label has a value that clients choose freely.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ except ModuleNotFoundError as error:
 
 ROUTES = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/v1/models")
 FASTER = (0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
-"""Bounds, in seconds, for what the gateway adds."""
+"""Bounds of the histogram of the gateway's own time, in seconds."""
 SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 POLICIES = 20
-"""Names of policies that are labels; another program may write any into a ledger, and what is more is `other`."""
+"""Maximum number of policy names that are labels. Another program may write any name into a ledger, so further ones are
+`other`."""
 
-NOW = {
+CURRENT = {
     "store_bytes": "Size of the store's file and of its log.",
     "sessions_open": "Sessions in memory.",
     "learning_waiting": "Sessions that wait to be learned from.",
@@ -45,15 +46,15 @@ NOW = {
     "requests_waiting": "Requests that wait for an equal one that is being answered.",
     "jobs_failed": "Jobs in the background that failed again and again; `kilburn worker --status` names them.",
 }
-"""What is looked up when it is asked for."""
+"""Figures that are looked up for each page."""
 
 OWNED = ("sessions_open", "embedding_behind", "embedding_failing", "jobs_failed")
-"""Of these, what each tenant has of its own."""
+"""Figures of `CURRENT` for each tenant."""
 
 SUMMED = ("sessions_open", "learning_waiting", "spans_waiting", "requests_waiting")
-"""Of these, what each of several processes has of its own."""
+"""Figures of `CURRENT` for each process."""
 
-TOLD = (
+COUNTED_FIELDS = (
     *(
         "path",
         "status",
@@ -71,12 +72,12 @@ TOLD = (
     ),
     *("session", "began", "sent", "new", "usage", "compacted", "before", "after", "idle"),
 )
-"""What is counted of an exchange, beside the tenant and the user of its key."""
+"""Fields of an exchange that are counted, beside its tenant and user."""
 
 OUTCOMES = frozenset(str(outcome) for outcome in Outcome)
 
 SESSIONS = 2000
-"""Sessions whose figures are kept; the longest unused one goes first."""
+"""Maximum number of sessions with figures; the least recently used one is dropped first."""
 
 COUNTED = {
     "new": "tokens_seen",
@@ -92,19 +93,18 @@ COUNTED = {
 
 
 def saved(prices: Prices, exchange: Exchange) -> float:
-    """What this request would have cost without Kilburn, less what it cost; it may be below 0.
+    """Return the cost of this request without Kilburn, less its actual cost; it may be negative.
 
-    Without Kilburn the client's whole history goes to the provider once, and all of it that is not new is read from the
-    provider's cache, unless that has expired. So it is compared with the best that a client could have had, and also where
-    the history would not have fitted the model's window at all. As long as nothing has left the window, nothing is saved or
-    lost: the provider gets what the client sent. The first request of a session saves nothing: it may be a fork, of which
-    the provider's cache has more than is known here.
+    Without Kilburn, the client's whole history goes to the provider once, and the provider's cache has all of it that is not new,
+    unless the cache has expired. So the comparison is with the client's best case, even if the history would not fit the model's
+    window. As long as nothing is evicted, nothing is saved or lost: the provider gets the client's bytes. The first request of a
+    session saves nothing: it may be a fork, of which the provider's cache may have more.
     """
-    usage, before, after = exchange.usage, exchange.before, exchange.after
-    if usage is None or not usage.sound or before is None or after is None or not before.prompts:
+    usage, start, end = exchange.usage, exchange.before, exchange.after
+    if usage is None or not usage.sound or start is None or end is None or not start.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
-    shipped = (after.tokens_shipped - before.tokens_shipped) / rounds
+    shipped = (end.tokens_shipped - start.tokens_shipped) / rounds
     if rounds == 1 and shipped >= exchange.sent:
         return 0.0
     # The session's counter may count more than the provider does. What the provider counts beyond it is sent beside the
@@ -113,13 +113,13 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     prompt = round(usage.prompt / rounds + scale * (exchange.sent - shipped))
     warm = exchange.idle is not None and exchange.idle <= prices.ttl
     cached = max(0, prompt - round(scale * exchange.new)) if warm else 0
-    written = prompt - cached if usage.written else 0
-    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=written)
+    cache_writes = prompt - cached if usage.written else 0
+    alone = Tokens(prompt=prompt, reply=usage.reply, cached=cached, written=cache_writes)
     return prices.cost(alone) - prices.cost(usage)
 
 
 class Counts(Protocol):
-    """Who counts what the gateway answers, in this process or for several."""
+    """Counts the gateway's answers, in this process or for several."""
 
     def observe(self, exchange: Exchange) -> None:
         """Count one exchange."""
@@ -135,7 +135,7 @@ class Counts(Protocol):
 
 
 class OwnCounts:
-    """What this process counts by itself."""
+    """The counts of this process alone."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self.observe = metrics, metrics.observe
@@ -153,31 +153,31 @@ class Metrics:
     """Counts exchanges. Safe to use from several threads.
 
     Args:
-        prices: of the upstream's tokens.
-        now: what is so now: a name of `NOW`, the tenant or "" where it is nobody's, and the figure.
-        own: what tells the figures of the process; None for this one's.
+        prices: prices of the upstream's tokens.
+        current: yields the present figures: a name of `CURRENT`, the tenant or "" for none, and the value.
+        collectors: collectors of process figures; None for those of this process.
     """
 
     def __init__(
         self,
         prices: Prices,
-        now: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
-        own: Iterable[Collector] | None = None,
+        current: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
+        collectors: Iterable[Collector] | None = None,
     ) -> None:
         self.prices = prices
         self._lock = threading.Lock()
         self._rows: OrderedDict[tuple[str, str], SessionTotals] = OrderedDict()
         self._users: dict[tuple[str, str], str] = {}
-        """Whose each of them is; who watches is not told."""
+        """The owner of each session, which is not shown."""
         self._series: dict[tuple[Any, tuple[str, ...]], Any] = {}
         self._due: dict[Any, float] = {}
-        """What series grew by since they were told last. prometheus_client takes longer for one than a request has time for."""
+        """Growth of series since the last page. prometheus_client is too slow to be called in each request."""
         self._registry = CollectorRegistry()
-        if own is None:
+        if collectors is None:
             ProcessCollector(registry=self._registry)
-        for collector in own or ():
+        for collector in collectors or ():
             self._registry.register(collector)
-        self._now = now
+        self._now = current
         self._latest = _Latest()
         self._registry.register(self._latest)
         self._policies: set[str] = set()
@@ -261,17 +261,17 @@ class Metrics:
                 self._count(tenant, exchange)
 
     def _add(self, more: float, family: Any, *labels: str) -> None:
-        """Let the series of these labels grow."""
+        """Increase a series."""
         series = self._of(family, *labels)
         if more:
             self._due[series] = self._due.get(series, 0) + more
 
     def _of(self, family: Any, *labels: str) -> Any:
-        """The series of these labels."""
-        known = self._series.get((family, labels))
-        if known is None:
-            known = self._series[family, labels] = family.labels(*labels)
-        return known
+        """Return the series of these labels."""
+        series = self._series.get((family, labels))
+        if series is None:
+            series = self._series[family, labels] = family.labels(*labels)
+        return series
 
     def _count(self, tenant: str, exchange: Exchange) -> None:
         row = self._row(tenant, exchange.session)
@@ -304,11 +304,11 @@ class Metrics:
         self._policies.add(name)
         return name
 
-    def _look(self, row: SessionTotals, after: Stats) -> None:
-        """The state of a session after its reply."""
-        row.window, row.tokens_in_window = after.window, after.tokens_in_window
-        row.fill, row.hit_rate = after.fill, after.hit_rate
-        alarm = after.hit_rate is not None and after.hit_rate < ALARM and after.hits + after.faults >= ENOUGH
+    def _look(self, row: SessionTotals, stats: Stats) -> None:
+        """Store a session's state after its reply."""
+        row.window, row.tokens_in_window = stats.window, stats.tokens_in_window
+        row.fill, row.hit_rate = stats.fill, stats.hit_rate
+        alarm = stats.hit_rate is not None and stats.hit_rate < ALARM and stats.hits + stats.faults >= ENOUGH
         if alarm != row.alarm:
             self._alarms.labels(row.tenant).inc(1 if alarm else -1)
             row.alarm = alarm
@@ -318,29 +318,29 @@ class Metrics:
         if row is None:
             row = self._rows[tenant, session] = SessionTotals(tenant=tenant, session=session)
             if len(self._rows) > SESSIONS:
-                place, gone = self._rows.popitem(last=False)
+                place, dropped = self._rows.popitem(last=False)
                 del self._users[place]
-                if gone.alarm:
-                    self._alarms.labels(gone.tenant).dec()
+                if dropped.alarm:
+                    self._alarms.labels(dropped.tenant).dec()
         self._rows.move_to_end((tenant, session))
         return row
 
     def sessions(self, tenant: str | None = None, sees: Callable[[str], bool] = lambda user: True) -> list[SessionTotals]:
-        """The sessions that were used since the start, the last used first; of one tenant, or None for all.
+        """Return the sessions used since the start, last used first; of one tenant, or None for all.
 
         Args:
-            sees: whether the sessions of a user may be told.
+            sees: decides whether the sessions of a user are shown.
         """
         return [row for row, user in self.rows(tenant) if sees(user)]
 
     def rows(self, tenant: str | None = None) -> list[tuple[SessionTotals, str]]:
-        """The same, each with the user whose it is."""
+        """Return the same, each with its owner."""
         with self._lock:
             rows = [(row, self._users[at]) for at, row in reversed(self._rows.items()) if tenant in (None, row.tenant)]
             return [(msgspec.structs.replace(row), user) for row, user in rows]
 
     def page(self, tenant: str | None = None) -> bytes:
-        """The figures in Prometheus' text format; of one tenant, or None for all, and for the process itself."""
+        """Return the figures in Prometheus' text format; of one tenant, or None for all tenants and the process itself."""
         figures = list(self._now())  # it may wait for the store, and requests do not wait for that
         with self._lock:
             self._latest.figures = figures
@@ -351,18 +351,18 @@ class Metrics:
 
 
 class _Latest(Collector):
-    """What was looked up last."""
+    """The figures that were looked up last."""
 
     figures: Sequence[tuple[str, str, float]] = ()
 
     def collect(self) -> Iterator[Metric]:
-        made = {
+        families = {
             name: GaugeMetricFamily(f"kilburn_{name}", words, labels=["tenant"] if name in OWNED else [])
-            for name, words in NOW.items()
+            for name, words in CURRENT.items()
         }
         for name, tenant, figure in self.figures:
-            made[name].add_metric([tenant] if name in OWNED else [], figure)
-        yield from made.values()
+            families[name].add_metric([tenant] if name in OWNED else [], figure)
+        yield from families.values()
 
 
 class _Of(Collector):
@@ -373,13 +373,13 @@ class _Of(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._whole.collect():
-            kept = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
-            if kept:
-                family.samples = kept
+            samples = [sample for sample in family.samples if sample.labels.get("tenant") == self._tenant]
+            if samples:
+                family.samples = samples
                 yield family
 
 
-def _growth(before: Stats | None, after: Stats | None) -> dict[str, int]:
-    if before is None or after is None:
+def _growth(start: Stats | None, end: Stats | None) -> dict[str, int]:
+    if start is None or end is None:
         return {}
-    return {name: max(0, getattr(after, figure) - getattr(before, figure)) for name, figure in COUNTED.items()}
+    return {name: max(0, getattr(end, figure) - getattr(start, figure)) for name, figure in COUNTED.items()}

@@ -57,7 +57,7 @@ _FILE = re.compile(r"(?<![\w/:.~])~?/(?!v\d)(?:[^\s/'\"`:;,()]+/)+[^\s/'\"`:;,()
 
 
 class Problem(Exception):
-    """A request that is not answered.
+    """An error that refuses a request.
 
     Args:
         status: of HTTP.
@@ -75,18 +75,18 @@ class Problem(Exception):
 
 
 def over_rate(rate: int, wait: float, *, user: bool = False) -> Problem:
-    """A key, or one end user, has made as many requests per minute as it may."""
+    """Return the error for a key or an end user over its requests per minute."""
     whose, code = ("of one user", "user_rate_limit_exceeded") if user else ("with this key", "rate_limit_exceeded")
     return Problem(429, code, f"over {rate:,} requests per minute {whose}", retry_after=wait)
 
 
-def over_most(most: int, *, user: bool = False) -> Problem:
-    """As many requests of a key, or of one end user, are being answered as may be."""
+def over_most(limit: int, *, user: bool = False) -> Problem:
+    """Return the error for a key or an end user with too many requests at once."""
     whose, code = ("user", "user_concurrency_limit_exceeded") if user else ("key", "concurrency_limit_exceeded")
-    return Problem(429, code, f"{most} requests of this {whose} are being answered; wait for one to end", retry_after=1)
+    return Problem(429, code, f"{limit} requests of this {whose} are being answered; wait for one to end", retry_after=1)
 
 
-def reason_of(error: BaseException) -> str:
+def unread_reason(error: BaseException) -> str:
     """Why a request could not be read, in one word; "" if it must not be answered unread: the fault is the client's or the
     provider's, or what it says was forgotten, or it works when it is asked again."""
     match error:
@@ -105,15 +105,15 @@ def reason_of(error: BaseException) -> str:
     return ""
 
 
-def words_of(error: KilburnError) -> str:
-    """What a client is told of an error."""
+def client_message(error: KilburnError) -> str:
+    """Return the message of an error for a client."""
     if isinstance(error, StoreError):
         return next(words for kind, (_, words) in STORE.items() if isinstance(error, kind))
     return _FILE.sub("…", f"{error.what}: {error.advice}" if error.advice else error.what)
 
 
-def problem_of(error: KilburnError) -> Problem:
-    """The refusal of a change by hand, or of a look."""
+def to_problem(error: KilburnError) -> Problem:
+    """Return the error for a refused change or look by hand."""
     match error:
         case StoreStale():
             status, code = 409, "store_changed"
@@ -129,7 +129,7 @@ def problem_of(error: KilburnError) -> Problem:
             status, code = 409, "law_broken"
         case _:
             status, code = 409, "not_possible"
-    return Problem(status, code, words_of(error))
+    return Problem(status, code, client_message(error))
 
 
 def has_openai_api(url: str) -> bool:
@@ -140,12 +140,12 @@ def has_openai_api(url: str) -> bool:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether a route is of Anthropic's API; errors of all others have OpenAI's form."""
+    """Return whether a route is of Anthropic's API; errors of all others have OpenAI's form."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
-def body_of(problem: Problem, path: str, request: str) -> bytes:
-    """The error's body, in JSON.
+def error_body(problem: Problem, path: str, request: str) -> bytes:
+    """Return the error's body as JSON.
 
     Args:
         request: the request's id, which Anthropic's form has.
@@ -155,5 +155,5 @@ def body_of(problem: Problem, path: str, request: str) -> bytes:
         inner = {"type": kind, "message": problem.message}
         return msgspec.json.encode({"type": "error", "error": inner, "request_id": f"req_{request}"})
     kind = OPENAI.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    said = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
-    return msgspec.json.encode({"error": said})
+    fields = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
+    return msgspec.json.encode({"error": fields})

@@ -1,7 +1,7 @@
-"""One request of a client, from its first byte to the last byte of its answer.
+"""Answers one request of a client.
 
-The history is recognised, the prompt goes upstream, and the model's calls of our tools are answered in between. The client sees
-one reply. Whatever fails, the session stays valid: a message is in it whole or not at all.
+The relay finds the session, sends the prompt upstream, and answers the model's calls of our tools in hidden rounds. The client
+sees one reply. The session stays valid after every failure: a message is appended completely or not at all.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from kilburn.errors import (
 )
 from kilburn.gateway import spans
 from kilburn.gateway.conversations import Conversation, shortened
-from kilburn.gateway.events import Events, Shape, shape_of
+from kilburn.gateway.events import Events, Shape, detect_shape
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
-from kilburn.gateway.form import Asked, Form, Reading, hidden
+from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
 from kilburn.gateway.history import TRIES, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
-from kilburn.gateway.problems import reason_of, words_of
+from kilburn.gateway.problems import client_message, unread_reason
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.upstream import Response, UpstreamApi, gathered, replayed, status_of
+from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, replayed
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
 from kilburn.memory.brought import Brought, room_for
@@ -69,36 +69,36 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 WARNING = "x-kilburn-warning"
-"""The header that says what the prompt does not show of the newest request."""
+"""Response header with the parts of the newest request that the prompt omits or shortens."""
 
 UNREAD = "x-kilburn-unread"
-"""The header that says why an answer has no session, or why it is not kept."""
+"""Response header with the reason why an answer has no session or was not stored."""
 
-LONGEST_WARNING = 1_000
-"""Characters of the header with warnings; the log has all of them."""
+MAX_WARNING_CHARS = 1_000
+"""Maximum length of the header with warnings, in characters; the log has all of them."""
 
 _OF_REASONING = re.compile(
     r"signature|encrypted.content|reasoning|different conversation|`?(redacted_)?thinking`? block|extra_content", re.IGNORECASE
 )
-"""Words of a refusal of reasoning that another model or another account made, or whose conversation has changed."""
+"""Matches the errors of providers that refuse reasoning of another model, another account or another conversation."""
 
-LONGEST_ERROR = 1 << 20
-"""Bytes of an upstream's error that are read."""
+MAX_ERROR_BYTES = 1 << 20
+"""Maximum size of an upstream's error that is read, in bytes."""
 
 TOOLS = msgspec.json.encode(OFFERED)
-"""What the model is told of our tools; the forms differ by a few tokens."""
+"""The descriptions of our tools, whose tokens are counted; other forms of them differ by a few tokens."""
 
 LAST = ("message_stop", "response.completed", "response.incomplete")
-"""Names of events that end a reply; the chat form has data for that."""
+"""Names of the events that end a reply. In the chat form, data ends it."""
 
-AGAIN = Retry()
-"""How often in a request a hidden round is asked again, and how long apart."""
+HIDDEN_ROUND_RETRY = Retry()
+"""Retries of a hidden round within one request, and the pauses between them."""
 
 SOON = 1.0
-"""Seconds after which a client may ask again that the store had no answer for: another held it, or a database begins again."""
+"""Retry-After, in seconds, for a request that failed because the store was busy or restarting."""
 
 LINGER = 1.0
-"""Seconds that an upstream may keep its stream open after the event that ends the reply."""
+"""Seconds that an upstream may keep its stream open after the end of the reply."""
 
 
 class Relay:
@@ -106,11 +106,11 @@ class Relay:
 
     Args:
         histories: the tenant's sessions.
-        upstream: answers.
-        rounds: times that the model's calls of our tools are answered within one request.
-        learners: learn from what is said.
-        offer: which models are offered our tools.
-        fails_open: whether a reply that cannot be kept reaches the client in any case.
+        upstream: the upstream that answers prompts.
+        rounds: maximum number of rounds in which calls of our tools are answered within one request.
+        learners: the learners that read finished turns.
+        offer: decides which models get our tools.
+        fails_open: whether the client gets a reply that the store refuses.
     """
 
     def __init__(
@@ -139,14 +139,14 @@ class Relay:
         hold: Hold,
         fields: Mapping[str, msgspec.Raw] | None = None,
     ) -> None:
-        """Answer one request, and say in `exchange` what it took.
+        """Answer one request, and record its figures in `exchange`.
 
         Args:
-            hold: its place among equal requests: if one was just answered, this one gets the same reply.
-            fields: of the body, if it was taken apart already.
+            hold: the request's lease: if an equal request was just answered, this one gets the same reply.
+            fields: the body's fields, if it was parsed already.
 
         Raises:
-            KilburnError: nothing was sent to the client yet.
+            KilburnError: the request failed before anything was sent to the client.
         """
         conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, hold, fields)
         turn = _Turn(self, conversation, work, path, headers, exchange, send)
@@ -166,29 +166,29 @@ class Relay:
         fields: Mapping[str, msgspec.Raw] | None,
     ) -> tuple[Conversation, _Work]:
         exchange.form = form.name
-        asked = form.open(body, fields)
-        exchange.model, exchange.stream = asked.model[:LONGEST_MODEL], asked.stream
+        req = form.open(body, fields)
+        exchange.model, exchange.stream = req.model[:LONGEST_MODEL], req.stream
         name = named(headers.get("x-kilburn-session", ""))
-        faults = asked.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-        for left in reversed(range(TRIES)):
-            work = _Work(self, form, asked, key, exchange, faults=faults)
+        faults = req.faults and headers.get("x-kilburn-faults", "").lower() != "off"
+        for remaining in reversed(range(TRIES)):
+            work = _Work(self, form, req, key, exchange, faults=faults)
             link = key.link is not Link.OFF
-            conversation = self.histories.take(form, asked, name, key.user, link=link, hold=hold, prepare=work.prepare)
+            conversation = self.histories.take(form, req, name, key.user, link=link, hold=hold, prepare=work.prepare)
             try:
                 self.figures.begin(exchange, conversation)
                 work.reply = conversation.reply() if hold.repeated else None
                 if work.reply is not None:
                     return conversation, work
-                work.known = remembered(self.histories.store, form, asked, key.user, work.room, conversation.session.name)
+                work.known = remembered(self.histories.store, form, req, key.user, work.room, conversation.session.name)
                 if work.known is not None:
-                    # A search takes a while: another program may have forgotten the session meanwhile.
-                    conversation.session.ledger.refresh()
+                    # Another program may have forgotten the session during the search.
+                    self.histories.refresh(conversation)
                 work.render()
                 return conversation, work
             except StoreStale:
-                # Another gateway went on with it: it is read again.
+                # Another gateway has continued the session: it is read again.
                 self.histories.lose(conversation)
-                if not left:
+                if not remaining:
                     raise
             except BaseException:
                 self.histories.give(conversation)
@@ -197,40 +197,40 @@ class Relay:
 
 
 class _Work:
-    """The prompt of one request, made again for each round."""
+    """The prompt of one request, rendered anew for each round."""
 
     def __init__(
         self,
         relay: Relay,
         form: Form,
-        asked: Asked,
+        req: ParsedRequest,
         key: Key,
         exchange: Exchange,
         *,
         faults: bool,
     ) -> None:
-        self.form, self.asked, self.key, self._exchange = form, asked, key, exchange
+        self.form, self.asked, self.key, self._exchange = form, req, key, exchange
         self.conversation: Conversation
         self.known: Remembered | None = None
         self._fields = 0
-        """Tokens of the client's tools and other fields."""
-        self._store = relay.histories.store
+        """Tokens of the client's tools and other fields beside the conversation."""
+        self._histories, self._store = relay.histories, relay.histories.store
         self._automatic = relay.offer.how is MemoryTools.AUTO
-        self._kept_there = not asked.after or relay.upstream.speaks(form)
-        """Whether the upstream has what the request leaves out."""
+        self._kept_there = not req.previous or relay.upstream.speaks(form)
+        """Whether the upstream has the earlier history that the request omits."""
         self.wanted = faults
-        self.tools = asked.open and relay.offer.to(asked.model, asked.fields)
-        """Whether our tools may be offered; if not, what they would bring is searched for."""
+        self.tools = req.open and relay.offer.to(req.model, req.fields)
+        """Whether our tools may be offered; otherwise the gateway searches for passages itself."""
         self.faults = False
-        """Whether they are in the body."""
+        """Whether the body offers our tools."""
         self.brought: Brought | None = None
         self.reply: Message | None = None
-        """What an equal request was answered; the upstream is not asked."""
-        self.keeps = asked.choices == 1
+        """The reply to an equal request, which is repeated without asking the upstream."""
+        self.keeps = req.choices == 1
         self.body = b""
         self.tokens = 0
         self.pages: tuple[int, ...] = ()
-        """Those that the upstream is shown."""
+        """The pages that the prompt shows."""
 
     def prepare(self, conversation: Conversation) -> None:
         """Count by the tokenizer of the request's model, and fit the window to the request, before anything is appended."""
@@ -241,33 +241,33 @@ class _Work:
 
     @property
     def room(self) -> int:
-        """Tokens that are reserved for long-term memory."""
+        """Tokens reserved for long-term memory."""
         return min(self.key.memory, self.conversation.session.prompts.budget.window // 4)
 
     @property
     def _found(self) -> int:
-        """Tokens that are reserved for the passages of a search."""
+        """Tokens reserved for the passages of a search."""
         return room_for(self.conversation.session.prompts.budget.window) if self.wanted and not self.tools else 0
 
     @property
     def _beside(self) -> int:
-        """Tokens that are sent besides the conversation. Room for memory and tools is reserved also where none are sent, so the
-        window does not change from turn to turn."""
+        """Tokens sent beside the conversation. Room for memory and tools is always reserved, so that the window has the same size
+        in each turn."""
         tools = self.conversation.cost(TOOLS) if self.wanted and self.tools else self._found
         return self._fields + self.room + tools
 
     def _fit(self, budget: Budget) -> None:
-        """Reserve room for the reply, and for what is sent beside the conversation: each half of the window at most, and together
-        so much that the conversation keeps three eighths of it.
+        """Reserve room for the reply and for the fields beside the conversation: at most half of the window for each, and so that
+        the conversation keeps three eighths of it.
 
-        Each request sets the reserve anew. If it lets a reply be as long as the whole window, the model's own window is larger,
-        and this one bounds the prompt alone.
+        Each request sets the reserve anew. If it allows a reply as long as the window, the model's own window is larger, and this
+        window bounds the prompt alone.
         """
         window, reply = budget.window, self.asked.reply
         reserve = max(self._store.budget.reserve, min(reply, window // 2) if reply < window else 0)
         if reply > window // 2:
             self._warn(f"of a reply of {reply} tokens, {reserve} are reserved in the window of {window}")
-        # A window that a provider refused as too long is smaller than it was, and its reserve is not.
+        # A window shrinks after a provider refused a prompt as too long; its reserve does not.
         beside, room = self._beside, max(0, min(window // 2, window - reserve - 3 * window // 8))
         overhead = min(beside, room) + int(getattr(self.conversation.session.counter, "overhead", 0))
         if beside > room:
@@ -277,22 +277,22 @@ class _Work:
                 self.conversation.session.edits.resize(Budget(budget.window, reserve, overhead))
 
     def _warn(self, *lines: str) -> None:
-        """Add warnings, each once, to those of earlier rounds."""
+        """Add warnings to those of earlier rounds, without duplicates."""
         self._exchange.warnings = [*dict.fromkeys([*self._exchange.warnings, *lines])]
 
     def render(self) -> None:
-        """Make the body that goes upstream: the client's own, as long as nothing has left the window.
+        """Make the body that goes upstream: the client's own bytes, as long as nothing is evicted.
 
         Raises:
-            StoreStale: another gateway went on with the session.
+            StoreStale: another gateway has continued the session.
         """
         conversation = self.conversation
         session = conversation.session
         if not conversation.renewed:
-            # Nothing was appended; and another program may have forgotten what the client still sends.
-            session.ledger.refresh()
+            # Nothing was appended, and another program may have forgotten pages that the client still sends.
+            self._histories.refresh(conversation)
             if session.window.turn < conversation.turn:
-                raise StoreStale("the database was killed, and has lost what was asked", advice="ask again")
+                raise StoreStale("the database was killed and has lost the request", advice="ask again")
         conversation.renewed = False
         self._fit(session.prompts.budget)
         misses = self.wanted and (not conversation.whole or bool(conversation.earlier))
@@ -312,41 +312,45 @@ class _Work:
         self._warn(*shortened(session.window))
         self.body = self._with_memory(self.form.splice(self.asked, prompt, OFFERED if self.faults else ()))
         beside = () if self.known is None else self.known.pages
-        if misses and not self.tools and (found := self._brought(beside)) is not None:
-            body = Remembered("", found.text, found.tokens, Trust.USER).beside(self.form, self.body) if found.text else self.body
-            if body is not self.body or not found.text:
-                self.body, self.brought = body, found
+        if misses and not self.tools and (passages := self._brought(beside)) is not None:
+            body = (
+                Remembered("", passages.text, passages.tokens, Trust.USER).beside(self.form, self.body)
+                if passages.text
+                else self.body
+            )
+            if body is not self.body or not passages.text:
+                self.body, self.brought = body, passages
 
     def _brought(self, beside: Sequence[tuple[int, int]]) -> Brought | None:
-        given = {tracing.OPERATION: "search_memory", tracing.CONVERSATION: self.conversation.name}
-        with tracing.span("search_memory", given) as made:
-            found = brought(self._store, self.conversation, self._found, beside)
-            made.set({tracing.RECORDS: 0 if found is None else len(found.pages)})
-        self._exchange.lookups.append(("brought", "abstained" if found is None or not found.text else "found"))
-        return found
+        attributes = {tracing.OPERATION: "search_memory", tracing.CONVERSATION: self.conversation.name}
+        with tracing.span("search_memory", attributes) as span:
+            passages = brought(self._store, self.conversation, self._found, beside)
+            span.set({tracing.RECORDS: 0 if passages is None else len(passages.pages)})
+        self._exchange.lookups.append(("brought", "abstained" if passages is None or not passages.text else "found"))
+        return passages
 
     def _with_memory(self, body: bytes) -> bytes:
         return body if self.known is None else self.known.beside(self.form, body)
 
     @property
     def counted(self) -> int:
-        """Tokens of all that was sent, as they are counted here."""
-        used = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
-        return self.tokens + self.conversation.session.prompts.budget.overhead - (self.room + self._found - used)
+        """Tokens of the whole request, by the session's own counter."""
+        tokens = sum(beside.tokens for beside in (self.known, self.brought) if beside is not None)
+        return self.tokens + self.conversation.session.prompts.budget.overhead - (self.room + self._found - tokens)
 
     def may_refuse_tools(self, error: ModelError) -> bool:
-        """Return whether an error may be about our tools, which the client did not ask for and whose refusal it must not see. Any
-        refusal of the request may be: providers have no common words for it."""
+        """Return whether an error may be about our tools, which the client did not request and whose refusal it must not see.
+        Providers have no common words for it, so any refusal may be one."""
         return self.faults and self._automatic and (isinstance(error, ToolsRefused) or error.status in (400, 422))
 
     def without(self) -> None:
-        """Make the prompt without our tools, after the upstream refused them."""
+        """Render the prompt without our tools, after the upstream refused them."""
         self.tools = False
         self.render()
 
     def without_reasoning(self, error: ModelError) -> bool:
-        """Make the prompt without the reasoning and the signatures in it, if an error may be about these; return whether it is
-        another one now. Another model or another account made them, or what stands before them has changed."""
+        """Render the prompt without reasoning and signatures, if an error may be about these; return whether it has changed.
+        Providers refuse those of another model or account, or of a changed conversation."""
         may_be = error.status in (400, 422) and _OF_REASONING.search(error.what)
         if not may_be or not self.conversation.session.prompts.leave_out_reasoning():
             return False
@@ -355,22 +359,22 @@ class _Work:
         return True
 
     def heard(self, message: Message) -> Message:
-        """The reply as a message. Its trust is no higher than that of the texts beside the question. A compaction in it cites
-        the pages that the upstream was shown."""
+        """Return the reply as a message. Its trust is at most that of the texts beside the question. A compaction in it cites the
+        pages of the prompt."""
         message = with_sources(message, self.pages, () if self.known is None else self.known.pages)
         if self.known is None or self.known.trust >= Trust.AGENT:
             return message
         return msgspec.structs.replace(message, trust=self.known.trust)
 
     def shrink(self, error: Overlong) -> None:
-        """Make the prompt shorter, after the upstream refused it as too long."""
+        """Render a shorter prompt, after the upstream refused it as too long."""
         with tracing.compacting(self.conversation.session):
             shrink(self.conversation.session, self.tokens, error)
         self.render()
 
 
 class _Turn:
-    """What happens between one request and the end of its answer."""
+    """The rounds between a request and the end of its answer."""
 
     def __init__(
         self,
@@ -388,23 +392,23 @@ class _Turn:
         self._started = self._given = False
         self._retried = False
         self._refusal: ModelError | None = None
-        """The refusal after which our tools were left out."""
+        """The refusal after which our tools were omitted."""
         self._unsigned = False
-        """Whether reasoning and signatures were left out after a refusal."""
+        """Whether reasoning and signatures were omitted after a refusal."""
         self._failed = 0
-        """How often the upstream had no room for a hidden round."""
+        """Number of attempts at a hidden round that the upstream was too busy for."""
         self._reading: Reading | None = None
         self._shape: Shape | None = None
-        """Of the answers; the client hears one reply."""
+        """Shape of the upstream's answers, the same in each round, since the client gets one reply."""
         self._shown: list[Part] = []
-        """Texts of the rounds before."""
+        """Texts of the earlier rounds that the client has seen."""
         self._call = tracing.NONE
-        """The call of the upstream that goes on, or was last."""
+        """Span of the present or last call of the upstream."""
         self._ended: float | None = None
-        """When that was over, in seconds since the epoch; None before."""
+        """End of that call, in seconds since the epoch; None while it runs."""
 
     async def run(self) -> None:
-        """Ask until the reply is whole."""
+        """Run rounds until the reply is complete."""
         try:
             while await self._round():
                 pass
@@ -414,8 +418,8 @@ class _Turn:
             await self._break_off(error)
 
     async def give(self) -> None:
-        """Let other requests have the session, once, when the reply is durable. This comes before the client reads the end of
-        the reply, because the client may go on at once."""
+        """Release the session once, when the reply is durable. This happens before the client gets the end of the reply, because
+        it may send its next request at once."""
         if not self._given:
             await in_thread(self._give)
 
@@ -431,18 +435,18 @@ class _Turn:
             self._relay.histories.give(self._conversation)
 
     def _let_go(self, error: StoreError) -> bool:
-        """Whether the client gets a reply that the store refused. The next history brings the reply, and it is stored then."""
-        if not self._relay.fails_open or not (reason := reason_of(error)):
+        """Return whether the client gets a reply that the store refused. Its next history contains the reply."""
+        if not self._relay.fails_open or not (reason := unread_reason(error)):
             return False
         self._exchange.unread, self._exchange.unkept = reason, error
-        log.warning("a reply was not kept: %s", error)
+        log.warning("a reply was not stored: %s", error)
         return True
 
     async def _round(self) -> bool:
-        """One question to the upstream; returns whether there is another."""
+        """Ask the upstream once; return whether another round follows."""
         exchange = self._exchange
         exchange.rounds += 1
-        # A provider would answer a further question under this key with its first answer.
+        # A provider would repeat its first answer under the same idempotency key.
         headers = self._headers if exchange.rounds == 1 else {n: v for n, v in self._headers.items() if n != "idempotency-key"}
         began, self._call, self._ended = time.perf_counter(), self._called(), None
         try:
@@ -461,7 +465,7 @@ class _Turn:
         return spans.call(self._exchange, self._work.form, compacted=not self._conversation.whole)
 
     def _over(self, began: float) -> None:
-        """The call of the upstream is over, if it was not yet."""
+        """Record the end of the call of the upstream, once."""
         if self._ended is None:
             self._ended = time.time()
             self._exchange.upstream.append(time.perf_counter() - began)
@@ -483,9 +487,9 @@ class _Turn:
             if answer.status >= 400:
                 return await self._refused(answer)
             if self._reading is None:
-                self._reading = work.form.reading(work.faults, held=work.keeps)
+                self._reading = work.form.reading(work.faults, holds=work.keeps)
             reading = self._reading
-            shape, pieces = await shape_of(answer.pieces)
+            shape, pieces = await detect_shape(answer.pieces)
             answer = answer._replace(pieces=pieces)
             if self._shape not in (None, shape):
                 raise Unavailable("the upstream answered once with events and once without", advice="check the upstream")
@@ -504,7 +508,7 @@ class _Turn:
                     return True
         self._over(began)
         if reading.failed is not None:
-            # The upstream said so inside its reply.
+            # The error came inside the reply.
             exchange.problem = "upstream_error"
             self._call.fail("upstream_error")
             await self._finish(failed, answer)
@@ -523,7 +527,7 @@ class _Turn:
         return False
 
     async def _asking(self, headers: Mapping[str, str]) -> AbstractAsyncContextManager[Response]:
-        """What asks the upstream, or answers in its place with the reply that the session has."""
+        """Return the upstream's answer, or the session's stored reply in its place."""
         work = self._work
         if work.reply is None:
             asking: AbstractAsyncContextManager[Response] = self._relay.upstream.ask(
@@ -535,20 +539,20 @@ class _Turn:
         return nullcontext(await replayed(reply, work.form, work.asked.model, streamed=work.asked.stream))
 
     def _unread(self, error: BaseException | None = None) -> None:
-        """Report a reply that goes through without being stored. The client's next request brings it in its history."""
-        # Its words may quote what was said.
+        """Report a reply that is passed on without being stored. The client's next history contains it."""
+        # The error's message may quote the conversation.
         why = type(error).__name__ if error is not None else "neither events nor JSON"
-        log.warning("session %s: the upstream's reply goes through, and is not kept: %s", self._conversation.number, why)
+        log.warning("session %s: the upstream's reply is passed on and not stored: %s", self._conversation.number, why)
         self._exchange.problem = "odd_reply"
 
     async def _through(self, answer: Response) -> None:
-        """Pass on what is no reply of any form.
+        """Pass on an answer that is no reply of any form.
 
         Raises:
             Unavailable: a redirection.
         """
         if 300 <= answer.status < 400:
-            raise Unavailable(f"the upstream sent what is no reply, with status {answer.status}", advice="check the upstream")
+            raise Unavailable(f"the upstream sent no valid reply, with status {answer.status}", advice="check the upstream")
         self._unread()
         await self.give()
         await self._start(answer.status, answer.headers)
@@ -557,21 +561,21 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": b""})
 
     def _goes_on(self, reply: Reply, reading: Reading) -> bool:
-        """Keep a reply; returns whether there is another round, and otherwise gives the session back."""
+        """Store a reply; return whether another round follows, or release the session otherwise."""
         try:
             if self._answered(reply, reading):
                 return True
             if self._work.keeps and reading.id:
                 self._relay.histories.replied(self._conversation, reading.id)
         except StoreError as error:
-            # A reply with calls of our tools is nothing that the client could read.
+            # The client cannot use a reply with calls of our tools.
             if reading.ours(reply) or not self._let_go(error):
                 raise
         self._give()
         return False
 
     def _answered(self, reply: Reply, reading: Reading) -> bool:
-        """Keep a reply; answer what it asks us, and return whether the model goes on."""
+        """Store a reply, answer its calls of our tools, and return whether another round follows."""
         work, conversation = self._work, self._conversation
         if self._refusal is not None:
             certain = isinstance(self._refusal, ToolsRefused)
@@ -586,10 +590,10 @@ class _Turn:
         goes_on = bool(ours) and len(ours) == len(reply.calls) and reading.rounds <= self._relay.rounds
         message = reply.message
         if goes_on:
-            # The client hears one reply, and what it is shown of it is kept once that is whole: it may ask again before.
-            shown = work.form.shown(message)
-            self._shown += shown
-            ids = set(map(id, shown))
+            # The client gets one reply, whose visible parts are stored once it is complete: the client may retry before.
+            visible = work.form.shown(message)
+            self._shown += visible
+            ids = set(map(id, visible))
             message = msgspec.structs.replace(message, parts=tuple(part for part in message.parts if id(part) not in ids))
         elif self._shown:
             message = work.form.led(message, self._shown)
@@ -597,31 +601,31 @@ class _Turn:
             learns = work.key.learn and not reply.calls
             if learns:
                 self._relay.learners.mark(conversation.session)
-            # It is the last that is written of this request.
+            # This is the request's last write.
             with self._relay.histories.store.backend.lasting():
                 self._keep(reply, [work.heard(message)])
             if learns:
                 self._relay.learners.learn(self._relay.histories.store, conversation.session, work.key.user)
             return False
         over = reading.rounds >= self._relay.rounds
-        said, seen = work.heard(hidden(message)), conversation.session.ledger.figures.tokens_seen
-        found = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
-        self._keep(reply, [said, *found], more=goes_on)
-        self._relay.figures.hide(conversation, seen)
+        call_message, tokens_before = work.heard(hidden(message)), conversation.session.ledger.figures.tokens_seen
+        results = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
+        self._keep(reply, [call_message, *results], more=goes_on)
+        self._relay.figures.hide(conversation, tokens_before)
         if not goes_on:
             return False
-        for left in reversed(range(TRIES)):
-            with suppress(StoreStale) if left else nullcontext():
+        for remaining in reversed(range(TRIES)):
+            with suppress(StoreStale) if remaining else nullcontext():
                 self._relay.histories.current(conversation)
                 work.render()
                 break
         return True
 
     def _keep(self, reply: Reply, messages: list[Message], *, more: bool = False) -> None:
-        """Append what was said, and learn from its usage how long the prompt was.
+        """Append a reply, and correct the token counter by its usage.
 
         Raises:
-            StoreStale: what it was made from was forgotten meanwhile.
+            StoreStale: a source of the reply was forgotten meanwhile.
         """
         try:
             pages = () if self._work.brought is None else self._work.brought.pages
@@ -630,23 +634,23 @@ class _Turn:
             except Forgotten:
                 if messages == (rest := without_gone(self._conversation.session, messages)):
                     raise
-                # The model goes on without it.
+                # The model continues without the forgotten pages.
                 self._relay.histories.said(self._conversation, rest, pages, more=more)
         except Forgotten as error:
-            raise StoreStale(f"the reply is not kept: {error.what}", advice="ask again") from error
+            raise StoreStale(f"the reply is not stored: {error.what}", advice="ask again") from error
         if reply.usage is not None and self._work.reply is None:
-            # The reply is kept, and the session is made to fit when it is rendered.
+            # The reply is stored, and the session is fitted when it is next rendered.
             with suppress(StoreError):
                 self._conversation.session.prompts.observe(reply.usage, self._work.counted)
 
     async def _refused(self, answer: Response) -> bool:
-        """The upstream gave an error: a prompt that was too long is made shorter, once, and our tools are left out."""
-        body = await gathered(answer, LONGEST_ERROR)
+        """Handle an error of the upstream; return whether to ask again with a mended prompt."""
+        body = await gathered(answer, MAX_ERROR_BYTES)
         try:
-            said = msgspec.json.decode(body)
+            decoded = msgspec.json.decode(body)
         except NOT_JSON:
-            said = None
-        error = error_of("the upstream", answer.status, said, body[:400].decode("utf-8", "replace"), answer.headers)
+            decoded = None
+        error = error_of("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
@@ -658,21 +662,21 @@ class _Turn:
         return False
 
     async def _later(self, error: ModelError) -> bool:
-        """Whether a hidden round that the upstream had no room for can be asked again, after a pause. A client repeats such a
-        request by its status; once it has heard the beginning of a stream, there is none."""
+        """Return whether a hidden round that the upstream was too busy for can be retried, after a pause. The client cannot retry
+        it, because it has received the beginning of the stream and its status."""
         hidden_round = self._started and self._reading is not None and self._reading.rounds > 0
         if not hidden_round or not isinstance(error, (RateLimited, Unavailable)):
             return False
         self._failed += 1
-        pause = AGAIN.pause(self._failed, error)
+        pause = HIDDEN_ROUND_RETRY.pause(self._failed, error)
         if pause is None:
             return False
         await anyio.sleep(pause)
         return True
 
     async def _mended(self, error: ModelError) -> bool:
-        """Whether the prompt was too long and is shorter now, or had our tools, or reasoning that was refused, and has them no
-        more: each once in a request."""
+        """Return whether the prompt has been mended after a refusal: shortened, or without our tools, or without reasoning. Each
+        happens once in a request."""
         if not self._unsigned and await in_thread(self._work.without_reasoning, error):
             self._unsigned = True
             return True
@@ -691,7 +695,7 @@ class _Turn:
         return True
 
     async def _unsaid(self, reading: Reading, failed: dict[str, Any]) -> bool:
-        """Whether a stream that said nothing yet but what can be mended can be asked for again, unnoticed."""
+        """Return whether a stream that has only an error so far can be requested again without the client noticing."""
         if self._started and not self._work.wanted:
             return False
         error = error_of("the upstream", None, failed, "")
@@ -704,8 +708,8 @@ class _Turn:
         return True
 
     async def _stream(self, answer: Response, reading: Reading) -> bytes | None:
-        """Pass a stream on; returns an error that it ended with, which the client hears once it may ask again. None: it only
-        said that the prompt was too long or had tools, and that is mended now."""
+        """Pass a stream on. Return the error at its end, which the client gets once the session is released, or None if the
+        stream had only an error that has been mended."""
         events, over, failed = Events(), False, b""
         patience = asyncio.timeout(None)
         try:
@@ -714,13 +718,13 @@ class _Turn:
                 while piece is not None:
                     piece, out = await anext(answer.pieces, None), b""
                     for event in events.end() if piece is None else events.feed(piece):
-                        seen = reading.feed(event)
+                        visible = reading.feed(event)
                         if reading.failed is None:
-                            out += seen
+                            out += visible
                         elif not over and not reading.spoke and await self._unsaid(reading, reading.failed):
                             return None
                         else:
-                            failed += seen
+                            failed += visible
                         over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
                     if not self._started:
                         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
@@ -742,33 +746,32 @@ class _Turn:
 
     async def _start(self, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
         self._started = True
-        own = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
+        own_headers = {"x-kilburn-session": self._conversation.name.encode().decode("latin-1"), "x-kilburn-turn": str(self._turn)}
         if self._exchange.unread:
-            own[UNREAD] = self._exchange.unread
+            own_headers[UNREAD] = self._exchange.unread
         if self._exchange.warnings:
-            own[WARNING] = "; ".join(self._exchange.warnings)[:LONGEST_WARNING].encode().decode("latin-1")
+            own_headers[WARNING] = "; ".join(self._exchange.warnings)[:MAX_WARNING_CHARS].encode().decode("latin-1")
         if self._work.brought is not None:
-            own["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
-        await start(self._send, status, {**headers, **own}, length)
+            own_headers["x-kilburn-brought"] = ", ".join(self._work.brought.names).encode().decode("latin-1")
+        await start(self._send, status, {**headers, **own_headers}, length)
 
     async def _break_off(self, error: KilburnError) -> None:
-        """Tell a client, in the middle of its stream, that there is no more."""
-        status, code = status_of(error)
-        said = self._work.form.error(status, words_of(error), code)
+        """End the client's stream with an error."""
+        status, code = error_status(error)
+        error_body = self._work.form.error(status, client_message(error), code)
         self._exchange.problem = type(error).__name__
         with suppress(StoreError):
-            # The store that refused the reply is away for this too; the client hears of the first refusal.
+            # The store that refused the reply may refuse this too; the client gets the first error.
             await self.give()
         last = b""
         if self._reading is not None:
-            # What came before an upstream broke off is heard; the end of a reply that cannot be kept is not.
-            last = self._reading.left() * isinstance(error, ModelError) + self._reading.broken(said)
+            # The client gets the events before an upstream's failure, but not the end of a reply that cannot be stored.
+            last = self._reading.left() * isinstance(error, ModelError) + self._reading.broken(error_body)
         await self._send({"type": "http.response.body", "body": last})
 
 
 class _Waited:
-    """An answer, inside of which the upstream works for it; how long it is waited for is counted, until the client has its first
-    byte."""
+    """An upstream's answer, and the time that the gateway waits for it until the client's first byte."""
 
     def __init__(self, asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> None:
         self._asking, self._exchange = asking, exchange
@@ -778,7 +781,7 @@ class _Waited:
         return self
 
     async def answer(self) -> Response:
-        """The answer."""
+        """Return the answer."""
         began = time.perf_counter()
         try:
             answer = await self._asking.__aenter__()
@@ -807,7 +810,7 @@ class _Waited:
 
 
 async def start(send: Send, status: int, headers: Mapping[str, str], length: int | None = None) -> None:
-    """Begin a response."""
+    """Send the start of a response."""
     listed = [(name.encode("latin-1", "replace"), str(value).encode("latin-1", "replace")) for name, value in headers.items()]
     if length is not None:
         listed.append((b"content-length", str(length).encode()))
@@ -824,11 +827,11 @@ async def forward(
     form: Form | None = None,
     unread: str = "",
 ) -> int:
-    """Pass a request and its answer through, byte for byte; returns the answer's status.
+    """Pass a request and its answer through, byte for byte; return the answer's status.
 
     Args:
-        form: of the body, if it is to be translated for an upstream that does not speak it.
-        unread: why it is not read, if it should have been; the client is told.
+        form: the body's form, if it is translated for an upstream that does not speak it.
+        unread: the reason why the gateway does not read a request that it should read; the client gets it in a header.
     """
     async with upstream.ask(method, path, body, headers, form) as answer:
         status: int = answer.status
@@ -840,17 +843,17 @@ async def forward(
 
 
 async def fail(form: Form, error: KilburnError, send: Send) -> None:
-    """Answer with an error, in the form of the provider."""
+    """Answer with an error in the provider's form."""
     match error:
         case WireError() | SpecError() | KernelError():
             status, code = 400, None
         case StoreError():
             status, code = 503, "store_unavailable"
         case _:
-            status, code = status_of(error)
+            status, code = error_status(error)
     if isinstance(error, StoreError):
         log.warning("%s", error)
-    body = msgspec.json.encode(form.error(status, words_of(error), code))
+    body = msgspec.json.encode(form.error(status, client_message(error), code))
     headers = {"content-type": "application/json"}
     wait = SOON if isinstance(error, StoreBusy | StoreStale | StoreUnavailable) else getattr(error, "retry_after", None)
     if wait is not None:

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
-KNOWN = 200_000
+MAX_REPLIES = 200_000
 """Replies that are known in memory, for each tenant."""
 
 
 class ReplyPlace(NamedTuple):
-    """Where a reply is.
+    """The place of a reply.
 
     Args:
         session: the name of its session, and `number`, which no other session ever has.
@@ -26,14 +26,14 @@ class ReplyPlace(NamedTuple):
 
 
 class ReplyPlaces:
-    """The places of the replies that were noted last. There may be very many, so each is a row of bytes. Its owner holds a lock.
+    """The places of the last replies. There may be very many, so each is a row of bytes. The owner holds a lock.
 
     Args:
-        most: replies that are known.
+        max_replies: number of replies that are kept in memory.
     """
 
-    def __init__(self, most: int = KNOWN) -> None:
-        self._most = most
+    def __init__(self, max_replies: int = MAX_REPLIES) -> None:
+        self._most = max_replies
         self._young: dict[bytes, bytes] = {}
         self._old: dict[bytes, bytes] = {}
         """They go when the young ones are half of all."""
@@ -42,15 +42,15 @@ class ReplyPlaces:
         return len(self._young) + len(self._old)
 
     def get(self, key: str) -> ReplyPlace | None:
-        """The place of a reply."""
-        found = self._young.get(key.encode()) or self._old.get(key.encode())
-        if found is None:
+        """Return the place of a reply, if it is in memory."""
+        row = self._young.get(key.encode()) or self._old.get(key.encode())
+        if row is None:
             return None
-        session, number, turn, calls = msgspec.msgpack.decode(found)
+        session, number, turn, calls = msgspec.msgpack.decode(row)
         return ReplyPlace(session, number, turn, tuple(calls))
 
     def keep(self, key: str, place: ReplyPlace) -> None:
-        """Note the place of a reply."""
+        """Store the place of a reply."""
         self._young[key.encode()] = msgspec.msgpack.encode(place)
         if 2 * len(self._young) >= self._most:
             self._old, self._young = self._young, {}

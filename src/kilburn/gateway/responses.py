@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Asked, Reading, fields_of, is_ours, listed, usage_of, with_tools
+from kilburn.gateway.form import ParsedRequest, Reading, is_ours, listed, parse_fields, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -25,16 +25,16 @@ from kilburn.wire import chat as wire
 from kilburn.wire import responses as items
 from kilburn.wire.attached import is_attached, pack_attached, restore_attached
 from kilburn.wire.form import parse
-from kilburn.wire.oddities import chat_message, counted, numbered, response_item, whole_number
-from kilburn.wire.plain import NOT_JSON, plain
+from kilburn.wire.oddities import chat_message, numbered, response_item
+from kilburn.wire.plain import NOT_JSON, counted, plain, whole_number
 
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
 
-BEFORE = "previous_response_id"
+PREVIOUS = "previous_response_id"
 """The field with the id of the reply that a request goes on from."""
 
-NAMED = "item_reference"
+ITEM_REFERENCE = "item_reference"
 """The type of an item that only its provider has."""
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
@@ -49,23 +49,23 @@ class ResponsesForm(ChatForm):
     key: ClassVar[str] = "input"
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
 
-    def unread(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> bool:
+    def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
         """See `Form`."""
-        before, kept = _kept_there(raw, known)
-        return bool(before) or kept
+        previous, at_provider = _kept_there(raw, parsed)
+        return bool(previous) or at_provider
 
-    def after(self, raw: bytes, known: Mapping[str, msgspec.Raw] | None = None) -> str:
+    def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
         """See `Form`."""
-        before, kept = _kept_there(raw, known)
-        return "" if kept else before
+        previous, at_provider = _kept_there(raw, parsed)
+        return "" if at_provider else previous
 
-    def split(self, asked: Asked) -> None:
+    def split(self, req: ParsedRequest) -> None:
         """See `Form`."""
-        if asked.history.startswith(b'"'):
-            asked.history = b'[{"role":"user","content":' + asked.history + b"}"
-            asked.messages = listed(asked.history + b"]", self.key)
-        elif not asked.messages:
-            asked.messages = listed(asked.fields[self.key], self.key)
+        if req.history.startswith(b'"'):
+            req.history = b'[{"role":"user","content":' + req.history + b"}"
+            req.messages = listed(req.history + b"]", self.key)
+        elif not req.messages:
+            req.messages = listed(req.fields[self.key], self.key)
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return [wire.read(chat_message(items.read(response_item(source))))]
@@ -76,39 +76,39 @@ class ResponsesForm(ChatForm):
 
     def shown(self, message: Message) -> list[Part]:
         """See `Form`. Here that is the reasoning right before it."""
-        shown: list[Part] = []
-        for part, after in reversed([*zip(message.parts, (*message.parts[1:], None), strict=True)]):
-            led = part.kind is Kind.REASONING and bool(shown) and shown[-1] is after
-            shown += [part] if part.kind is Kind.TEXT or led else []
-        return shown[::-1]
+        visible: list[Part] = []
+        for part, following in reversed([*zip(message.parts, (*message.parts[1:], None), strict=True)]):
+            led = part.kind is Kind.REASONING and bool(visible) and visible[-1] is following
+            visible += [part] if part.kind is Kind.TEXT or led else []
+        return visible[::-1]
 
-    def led(self, message: Message, said: Sequence[Part]) -> Message:
+    def led(self, message: Message, parts: Sequence[Part]) -> Message:
         """See `Form`. Here reasoning stays with what came of it."""
-        return msgspec.structs.replace(message, parts=(*said, *message.parts))
+        return msgspec.structs.replace(message, parts=(*parts, *message.parts))
 
-    def splice(self, asked: Asked, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
         """See `Form`."""
         # What came before is in the input now.
-        fields: dict[str, Any] = {**asked.fields, "input": items.write(messages)}
-        if bytes(fields.get(BEFORE, b"null")).strip() != b"null":
-            del fields[BEFORE]
+        fields: dict[str, Any] = {**req.fields, "input": items.write(messages)}
+        if bytes(fields.get(PREVIOUS, b"null")).strip() != b"null":
+            del fields[PREVIOUS]
         offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
         return msgspec.json.encode(with_tools(fields, offered))
 
-    def reading(self, faults: bool, *, held: bool = True) -> Reading:
+    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """See `Form`."""
-        return ResponsesReading(faults, held=held)
+        return ResponsesReading(faults, holds=holds)
 
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """See `Form`."""
-        asked = {key: whole_number(value) for key, value in _object(body).items()}
-        given = asked["input"]
-        listed_items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        fields = {key: whole_number(value) for key, value in _object(body).items()}
+        items_or_text = fields["input"]
+        listed_items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
         messages = _chat(map(response_item, listed_items))
-        if asked.get("instructions"):
-            messages.insert(0, {"role": "system", "content": asked["instructions"]})
+        if fields.get("instructions"):
+            messages.insert(0, {"role": "system", "content": fields["instructions"]})
         prompt = render(restore_attached(numbered(parse([chat_message(message) for message in messages]), whole=True)), into, 0)
-        return self.asking(asked, prompt, prompt.system, into, cap)
+        return self.asking(fields, prompt, prompt.system, into, cap)
 
     def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
         """See `Form`."""
@@ -119,34 +119,34 @@ class ResponsesForm(ChatForm):
         return _whole(_head(model), reply)
 
 
-def _kept_there(raw: bytes, known: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
-    """The id of the reply that a request goes on from, and whether it names anything else that only its provider has."""
-    given_keys = (fields_of(raw) if known is None else known) or {}
-    if given_keys.keys().isdisjoint((*KEPT_THERE, BEFORE)) and f'"{NAMED}"'.encode() not in raw:
+def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
+    """Return the id of the reply that a request continues, and whether it names other objects that only its provider has."""
+    given_keys = (parse_fields(raw) if parsed is None else parsed) or {}
+    if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
         return "", False
     try:
         fields = _object(raw)
     except NOT_JSON:
         return "", False
-    given, before = fields.get("input"), fields.get(BEFORE)
-    listed = given if isinstance(given, list) else []
-    named = any(isinstance(item, dict) and item.get("type") == NAMED for item in listed)
-    kept = named or any(fields.get(name) for name in KEPT_THERE) or not isinstance(before, str | None)
-    return before if isinstance(before, str) else "", kept or (bool(before) and not given)
+    input_value, previous = fields.get("input"), fields.get(PREVIOUS)
+    listed = input_value if isinstance(input_value, list) else []
+    references = any(isinstance(item, dict) and item.get("type") == ITEM_REFERENCE for item in listed)
+    at_provider = references or any(fields.get(name) for name in KEPT_THERE) or not isinstance(previous, str | None)
+    return previous if isinstance(previous, str) else "", at_provider or (bool(previous) and not input_value)
 
 
-def _chat(given: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items as another provider takes them: no blocks of OpenAI's own, and one message for all that the assistant says in a
-    row."""
+def _chat(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert items for another provider: without OpenAI's own blocks, and with one message for consecutive items of the
+    assistant."""
     out: list[dict[str, Any]] = []
-    for made in map(items.read, given):
-        if made["role"] != "assistant":
-            out.append(made)
+    for message in map(items.read, sources):
+        if message["role"] != "assistant":
+            out.append(message)
             continue
-        content = made["content"]
+        content = message["content"]
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
         texts = [block for block in texts if block["type"] in ("text", "refusal") or is_attached(block)]
-        calls = made.get("tool_calls", [])
+        calls = message.get("tool_calls", [])
         if out and out[-1]["role"] == "assistant":
             out[-1] = {**out[-1], "content": out[-1]["content"] + texts, "tool_calls": out[-1]["tool_calls"] + calls}
         elif texts or calls:
@@ -187,13 +187,13 @@ def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, A
 
 
 def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    used = usage_of(tokens)
+    usage = usage_or_zero(tokens)
     return {
-        "input_tokens": used.prompt,
-        "input_tokens_details": {"cached_tokens": used.cached},
-        "output_tokens": used.reply,
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.reply,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": used.prompt + used.reply,
+        "total_tokens": usage.prompt + usage.reply,
     }
 
 
@@ -211,7 +211,7 @@ class _Writer:
         return written({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
     def write(self, piece: Delta | Reply) -> list[bytes]:
-        """The events of one piece."""
+        """Return the events of one piece."""
         out = []
         if not self._number:
             out += [self._say("response.created", response=self._head), self._say("response.in_progress", response=self._head)]
@@ -235,12 +235,14 @@ class _Writer:
             elif item["type"] == "reasoning":
                 out.append(self._say("response.output_item.added", output_index=index, item=item))
             else:
-                begun = {**item, "arguments": "", "status": "in_progress"}
-                out.append(self._say("response.output_item.added", output_index=index, item=begun))
-                said = {"item_id": item["id"], "output_index": index}
+                item_start = {**item, "arguments": "", "status": "in_progress"}
+                out.append(self._say("response.output_item.added", output_index=index, item=item_start))
+                place_of_item = {"item_id": item["id"], "output_index": index}
                 arguments = item.get("arguments", "")
-                out.append(self._say("response.function_call_arguments.delta", **said, delta=arguments))
-                out.append(self._say("response.function_call_arguments.done", **said, arguments=arguments, name=item["name"]))
+                out.append(self._say("response.function_call_arguments.delta", **place_of_item, delta=arguments))
+                out.append(
+                    self._say("response.function_call_arguments.done", **place_of_item, arguments=arguments, name=item["name"])
+                )
             out.append(self._say("response.output_item.done", output_index=index, item=item))
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         return [*out, self._say(kind, response=whole)]
@@ -253,8 +255,8 @@ ENDS = ("response.completed", "response.incomplete")
 class ResponsesReading(Reading):
     """Reads the events of a response, or whole responses."""
 
-    def __init__(self, faults: bool, *, held: bool = True) -> None:
-        super().__init__(faults, held=held)
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
+        super().__init__(faults, holds=holds)
         self._first: dict[str, Any] = {}
         self._output: list[dict[str, Any]] = []
         self._number = 0
@@ -269,48 +271,48 @@ class ResponsesReading(Reading):
     def _feed(self, event: ServerEvent) -> bytes:
         if not event.data or event.data.strip() == b"[DONE]":
             return b"" if self.rounds else event.raw
-        said = _object(event.data)
-        kind = str(said.get("type") or event.name or "error" * bool(said.get("error")))
+        data = _object(event.data)
+        kind = str(data.get("type") or event.name or "error" * bool(data.get("error")))
         if kind in ("error", "response.failed"):
-            self.failed = said.get("response") or said
-            return self._thought() + self._shown(said, kind, event.raw)
+            self.failed = data.get("response") or data
+            return self._thought() + self._shown(data, kind, event.raw)
         self.spoke = self.spoke or kind not in BEGINNINGS
         if kind in ENDS:
             thought = self._thought()
             self.ended = self._ends = True
-            self._end_round(said.get("response"))
-            return thought if self.changed else thought + self._shown(said, kind, event.raw)
+            self._end_round(data.get("response"))
+            return thought if self.changed else thought + self._shown(data, kind, event.raw)
         if kind == "response.output_item.done":
-            self._items[said.get("output_index", len(self._items))] = said["item"]
-        elif kind == "response.output_text.delta" and isinstance(said.get("delta"), str):
-            self._text.append(said["delta"])
-        return self._told(said, kind, event.raw) if self.faults else self._seen(said, kind, event.raw)
+            self._items[data.get("output_index", len(self._items))] = data["item"]
+        elif kind == "response.output_text.delta" and isinstance(data.get("delta"), str):
+            self._text.append(data["delta"])
+        return self._told(data, kind, event.raw) if self.faults else self._seen(data, kind, event.raw)
 
-    def _told(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """What the client hears of an event now. Reasoning waits for what comes of it. If that is a call of ours, the client sees
-        neither: a provider takes such reasoning back only with its call."""
-        index, item = said.get("output_index"), said.get("item")
+    def _told(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """Return the bytes that the client gets of an event now. Reasoning is held back until the next item. If that is a call of
+        ours, the client gets neither: a provider accepts such reasoning only with its call."""
+        index, item = data.get("output_index"), data.get("item")
         begins = kind == "response.output_item.added"
         if isinstance(index, int) and begins and isinstance(item, dict) and item.get("type") == "reasoning":
             self._thinking[index] = []
         if isinstance(index, int) and index in self._thinking:
-            self._thinking[index].append((said, kind, raw))
+            self._thinking[index].append((data, kind, raw))
             return b""
         if begins and self._thinking and _is_ours(item):
             for hidden in self._thinking:
                 self._slot(hidden, True)
             self._thinking.clear()
-        return self._thought() + self._seen(said, kind, raw)
+        return self._thought() + self._seen(data, kind, raw)
 
     def _thought(self) -> bytes:
-        """The reasoning that waited."""
+        """Return the reasoning held back."""
         waited = [event for events in self._thinking.values() for event in events]
         self._thinking.clear()
         return b"".join(self._seen(*event) for event in waited)
 
-    def _end_round(self, given: Any) -> None:
-        """The end of a reply; some servers do not repeat there what it was, or send none."""
-        response: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
+    def _end_round(self, source: Any) -> None:
+        """Process the end of a reply; some servers do not repeat the output there, or send no end."""
+        response: dict[str, Any] = dict(source) if isinstance(source, dict) else {}
         output = response.get("output") or list(self._items.values())
         if not output and self._text:
             text = {"type": "output_text", "text": "".join(self._text), "annotations": []}
@@ -321,49 +323,49 @@ class ResponsesReading(Reading):
         self.usage.update(counted(response.get("usage")))
         self._output += _visible(output)
 
-    def _seen(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        response = said.get("response")
+    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        response = data.get("response")
         if isinstance(response, dict):
             if self.rounds:
                 return b""
             self._first = self._first or response
-        index = said.get("output_index")
+        index = data.get("output_index")
         if self.faults and isinstance(index, int):
             if kind == "response.output_item.added" or index not in self._slots:  # some have no beginning
-                self._slot(index, _is_ours(said.get("item")))
+                self._slot(index, _is_ours(data.get("item")))
             slot = self._slots[index]
             if slot is None:
                 return b""
-            said["output_index"] = slot
-        return self._shown(said, kind, raw)
+            data["output_index"] = slot
+        return self._shown(data, kind, raw)
 
-    def _shown(self, said: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """An event as the client sees it: as it came, unless it names our tools, or has other numbers by now."""
-        seen = _unseen(said) if self.faults else said
+    def _shown(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """Return an event as the client sees it: unchanged, unless it names our tools or is renumbered."""
+        visible = _unseen(data) if self.faults else data
         if self.changed:
-            return self._numbered(seen, kind)
+            return self._numbered(visible, kind)
         if not self._ends and self.failed is None:
-            number = said.get("sequence_number")
+            number = data.get("sequence_number")
             self._number = (number if isinstance(number, int) else self._number) + 1
-        return raw if seen is said else written(seen, kind)
+        return raw if visible is data else written(visible, kind)
 
-    def _numbered(self, said: dict[str, Any], kind: str) -> bytes:
-        if "sequence_number" in said:
-            said["sequence_number"] = self._number
+    def _numbered(self, data: dict[str, Any], kind: str) -> bytes:
+        if "sequence_number" in data:
+            data["sequence_number"] = self._number
         self._number += 1
-        return written(said, kind)
+        return written(data, kind)
 
     def _take(self, body: bytes) -> None:
-        said = _object(body)
-        if said.get("error") or said.get("status") == "failed":
-            self.failed = said
+        data = _object(body)
+        if data.get("error") or data.get("status") == "failed":
+            self.failed = data
             return
-        if isinstance(said.get("output"), str):
-            said["output"] = [{"type": "message", "role": "assistant", "content": said["output"]}]
-        if "output" in said:
+        if isinstance(data.get("output"), str):
+            data["output"] = [{"type": "message", "role": "assistant", "content": data["output"]}]
+        if "output" in data:
             self.ended = True
-            self._end_round(said)
-            self.changed = self.changed or (self.faults and _unseen({"response": said})["response"] is not said)
+            self._end_round(data)
+            self.changed = self.changed or (self.faults and _unseen({"response": data})["response"] is not data)
 
     def left(self) -> bytes:
         """See `Reading`."""
@@ -373,22 +375,22 @@ class ResponsesReading(Reading):
     def id(self) -> str:
         """See `Reading`."""
         # See `end`.
-        seen = (self._response if self._raw else self._first) or {}
-        return str(seen.get("id") or "") if seen.get("store") is not False else ""
+        response = (self._response if self._raw else self._first) or {}
+        return str(response.get("id") or "") if response.get("store") is not False else ""
 
     def _reply(self) -> Reply:
         if self._response is None and (self._items or self._text):
             self._end_round(None)
         response = self._response or {}
         self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
-        read = [wire.read(chat_message(items.read(response_item(each)))) for each in plain(response["output"], "output")]
-        if any(message.role is not Role.ASSISTANT for message in read):
-            raise InvalidMessage("a reply of somebody else")
-        said = [message for message in read if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
-        (message,) = items.together(said) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
-        used = counted(response.get("usage"))
-        details = counted(used.get("input_tokens_details"))
-        figures = {"prompt_tokens": used.get("input_tokens"), "completion_tokens": used.get("output_tokens")}
+        messages = [wire.read(chat_message(items.read(response_item(item)))) for item in plain(response["output"], "output")]
+        if any(message.role is not Role.ASSISTANT for message in messages):
+            raise InvalidMessage("a reply with another role")
+        nonempty = [message for message in messages if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
+        (message,) = items.together(nonempty) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
+        usage_fields = counted(response.get("usage"))
+        details = counted(usage_fields.get("input_tokens_details"))
+        figures = {"prompt_tokens": usage_fields.get("input_tokens"), "completion_tokens": usage_fields.get("output_tokens")}
         usage = wire.read_usage({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
         called = any(part.kind is Kind.CALL for part in message.parts)
         finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
@@ -412,25 +414,25 @@ class ResponsesReading(Reading):
         return self._numbered({**error["error"], "type": "error", "sequence_number": 0}, "error")
 
 
-def _unseen(said: dict[str, Any]) -> dict[str, Any]:
-    """An event whose response names neither our tools nor calls of them; itself if it does not."""
-    response = said.get("response")
+def _unseen(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an event whose response names neither our tools nor calls of them; the same event if it already is one."""
+    response = data.get("response")
     if not isinstance(response, dict):
-        return said
+        return data
     lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
-    if not any(_is_ours(each) for got in lists.values() for each in got):
-        return said
-    return {**said, "response": response | {key: _visible(got) for key, got in lists.items()}}
+    if not any(_is_ours(entry) for got in lists.values() for entry in got):
+        return data
+    return {**data, "response": response | {key: _visible(got) for key, got in lists.items()}}
 
 
 def _visible(listed: list[Any]) -> list[Any]:
-    """Tools without ours; or items without calls of ours, and without the reasoning that led to them."""
-    kept: list[Any] = []
+    """Return tools without ours, or items without calls of ours and the reasoning that led to them."""
+    visible: list[Any] = []
     hides = False
-    for each in reversed(listed):
-        hides = _is_ours(each) or (hides and isinstance(each, dict) and each.get("type") == "reasoning")
-        kept += [] if hides else [each]
-    return kept[::-1]
+    for entry in reversed(listed):
+        hides = _is_ours(entry) or (hides and isinstance(entry, dict) and entry.get("type") == "reasoning")
+        visible += [] if hides else [entry]
+    return visible[::-1]
 
 
 def _is_ours(item: Any) -> bool:

@@ -17,7 +17,7 @@ ROWS = 1 << 17
 WIDTH = 17
 """Bytes of a digest of what is said: whether the assistant says it comes first, as 1 or 0."""
 
-LONGEST = 64
+MAX_DIGESTS = 64
 """Digests of one message at most: one that says more has the table for itself, and is read again."""
 
 _PAIR = struct.Struct(f"16s{WIDTH}s16s{WIDTH}s")
@@ -29,13 +29,13 @@ _MORE, _NOTHING = 0x40, 0x10
 _SILENT = bytes((_NOTHING,)).ljust(WIDTH, b"\0")
 
 
-def key_of(form: bytes, raw: bytes) -> bytes:
-    """The digest of a message's bytes in a wire form, by its name."""
+def message_key(form: bytes, raw: bytes) -> bytes:
+    """Return the digest of a message's bytes in the wire form of this name."""
     return hashlib.blake2b(raw, digest_size=16, person=form).digest()
 
 
 class Sayings:
-    """What messages say, by their digests. Safe to use from several threads.
+    """A table from digests of messages' bytes to digests of their content. Safe to use from several threads.
 
     Args:
         rows: digests that are kept, an even number.
@@ -48,45 +48,45 @@ class Sayings:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, however much it is used."""
+        """Bytes of the table, which never change."""
         return len(self._table)
 
     def get(self, key: bytes) -> bytes | None:
-        """What a message says, `WIDTH` bytes for each digest; None if that is not here."""
-        found = b""
+        """Return the digests of a message's content, `WIDTH` bytes each; None if they are not in the table."""
+        prefix = b""
         while True:
-            first, said, second, other = _PAIR.unpack_from(self._table, hash(key) % self._pairs * _PAIR.size)
+            first, row, second, second_row = _PAIR.unpack_from(self._table, hash(key) % self._pairs * _PAIR.size)
             if first != key:
                 if second != key:
                     return None
-                said = other
-            if said[0] < 2:
-                return found + said if found else said  # type: ignore[no-any-return]
-            if said[0] == _NOTHING:
+                row = second_row
+            if row[0] < 2:
+                return prefix + row if prefix else row  # type: ignore[no-any-return]
+            if row[0] == _NOTHING:
                 return b""
-            found += bytes((said[0] ^ _MORE,)) + said[1:]
+            prefix += bytes((row[0] ^ _MORE,)) + row[1:]
             key = _next(key)
 
-    def keep(self, key: bytes, said: bytes) -> None:
-        """Keep what a message says."""
-        if len(said) > LONGEST * WIDTH:
+    def keep(self, key: bytes, row: bytes) -> None:
+        """Store the digests of a message's content."""
+        if len(row) > MAX_DIGESTS * WIDTH:
             return
-        for at in range(0, len(said), WIDTH):
-            ends = at + WIDTH == len(said)
-            self._put(key, said[at : at + WIDTH] if ends else bytes((said[at] | _MORE,)) + said[at + 1 : at + WIDTH])
+        for at in range(0, len(row), WIDTH):
+            ends = at + WIDTH == len(row)
+            self._put(key, row[at : at + WIDTH] if ends else bytes((row[at] | _MORE,)) + row[at + 1 : at + WIDTH])
             key = key if ends else _next(key)
-        if not said:
+        if not row:
             self._put(key, _SILENT)
 
     def _put(self, key: bytes, row: bytes) -> None:
         at = hash(key) % self._pairs * _PAIR.size
         with self._lock:
-            first, said, second, other = _PAIR.unpack_from(self._table, at)
+            first, first_row, second, second_row = _PAIR.unpack_from(self._table, at)
             if first != key:
-                second, other = first, said
-            _PAIR.pack_into(self._table, at, key, row, second, other)
+                second, second_row = first, first_row
+            _PAIR.pack_into(self._table, at, key, row, second, second_row)
 
 
 def _next(key: bytes) -> bytes:
-    """The key of the row that says more."""
+    """Return the key of a row with further digests."""
     return hashlib.blake2b(key, digest_size=16).digest()

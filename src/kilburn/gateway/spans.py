@@ -18,23 +18,25 @@ STATUS = "http.response.status_code"
 
 
 def begin(exchange: Exchange, headers: Mapping[str, str]) -> None:
-    """A request for a model begins; its span is a part of its client's, if that says so."""
-    named = {"traceparent": exchange.parent, "tracestate": headers.get("tracestate", "")} if exchange.parent else {}
-    given = {
+    """Begin the span of a request to a model, as a part of the client's span, if it names one."""
+    parents = {"traceparent": exchange.parent, "tracestate": headers.get("tracestate", "")} if exchange.parent else {}
+    attributes = {
         METHOD: exchange.method,
         ROUTE: exchange.path,
         "kilburn.request.id": exchange.id,
         "kilburn.request.client": exchange.named,
         "kilburn.tenant": exchange.key.tenant if exchange.key is not None else None,
     }
-    exchange.span = tracing.begin(f"{exchange.method} {exchange.path}", given, kind="SERVER", headers=named, at=exchange.began)
+    exchange.span = tracing.begin(
+        f"{exchange.method} {exchange.path}", attributes, kind="SERVER", headers=parents, at=exchange.began
+    )
 
 
 def call(exchange: Exchange, form: Form, *, compacted: bool) -> tracing.Span:
-    """One call of the upstream."""
+    """Begin the span of one call of the upstream."""
     if not exchange.span.wanted:
         return tracing.NONE
-    given = {
+    attributes = {
         tracing.OPERATION: "chat",
         tracing.PROVIDER: "anthropic" if form.name == "messages" else "openai",
         tracing.MODEL: exchange.model,
@@ -45,20 +47,20 @@ def call(exchange: Exchange, form: Form, *, compacted: bool) -> tracing.Span:
         "kilburn.pages": exchange.pages,
         "kilburn.round": exchange.rounds,
     }
-    return tracing.begin(f"chat {exchange.model}", given, kind="CLIENT")
+    return tracing.begin(f"chat {exchange.model}", attributes, kind="CLIENT")
 
 
-def answered(made: tracing.Span, finish: str, usage: Tokens | None) -> None:
-    """A call of the upstream has its reply."""
-    made.set({tracing.FINISHED: [finish] if finish else None, **tracing.used(usage)})
+def answered(span: tracing.Span, finish: str, usage: Tokens | None) -> None:
+    """Record the reply in the span of a call of the upstream."""
+    span.set({tracing.FINISHED: [finish] if finish else None, **tracing.used(usage)})
 
 
 def end(exchange: Exchange) -> None:
-    """A request is over."""
-    made = exchange.span
-    if not made.wanted:
+    """End the span of a request."""
+    span = exchange.span
+    if not span.wanted:
         return
-    given: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         STATUS: exchange.status,
         tracing.MODEL: exchange.model,
         tracing.CONVERSATION: exchange.session,
@@ -70,8 +72,8 @@ def end(exchange: Exchange) -> None:
         "kilburn.unread": exchange.unread,
     }
     if exchange.after is not None:
-        given |= {"kilburn.tokens.in_window": exchange.after.tokens_in_window, "kilburn.hit_rate": exchange.after.hit_rate}
-    made.set(given)
+        attributes |= {"kilburn.tokens.in_window": exchange.after.tokens_in_window, "kilburn.hit_rate": exchange.after.hit_rate}
+    span.set(attributes)
     if exchange.problem or exchange.status >= 400:
-        made.fail(exchange.problem or str(exchange.status))
-    made.end(exchange.began + exchange.seconds)
+        span.fail(exchange.problem or str(exchange.status))
+    span.end(exchange.began + exchange.seconds)

@@ -1,4 +1,4 @@
-"""How the gateway is: /health for whoever asks, /metrics and /sessions for keys, each with what is its own."""
+"""The state of the gateway: /health for everybody, /metrics and /sessions for keys, each with its own figures."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreBusy, Sto
 from kilburn.gateway.exchange import Rows
 from kilburn.gateway.keys import Key
 from kilburn.gateway.metrics import Counts
-from kilburn.gateway.problems import Problem, words_of
-from kilburn.gateway.users import sees, told
+from kilburn.gateway.problems import Problem, client_message
+from kilburn.gateway.users import requested_user, sees
 
 try:
     from starlette.requests import Request
@@ -30,24 +30,24 @@ except ModuleNotFoundError as error:
 
 
 FRESH = 1.0
-"""Seconds for which a health check's result is given again, so that nobody keeps the disk busy with it."""
+"""Seconds for which a health check's result is reused, so that frequent checks do not load the disk."""
 
 
 WAIT = 0.5
 """Seconds that a health check waits for another writer."""
 
 FREE = 4 << 20
-"""Bytes without which a disk is full: a write needs some for the store's log."""
+"""Minimum free space of a disk, in bytes: a write needs some for the store's log."""
 
 RECENT = 10.0
-"""Seconds for which a write that failed counts, if no other one was tried since."""
+"""Seconds for which a failed write counts if none was tried since."""
 
 REST = 2.0
-"""Seconds after a request has waited in vain for another program, in which others do not wait for it."""
+"""Seconds after a request has waited for another program in vain, in which other requests do not wait for it."""
 
 
 class Trouble:
-    """Whether the store can be written, as far as that can be known without a write. Safe to use from several threads.
+    """Determines whether the store can be written, without writing. Safe to use from several threads.
 
     Args:
         path, tenant: of the store.
@@ -60,9 +60,9 @@ class Trouble:
         self._last: tuple[float, StoreError] | None = None
 
     def note(self, error: StoreError | None) -> None:
-        """A request met this error of the store; None: it met none."""
-        again = self._last is not None and error is self._last[1]
-        if not again and not isinstance(error, StoreStale):
+        """Note the store's error that a request met, or None."""
+        is_repeat = self._last is not None and error is self._last[1]
+        if not is_repeat and not isinstance(error, StoreStale):
             self._last = None if error is None else (time.monotonic(), error)
 
     def check_rested(self) -> None:
@@ -76,7 +76,7 @@ class Trouble:
             raise last[1].with_traceback(None)
 
     def check(self) -> None:
-        """Ask the disk how much is free, become the writer and write nothing, and see what the last request met.
+        """Check the free disk space, become the writer without writing, and check the last request's error.
 
         Raises:
             StoreError: the store could not be written.
@@ -88,7 +88,7 @@ class Trouble:
             if room.f_bavail * room.f_frsize < FREE:
                 raise StoreFull("there is no space left for the store", advice="free some space")
         with self._lock:
-            # A connection of its own: requests do not wait for this one.
+            # A separate connection, so that requests do not wait for it.
             self._backend = self._backend or open_backend(self._path, tenant=self._tenant, busy_timeout=WAIT)
             with self._backend.together():
                 pass
@@ -106,7 +106,7 @@ class Trouble:
 def routes(
     counts: Counts, check: Callable[[], object], search: Callable[[], str], *, keyed: bool, serves: bool = False
 ) -> list[Route]:
-    """The routes.
+    """Return the routes.
 
     Args:
         check: raises if the gateway cannot work.
@@ -114,18 +114,18 @@ def routes(
         keyed: whether clients have keys. Each then sees its tenant's figures, and one with `figures` those of all.
         serves: whether clients are served all the same if the gateway cannot work.
     """
-    known: list[tuple[float, str]] = []
+    results: list[tuple[float, str]] = []
     asking = asyncio.Lock()
 
     async def health(request: Request) -> Response:
         async with asking:
-            if not known or time.monotonic() - known[-1][0] > FRESH:
-                known[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
-        trouble = known[-1][1]
-        # Anyone may ask: it names the class of what is wrong, and no file, host or session.
-        said = {"status": "ok" if not trouble else "unread" if serves else "failing"}
-        said |= {"version": kilburn.__version__, "search": search()}
-        return _json(said | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)
+            if not results or time.monotonic() - results[-1][0] > FRESH:
+                results[:] = [(time.monotonic(), await asyncio.to_thread(_trouble, check))]
+        trouble = results[-1][1]
+        # Everybody may ask, so it names the class of the error, and no file, host or session.
+        fields = {"status": "ok" if not trouble else "unread" if serves else "failing"}
+        fields |= {"version": kilburn.__version__, "search": search()}
+        return _json(fields | ({"problem": trouble} if trouble else {}), 503 if trouble and not serves else 200)
 
     def of(request: Request) -> str | None:
         key: Key = request.state.key
@@ -137,10 +137,10 @@ def routes(
     async def sessions(request: Request) -> Response:
         key: Key = request.state.key
         try:
-            named = told(request.headers, b"", key)
+            user_name = requested_user(request.headers, b"", key)
         except SpecError as error:
-            raise Problem(400, "invalid_user", words_of(error)) from None
-        return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, named))), 200)
+            raise Problem(400, "invalid_user", client_message(error)) from None
+        return _json(Rows(time=time.time(), sessions=await counts.sessions(of(request), sees(key, user_name))), 200)
 
     return [Route("/health", health), Route("/metrics", page), Route("/sessions", sessions)]
 
@@ -153,5 +153,5 @@ def _trouble(check: Callable[[], object]) -> str:
     return ""
 
 
-def _json(said: Any, status: int) -> Response:
-    return Response(msgspec.json.encode(said), status, media_type="application/json")
+def _json(value: Any, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,8 +1,8 @@
-"""What several gateways let in together.
+"""Limits and leases that several gateways share.
 
-One gateway counts in its memory (`kilburn.gateway.access`, `kilburn.gateway.users`), which costs nothing. Several over one store
-ask before each request where all of them count: in the database, or in a file of the machine. Requests that come while others ask
-go together in the next question, and with it what is over. A gateway that says nothing more loses what it holds after a while.
+One gateway counts in its memory (`kilburn.gateway.access`, `kilburn.gateway.users`), at no cost. Several gateways over one store
+ask a turnstile before each request: the database, or a file of the machine. Requests that arrive during a question are asked
+about together in the next one, along with the finished ones. A gateway that is silent for some time loses its leases.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kilburn.gateway.threads import in_thread
 log = logging.getLogger("kilburn.gateway")
 
 
-AGAIN = 1.0
-"""Seconds after which it is told again what it may not know."""
+RETRY_SECONDS = 1.0
+"""Seconds between two attempts to reach a turnstile that does not answer."""
 
 
 class Tally:
-    """Asks whether requests may come in. It is used in one event loop alone.
+    """Admits requests within limits that gateways share. It is used in one event loop alone.
 
     Args:
         turnstile: where it is counted.
@@ -37,11 +37,11 @@ class Tally:
         self._turnstile, self._opens = turnstile, opens
         self._waiting: list[tuple[Sequence[Demand], asyncio.Future[Ruling]]] = []
         self._held: Counter[bytes] = Counter()
-        """Requests that are being answered, by the name of a demand."""
+        """Number of running requests by the name of a demand."""
         self._changed: set[bytes] = set()
-        """Names of which the turnstile does not know that."""
+        """Names whose numbers the turnstile does not have yet."""
         self._answered = 0.0
-        """When the last question was put that was answered, by `time.monotonic`."""
+        """Start of the last question that was answered, by `time.monotonic`."""
         self._lapses = 0
         self._asking: asyncio.Task[None] | None = None
         self._beat: asyncio.TimerHandle | None = None
@@ -65,11 +65,11 @@ class Tally:
 
     @property
     def lapses(self) -> int:
-        """How often this gateway was silent for so long that others may have what it holds."""
+        """Number of times this gateway was silent for so long that others may have taken over its leases."""
         return self._lapses + (time.monotonic() - self._answered > LEASE)
 
     def give(self, demands: Sequence[Demand]) -> None:
-        """A request is over; what it took of its rate it keeps."""
+        """Give back a finished request's demands, except its share of the rate."""
         self._held.subtract(demand.name for demand in demands)
         self._changed.update(demand.name for demand in demands)
         self._ask()
@@ -80,30 +80,30 @@ class Tally:
 
     async def _ask_all(self) -> None:
         try:
-            known = True
-            while self._waiting or (self._changed and known):
-                known = await self._ask_once()
-            if self._beat is None and (self._held or not known):
-                self._beat = asyncio.get_running_loop().call_later(LEASE / 3 if known else AGAIN, self._go_on)
+            answered = True
+            while self._waiting or (self._changed and answered):
+                answered = await self._ask_once()
+            if self._beat is None and (self._held or not answered):
+                self._beat = asyncio.get_running_loop().call_later(LEASE / 3 if answered else RETRY_SECONDS, self._go_on)
         finally:
             self._asking = None
 
     async def _ask_once(self) -> bool:
-        """One question; whether it was answered."""
-        asked, self._waiting = self._waiting, []
+        """Ask the turnstile once; return whether it answered."""
+        requests, self._waiting = self._waiting, []
         changed, self._changed = self._changed, set()
-        held, began = {name: self._held[name] for name in changed}, time.monotonic()
-        self._held -= Counter()  # without those of which there are none
+        counts, began = {name: self._held[name] for name in changed}, time.monotonic()
+        self._held -= Counter()  # removes zero counts
         try:
-            rulings = await in_thread(self._turnstile.count, [demands for demands, _ in asked], held)
+            rulings = await in_thread(self._turnstile.count, [demands for demands, _ in requests], counts)
         except StoreError as error:
-            # Whether it was counted is not known: the next question says what is so.
-            self._changed |= changed | {demand.name for demands, _ in asked for demand in demands}
-            self._answer_failed(asked, error)
+            # It is not known whether it was counted: the next question sends the actual numbers.
+            self._changed |= changed | {demand.name for demands, _ in requests for demand in demands}
+            self._answer_failed(requests, error)
             return False
         self._lapses += bool(self._held) and began - self._answered > LEASE
         self._answered = began
-        for (demands, future), ruling in zip(asked, rulings, strict=True):
+        for (demands, future), ruling in zip(requests, rulings, strict=True):
             self._answer(demands, future, ruling)
         return True
 
@@ -115,23 +115,23 @@ class Tally:
         if not future.cancelled():
             future.set_result(ruling)
 
-    def _answer_failed(self, asked: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
-        log.warning("what clients take cannot be counted: %s", error)
-        for demands, future in asked:
+    def _answer_failed(self, requests: Sequence[tuple[Sequence[Demand], asyncio.Future[Ruling]]], error: StoreError) -> None:
+        log.warning("requests cannot be counted: %s", error)
+        for demands, future in requests:
             if self._opens:
                 self._answer(demands, future, Ruling())
             elif not future.cancelled():
                 future.set_exception(error)
 
     def _go_on(self) -> None:
-        """Say that this gateway is there, as long as it answers something."""
+        """Renew this gateway's leases while it answers requests."""
         self._beat = None
         self._changed.update(self._held)
         if self._changed:
             self._ask()
 
     async def close(self) -> None:
-        """Nothing is answered any more."""
+        """Give up all leases."""
         if self._beat is not None:
             self._beat.cancel()
         asking = self._asking

@@ -16,39 +16,39 @@ from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 from kilburn.tracing import carried
 
 Result = TypeVar("Result")
-Given = TypeVarTuple("Given")
+Arguments = TypeVarTuple("Arguments")
 
-MOST = 40
+MAX_THREADS = 40
 """Threads of one event loop."""
 
 
-async def in_thread(work: Callable[[*Given], Result], *given: *Given) -> Result:
-    """What `work` returns, or raises, done by a thread.
+async def in_thread(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+    """Run `work` in a thread, and return its result or raise its error.
 
     What has begun goes on to its end: a task that is cancelled gets the result first, and ends at the next thing that it waits
     for. So nothing that the work took is lost.
     """
     loop = asyncio.get_running_loop()
-    known = _known.get(loop)
-    if known is None:
-        known = _known[loop] = _Threads()
-        weakref.finalize(loop, known.end)
+    threads = _threads.get(loop)
+    if threads is None:
+        threads = _threads[loop] = _Threads()
+        weakref.finalize(loop, threads.end)
     future = _Whole(loop=loop)
-    known.take(_Job(carried(work), given, loop, future))
+    threads.take(_Job(carried(work), arguments, loop, future))
     try:
-        done: Result = await future
+        result: Result = await future
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or not future.done():
             raise
         task.uncancel()
         task.cancel()
-        done = future.result()
-    return done
+        result = future.result()
+    return result
 
 
 class _Whole(asyncio.Future[Any]):
-    """A future that comes true, whether or not anybody still waits for it."""
+    """A future that completes even if no task waits for it any more."""
 
     def cancel(self, msg: Any = None) -> bool:
         return False
@@ -56,14 +56,14 @@ class _Whole(asyncio.Future[Any]):
 
 class _Job(NamedTuple):
     work: Callable[..., Any]
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
     loop: asyncio.AbstractEventLoop
     future: _Whole
 
 
 class _Threads:
-    """The threads of one event loop; only it uses this object. The one that was used last is used first: what it needs is still
-    near its processor."""
+    """The threads of one event loop, which alone uses this object. The last used thread is used first, because its data is still
+    in the processor's cache."""
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[_Job | None]] = []
@@ -71,10 +71,10 @@ class _Threads:
         self._count = 0
 
     def take(self, job: _Job) -> None:
-        """Have a job done."""
+        """Run a job."""
         if self._idle:
             self._idle.pop().put(job)
-        elif self._count < MOST:
+        elif self._count < MAX_THREADS:
             self._count += 1
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
             jobs.put(job)
@@ -83,7 +83,7 @@ class _Threads:
             self._waiting.append(job)
 
     def done(self, jobs: SimpleQueue[_Job | None], future: _Whole, result: Any, error: BaseException | None) -> None:
-        """A thread has done its job."""
+        """Note that a thread has finished its job."""
         if self._waiting:
             jobs.put(self._waiting.popleft())
         else:
@@ -94,7 +94,7 @@ class _Threads:
             future.set_exception(error)
 
     def end(self) -> None:
-        """End the threads that have nothing to do."""
+        """End the idle threads."""
         while self._idle:
             self._idle.pop().put(None)
 
@@ -104,7 +104,7 @@ def _work(jobs: SimpleQueue[_Job | None], of: weakref.ref[_Threads]) -> None:
         result: Any = None
         error: BaseException | None = None
         try:
-            result = job.work(*job.given)
+            result = job.work(*job.arguments)
         except BaseException as raised:  # noqa: BLE001 -- whoever waits for it gets it
             # No future takes a StopIteration.
             error = RuntimeError(repr(raised)) if isinstance(raised, StopIteration) else raised
@@ -120,4 +120,4 @@ def _work(jobs: SimpleQueue[_Job | None], of: weakref.ref[_Threads]) -> None:
         del threads, job, result, error
 
 
-_known: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()
+_threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = weakref.WeakKeyDictionary()

@@ -1,7 +1,7 @@
-"""Where a request goes: an endpoint, over HTTP, or a model that runs in this process.
+"""The upstream of the gateway: an endpoint over HTTP, or a model in this process.
 
-Both answer with a status, headers and pieces of bytes in the client's form. Leaving the block of `ask` ends the work there,
-also before the first piece.
+Both answer with a status, headers and pieces of bytes in the client's form. Leaving the block of `ask` ends the work, also before
+the first piece.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kilburn.errors import (
     Unavailable,
 )
 from kilburn.gateway.chat import ChatForm as ChatForm
-from kilburn.gateway.events import Events, ServerEvent, Shape, shape_of
+from kilburn.gateway.events import Events, ServerEvent, Shape, detect_shape
 from kilburn.gateway.form import Form
 from kilburn.gateway.keys import STAND_INS
 from kilburn.gateway.messages import MessagesForm as MessagesForm
@@ -61,50 +61,49 @@ HOP = frozenset({
     "upgrade", "host", "content-length", "accept-encoding", "content-encoding", "date", "server", "expect", "set-cookie",
     "proxy-connection", "alt-svc",
 })  # fmt: skip
-"""Headers that are of one connection or one host, or that are made anew."""
+"""Headers of a single connection or host, or that are set anew."""
 
 AUTOMATIC = ("user-agent", "accept", "content-type")
-"""Headers that are not sent unless the client has them."""
+"""Headers that are sent only if the client sends them."""
 
-LONGEST = 1 << 16
-"""Bytes of one header of an answer."""
+MAX_HEADER_BYTES = 1 << 16
+"""Maximum length of a header of an answer, in bytes."""
 
 ABSENT = (404, 405, 501)
-"""Statuses of a path that is not there."""
+"""Statuses of a missing path."""
 
 KEY_FROM = "x-kilburn-key-from"
-"""A header of the gateway's own: the environment variable with the provider's key. What a client sends under this name is
-dropped."""
+"""The gateway's own header: the environment variable with the provider's key. A client's header of this name is dropped."""
 
 AZURE = "/openai/"
-"""The beginning of the paths of Azure's API. They go upstream as they are, and are never translated."""
+"""The prefix of Azure's paths, which go upstream unchanged and are never translated."""
 
 TRACED = ("traceparent", "tracestate")
-"""Headers that say what span a request belongs to, in every form."""
+"""Headers with the span of a request, in every form."""
 
 REPLY = 4096
-"""Tokens of a reply where a request does not say, and the messages form has to."""
+"""Maximum tokens of a reply if the request sets none and the messages form requires a value."""
 
 UNLIMITED = 1 << 40
-"""The same for the chat form, which need not say it."""
+"""The same for the chat form, which requires no value."""
 
 LARGEST = 1 << 28
-"""Bytes of a whole answer."""
+"""Maximum size of a whole answer, in bytes."""
 
 LARGE = 1 << 18
-"""Bytes of a body that is read by a thread."""
+"""Minimum size of a body that is read by a thread, in bytes."""
 
 WHOLE = 1 << 20
-"""Bytes of a body that is given to aiohttp as it is."""
+"""Maximum size of a body that aiohttp gets in one piece, in bytes."""
 
 LINGER = 1.0
 """Seconds that an endpoint may keep its stream open after a reply."""
 
 THREADS = 64
-"""Requests that a model of this process is asked at the same time."""
+"""Maximum number of concurrent requests to a model in this process."""
 
 FORMS: dict[str, Form] = {"chat": ChatForm(), "messages": MessagesForm()}
-"""The forms that an endpoint may speak."""
+"""The forms of endpoints."""
 
 
 class _More(msgspec.Struct):
@@ -124,42 +123,42 @@ class Response(NamedTuple):
 
 
 def is_lent(headers: Mapping[str, str]) -> bool:
-    """Whether a request goes upstream with the gateway's key for the provider, and not with one of the client's own."""
+    """Return whether a request uses the gateway's key for the provider, and not one of the client's own."""
     bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-    given = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
-    return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in given)
+    credentials = (bearer, headers.get("x-api-key", ""), headers.get("api-key", ""))
+    return bool(headers.get(KEY_FROM)) or all(key in STAND_INS for key in credentials)
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by name, in small letters; those of one name as one list, which means the same (RFC 9110, 5.2)."""
+    """Return headers by lower-case name; several of one name are joined as a list, which means the same (RFC 9110, 5.2)."""
     out: dict[str, str] = {}
-    for given, value in headers:
-        name = given.lower()
+    for spelling, value in headers:
+        name = spelling.lower()
         out[name] = f"{out[name]}, {value}" if name in out else value
     return out
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that are not of one connection: neither by their name, nor because `Connection` names them."""
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return {name: value for name, value in headers.items() if name not in HOP and name not in named}
+    """Return the headers that do not concern a single connection, by their name or by the `Connection` header."""
+    connection_headers = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {name: value for name, value in headers.items() if name not in HOP and name not in connection_headers}
 
 
 class UpstreamApi(Protocol):
-    """Answers requests."""
+    """Answers requests in the clients' forms."""
 
     def speaks(self, form: Form) -> bool:
-        """Whether requests of a form go through as they are, as far as is known; otherwise they are translated."""
+        """Return whether requests of a form are passed on as they are, as far as is known; others are translated."""
         ...
 
     def ask(self, method: str, path: str, body: Body, headers: Mapping[str, str], form: Form | None) -> Any:
-        """An async context with the `Response`.
+        """Return an async context with the `Response`.
 
         Args:
-            path: below `/v1`, or from `/openai/` on, with the query, as it is in an address: with `%` where the client has one.
-            body: whole, or piece by piece where there is no form.
-            headers: the client's.
-            form: of the body; None where it goes through unread.
+            path: the path below `/v1`, or from `/openai/` on, with the query, percent-encoded as by the client.
+            body: the body, or its pieces if there is no form.
+            headers: the client's headers.
+            form: the body's form; None if it is passed on unread.
 
         Raises:
             ModelError: there is no answer.
@@ -179,19 +178,19 @@ class Endpoint:
         timeout: seconds of silence before a request is given up.
 
     Raises:
-        SpecError: it is no address of a server.
+        SpecError: the URL is not an address of a server.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", url):
-            raise SpecError("the upstream's URL is none", advice="give one such as https://api.openai.com/v1")
+            raise SpecError("the upstream's URL is invalid", advice="give one such as https://api.openai.com/v1")
         base = url.rstrip("/")
         self.form = "chat" if has_openai_api(base) else "messages"
         self.url = base if self.form == "chat" else f"{base.removesuffix('/v1')}/v1"
         self._lacks: set[str] = set()
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
-        # Of each connection that is open, the answer that it had last.
+        # The last answer on each open connection.
         self._answers: dict[ResponseHandler, aiohttp.StreamReader] = {}
 
     @property
@@ -202,8 +201,8 @@ class Endpoint:
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(self._timeout, 15.0), sock_read=self._timeout),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=AUTOMATIC,
-                max_line_size=LONGEST,
-                max_field_size=LONGEST,
+                max_line_size=MAX_HEADER_BYTES,
+                max_field_size=MAX_HEADER_BYTES,
             )
         return self._session
 
@@ -218,37 +217,37 @@ class Endpoint:
         whole, azure = body if isinstance(body, bytes) else b"", path.startswith(AZURE)
         if form is not None and not azure and not self.speaks(form):
             return self._translated(whole, headers, form)
-        sent = self._headers(headers, azure=azure)
+        out_headers = self._headers(headers, azure=azure)
         if whole is not body and "content-length" in headers:
-            sent["content-length"] = headers["content-length"]
+            out_headers["content-length"] = headers["content-length"]
         if form is None or azure or form.name != "responses":
-            return self._sent(method, path, body, sent, through=form is None)
-        return self._either(method, path, whole, sent, headers, form)
+            return self._sent(method, path, body, out_headers, through=form is None)
+        return self._either(method, path, whole, out_headers, headers, form)
 
     @asynccontextmanager
     async def _either(
-        self, method: str, path: str, whole: bytes, sent: dict[str, str], headers: Mapping[str, str], form: Form
+        self, method: str, path: str, whole: bytes, out_headers: dict[str, str], headers: Mapping[str, str], form: Form
     ) -> AsyncIterator[Response]:
-        """The answer to a request as it is, or in the other form, if the endpoint has no such path."""
+        """Yield the answer to a request as it is, or translated if the endpoint has no such path."""
         async with AsyncExitStack() as stack:
-            answer = await stack.enter_async_context(self._sent(method, path, whole, sent))
+            answer = await stack.enter_async_context(self._sent(method, path, whole, out_headers))
             if answer.status in ABSENT:
-                with suppress(Refused):  # then it is the model that is not there
-                    other = await stack.enter_async_context(self._translated(whole, headers, form))
-                    if other.status < 400:
+                with suppress(Refused):  # in that case the model is missing
+                    translated = await stack.enter_async_context(self._translated(whole, headers, form))
+                    if translated.status < 400:
                         self._lacks.add(form.path)
-                    if other.status not in ABSENT:
-                        answer = other
+                    if translated.status not in ABSENT:
+                        answer = translated
             yield answer
 
     @asynccontextmanager
     async def _sent(
         self, method: str, path: str, body: Body, headers: dict[str, str], *, through: bool = False
     ) -> AsyncIterator[Response]:
-        """The endpoint's answer to a request as it is.
+        """Yield the endpoint's answer to a request as it is.
 
         Args:
-            through: whether the answer goes to the client as it is, so that its length is known.
+            through: whether the client gets the answer unchanged, so that its length is known.
         """
         data: AsyncIterator[bytes] | bytes | None
         if isinstance(body, bytes):
@@ -258,7 +257,7 @@ class Endpoint:
                 headers["content-length"] = str(len(body))
         else:
             data = body.__aiter__()
-        # Nothing that a client writes makes another host, or a fragment, which is not sent.
+        # A client's path cannot change the host, nor add a fragment, which would not be sent.
         place = self.url.removesuffix("/v1").removesuffix("/openai") if path.startswith(AZURE) else self.url
         url = URL(f"{place}{path}".replace("#", "%23"), encoded=True)
         try:
@@ -274,10 +273,14 @@ class Endpoint:
         try:
             if not 200 <= response.status < 600:
                 raise Unavailable(f"the upstream answered with status {response.status}", advice="check the upstream")
-            told = joined(response.headers.items())
-            answer = Response(response.status, _passed_on(told), self._pieces(response))
-            if through and "content-length" in told and told.get("content-encoding", "identity") == "identity":
-                answer.headers["content-length"] = told["content-length"]
+            response_headers = joined(response.headers.items())
+            answer = Response(response.status, _passed_on(response_headers), self._pieces(response))
+            if (
+                through
+                and "content-length" in response_headers
+                and response_headers.get("content-encoding", "identity") == "identity"
+            ):
+                answer.headers["content-length"] = response_headers["content-length"]
             yield answer
         finally:
             # Closes the connection, unless the answer was read to its end.
@@ -285,102 +288,101 @@ class Endpoint:
 
     @asynccontextmanager
     async def _translated(self, body: bytes, headers: Mapping[str, str], form: Form) -> AsyncIterator[Response]:
-        """The answer to a client that speaks another form, in that form. No thread waits for it."""
+        """Yield the endpoint's answer, translated for a client of another form. No thread waits for it."""
         far = FORMS[self.form]
-        asked = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
-        path, sent = far.path, self._foreign(headers)
+        req = await _read(form, body, far.name, UNLIMITED if far is FORMS["chat"] else REPLY)
+        path, out_headers = far.path, self._foreign(headers)
         if far is FORMS["messages"]:
-            if betas := betas_for(asked.request.options, asked.request.messages):
-                path, sent["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
-            given = messages.request_fields(asked.name, asked.request, cache=True)
-            given = {**given, **given.pop("extra_body", {}), "stream": True}
+            if betas := betas_for(req.request.options, req.request.messages):
+                path, out_headers["anthropic-beta"] = f"{path}?beta=true", ",".join(betas)
+            fields = messages.request_fields(req.name, req.request, cache=True)
+            fields = {**fields, **fields.pop("extra_body", {}), "stream": True}
         else:
-            given = {**chat.request_fields(asked.name, asked.request, URL(self.url).host), **asked.request.options}
-            given = {name: value for name, value in given.items() if value != UNLIMITED}
-        async with self._sent("POST", path, msgspec.json.encode(given), sent) as answer:
+            fields = {**chat.request_fields(req.name, req.request, URL(self.url).host), **req.request.options}
+            fields = {name: value for name, value in fields.items() if value != UNLIMITED}
+        async with self._sent("POST", path, msgspec.json.encode(fields), out_headers) as answer:
             if answer.status >= 400:
-                yield await _refusal(asked.name, answer, form)
+                yield await _refusal(req.name, answer, form)
                 return
             if answer.status >= 300:
                 raise Unavailable(f"the upstream answered with status {answer.status}", advice="check the upstream")
-            async with aclosing(_heard(asked.name, answer, far)) as pieces:
-                yield await _told(pieces, form, asked, answer.headers)
-            with anyio.move_on_after(LINGER):  # then its connection can be used again
+            async with aclosing(_pieces_of_reply(req.name, answer, far)) as pieces:
+                yield await _in_form(pieces, form, req, answer.headers)
+            with anyio.move_on_after(LINGER):  # so that the connection can be reused
                 async for _ in answer.pieces:
                     pass
 
     def _foreign(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """The headers of a request in the endpoint's form, for a client that speaks another one: of the client's own, only its
-        key means the same there."""
-        known = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
+        """Return the headers of a translated request: of the client's own headers, only its key has the same meaning there."""
+        client_headers = {name: headers[name] for name in (*TRACED, "authorization", "x-api-key", KEY_FROM) if name in headers}
         anthropic = self.form == "messages"
-        given = self._headers(known)
-        key = given.get("x-api-key") or given.get("authorization", "").removeprefix("Bearer ").strip()
-        sent = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
+        resolved = self._headers(client_headers)
+        key = resolved.get("x-api-key") or resolved.get("authorization", "").removeprefix("Bearer ").strip()
+        out_headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
         if anthropic:
-            sent["anthropic-version"] = "2023-06-01"
+            out_headers["anthropic-version"] = "2023-06-01"
         if key:
-            sent["authorization"] = f"Bearer {key}"  # as the SDKs of both do
-        return sent
+            out_headers["authorization"] = f"Bearer {key}"  # as the SDKs of both do
+        return out_headers
 
     async def _patiently(self, body: AsyncIterable[bytes], patience: asyncio.Timeout) -> AsyncIterator[bytes]:
-        """A body, which may take as long as it likes as long as it comes, and is taken."""
+        """Yield a body's pieces; the timeout restarts with each piece."""
         async for piece in body:
-            with suppress(RuntimeError):  # the answer is there before the body was over
+            with suppress(RuntimeError):  # the answer came before the end of the body
                 patience.reschedule(asyncio.get_running_loop().time() + self._timeout)
             yield piece
 
     def _watch(self, response: aiohttp.ClientResponse) -> None:
-        """Let an answer end with its connection: aiohttp leaves its reader waiting, if it is framed wrongly."""
+        """End an answer with its connection: aiohttp leaves a reader waiting if the answer is framed wrongly."""
         protocol = response.connection.protocol if response.connection is not None else None
         if protocol is None:
             return
 
         def lost(closed: asyncio.Future[None] | None) -> None:
             if closed is not None:
-                closed.exception()  # the answer's own says more
+                closed.exception()  # the answer's own error is more precise
             content = self._answers.pop(protocol)
             if not content.is_eof() and content.exception() is None:
                 content.set_exception(aiohttp.ClientPayloadError("the connection closed"))
 
-        known, closed = protocol in self._answers, protocol.closed
+        watched, closed = protocol in self._answers, protocol.closed
         self._answers[protocol] = response.content
         if closed is None:
             lost(None)
-        elif not known:
+        elif not watched:
             closed.add_done_callback(lost)
 
     async def _pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        said = False
+        has_data = False
         try:
             while piece := await response.content.readany():
-                said = True
+                has_data = True
                 yield piece
-            if not said and response.headers.get("content-encoding"):
-                raise Unavailable("the upstream broke a compressed answer off", advice="try again")
+            if not has_data and response.headers.get("content-encoding"):
+                raise Unavailable("the upstream broke off a compressed answer", advice="try again")
         except TimeoutError as error:
             raise Unavailable(f"the upstream was silent for {self._timeout:g} seconds", advice="try again") from error
         except (aiohttp.ClientError, HttpProcessingError) as error:
-            # What had come before is there, but aiohttp does not give it out as long as there is an error.
+            # aiohttp does not return the received rest as long as an exception is set.
             response.content.set_exception(None)  # type: ignore[arg-type]
             if rest := response.content.read_nowait():
                 yield rest
             raise Unavailable(f"the upstream broke off: {type(error).__name__}", advice="try again") from error
 
-    def _headers(self, given: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
-        """The client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the client's
-        own, or the usual variable of the provider whose endpoint this is, and of no other."""
-        headers = {name: value for name, value in _passed_on(given).items() if not name.startswith("x-kilburn")}
+    def _headers(self, client_headers: Mapping[str, str], *, azure: bool = False) -> dict[str, str]:
+        """Return the client's headers with the provider's key: from the environment variable that `KEY_FROM` names, or the
+        client's own, or from the usual variable of the endpoint's provider."""
+        headers = {name: value for name, value in _passed_on(client_headers).items() if not name.startswith("x-kilburn")}
         headers["accept-encoding"] = "identity"
-        if is_lent(given):
+        if is_lent(client_headers):
             headers.pop("authorization", None)
             headers.pop("x-api-key", None)
             headers.pop("api-key", None)
             anthropic = self.form == "messages"
-            named = given.get(KEY_FROM, "")
+            variable = client_headers.get(KEY_FROM, "")
             if azure:
-                headers |= {"api-key": key} if (key := os.environ.get(named or "AZURE_OPENAI_API_KEY")) else {}
-            elif key := os.environ.get(named or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
+                headers |= {"api-key": key} if (key := os.environ.get(variable or "AZURE_OPENAI_API_KEY")) else {}
+            elif key := os.environ.get(variable or ("ANTHROPIC_API_KEY" if anthropic else "OPENAI_API_KEY")):
                 headers["x-api-key" if anthropic else "authorization"] = key if anthropic else f"Bearer {key}"
         return headers
 
@@ -390,63 +392,63 @@ class Endpoint:
             await self._session.close()
 
 
-class _Asked(NamedTuple):
-    """A request as a model is asked it: the model's name, and whether the reply is to be streamed."""
+class _ModelRequest(NamedTuple):
+    """A request for a model, the model's name, and whether the client wants a stream."""
 
     request: Request
     name: str
     streamed: bool
 
 
-async def _read(form: Form, body: bytes, into: str, cap: int) -> _Asked:
-    """What a client asks, for a model of a form. A long conversation is read by a thread, so that nobody else waits for it.
+async def _read(form: Form, body: bytes, into: str, cap: int) -> _ModelRequest:
+    """Convert a client's request for a model's form. A thread reads a long conversation, so that the event loop is not blocked.
 
     Args:
         cap: tokens of a reply where the request says nothing.
 
     Raises:
-        Refused: it cannot be read. WireError: a message cannot.
+        Refused: the request cannot be read. WireError: a message cannot be read.
     """
 
-    def read() -> _Asked:
+    def read() -> _ModelRequest:
         try:
-            made = msgspec.to_builtins(form.request(body, into, cap))
-            request = msgspec.convert(made, Request)  # every field is checked
+            fields = msgspec.to_builtins(form.request(body, into, cap))
+            request = msgspec.convert(fields, Request)  # every field is checked
             if request.max_tokens < 1:
                 raise ValueError("a reply has at least one token")
             if not request.messages:
-                raise ValueError("nothing of it has a place in the upstream's form")
+                raise ValueError("no message can be sent in the upstream's form")
             more = msgspec.json.decode(body, type=_More)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise Refused(f"the request cannot be read: {error!r}", advice="see the provider's reference") from error
-        return _Asked(request, str(more.model), bool(more.stream))
+        return _ModelRequest(request, str(more.model), bool(more.stream))
 
     return await in_thread(read) if len(body) > LARGE else read()
 
 
-async def _told(pieces: AsyncIterator[Delta | Reply], form: Form, asked: _Asked, headers: Mapping[str, str]) -> Response:
-    """What a model says, in a client's form. An error before the first piece has a status of its own."""
+async def _in_form(pieces: AsyncIterator[Delta | Reply], form: Form, req: _ModelRequest, headers: Mapping[str, str]) -> Response:
+    """Return a model's reply in a client's form. An error before the first piece has a status of its own."""
     first = await anext(pieces, None)
-    if asked.streamed and first is not None:
+    if req.streamed and first is not None:
         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-        return Response(200, {**headers, **kind}, _streamed(first, pieces, form, asked.name))
+        return Response(200, {**headers, **kind}, _streamed(first, pieces, form, req.name))
     while first is not None and not isinstance(first, Reply):
         first = await anext(pieces, None)
     if first is None:
-        raise Unavailable(f"{asked.name} ended its stream without a reply")
-    whole = msgspec.json.encode(form.whole(first, asked.name))
+        raise Unavailable(f"{req.name} ended its stream without a reply")
+    whole = msgspec.json.encode(form.whole(first, req.name))
     return Response(200, {**headers, "content-type": "application/json"}, _one(whole))
 
 
 async def replayed(reply: Reply, form: Form, model: str, *, streamed: bool) -> Response:
-    """What an upstream has answered already, in a client's form."""
+    """Return a stored reply in a client's form."""
 
     async def pieces() -> AsyncIterator[Delta | Reply]:
         if reply.text:
             yield Delta(reply.text)
         yield reply
 
-    return await _told(pieces(), form, _Asked(Request(messages=()), model, streamed), {})
+    return await _in_form(pieces(), form, _ModelRequest(Request(messages=()), model, streamed), {})
 
 
 async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], form: Form, name: str) -> AsyncIterator[bytes]:
@@ -457,14 +459,14 @@ async def _streamed(piece: Delta | Reply, pieces: AsyncIterator[Delta | Reply], 
             yield b"".join(write(piece))
 
 
-async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
-    """What an endpoint answers in its own form, streamed or whole.
+async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGenerator[Delta | Reply, None]:
+    """Yield the pieces of an endpoint's reply in its own form, streamed or whole.
 
     Raises:
-        ModelError: it is an error, or no reply.
+        ModelError: the answer is an error, or no valid reply.
     """
-    reading = form.reading(False, held=False)
-    shape, pieces = await shape_of(answer.pieces)
+    reading = form.reading(False, holds=False)
+    shape, pieces = await detect_shape(answer.pieces)
     if shape is Shape.EVENTS:
         async with aclosing(_events(pieces)) as events:
             async for event in events:
@@ -478,7 +480,7 @@ async def _heard(name: str, answer: Response, form: Form) -> AsyncGenerator[Delt
         for delta in reading.deltas:
             yield delta
     else:
-        raise Unavailable(f"{name} sent what is no reply", advice="check the upstream")
+        raise Unavailable(f"{name} sent no valid reply", advice="check the upstream")
     if reading.failed is not None:
         raise error_of(name, None, reading.failed, "")
     yield reading.reply()
@@ -494,29 +496,29 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[ServerEvent, N
 
 
 async def _refusal(name: str, answer: Response, form: Form) -> Response:
-    """An error of an endpoint, in a client's form, with its status, its words and its headers.
+    """Return an endpoint's error in a client's form, with its status, message and headers.
 
     Raises:
-        Overlong, ToolsRefused: it means that.
+        Overlong, ToolsRefused: the error has this meaning.
     """
     body = await gathered(answer)
     try:
-        said = msgspec.json.decode(body)
+        decoded = msgspec.json.decode(body)
     except NOT_JSON:
-        said = None
+        decoded = None
     text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
-    error = error_of(name, answer.status, said, text, answer.headers)
+    error = error_of(name, answer.status, decoded, text, answer.headers)
     if isinstance(error, Overlong | ToolsRefused):
         raise error
-    inner = said.get("error", said) if isinstance(said, dict) else None
+    inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
     words, code = (inner.get("message"), inner.get("code")) if isinstance(inner, dict) else (inner, None)
-    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else status_of(error)[1])
+    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else error_status(error)[1])
     return Response(answer.status, {**answer.headers, "content-type": "application/json"}, _one(msgspec.json.encode(whole)))
 
 
 class InProcess:
-    """A model of this process behind the forms of the gateway. Its generator blocks, so it has threads of its own: nothing else
-    of the gateway waits for them.
+    """A model of this process behind the forms of the gateway. Its generator blocks, so it has threads of its own, and the rest
+    of the gateway does not wait for them.
 
     Args:
         model: the model.
@@ -542,17 +544,17 @@ class InProcess:
         if form is None:
             yield self._other(path, body)
             return
-        asked = await _read(form, body, self.model.form, self._cap)
-        said = _Thread(self.model.name, iter(self.model.stream(asked.request)), self._pool)
+        req = await _read(form, body, self.model.form, self._cap)
+        thread = _Thread(self.model.name, iter(self.model.stream(req.request)), self._pool)
         try:
-            pieces = said.pieces() if asked.streamed else said.reply()
-            yield await _told(pieces, form, asked._replace(name=self.model.name), {})
+            pieces = thread.pieces() if req.streamed else thread.reply()
+            yield await _in_form(pieces, form, req._replace(name=self.model.name), {})
         finally:
             with anyio.CancelScope(shield=True):
-                await said.close()
+                await thread.close()
 
     def answers(self, path: str) -> bool:
-        """Whether it answers a path of no form, below `/v1`."""
+        """Return whether the model answers a path without a form, below `/v1`."""
         return path.partition("?")[0] in ("/messages/count_tokens", "/models")
 
     def _other(self, path: str, body: bytes) -> Response:
@@ -576,8 +578,8 @@ class InProcess:
 
 
 class _Thread:
-    """A generator that blocks, asked from threads of a pool, and closed when nobody listens any more: a thread has it only as
-    long as it makes a piece, or a reply that is wanted whole."""
+    """A blocking generator that runs in threads of a pool, and is closed when its client leaves. It occupies a thread only while
+    it makes a piece, or a reply that is not streamed."""
 
     def __init__(self, name: str, pieces: Iterator[Delta | Reply], pool: ThreadPoolExecutor) -> None:
         self._name, self._pieces, self._pool = name, pieces, pool
@@ -585,15 +587,15 @@ class _Thread:
         self._left = self._ended = False
 
     async def pieces(self) -> AsyncIterator[Delta | Reply]:
-        """The pieces. A client that leaves while it waits for a thread gives its place back; one that leaves while its piece is
-        made, when it is made."""
+        """Yield the pieces. A client that leaves while it waits for a thread gives up its place in the queue; one that leaves
+        while its piece is made occupies the thread until the piece is complete."""
         while (piece := await asyncio.wrap_future(self._pool.submit(self._next))) is not None:
             yield piece
             if isinstance(piece, Reply):
                 return
 
     async def reply(self) -> AsyncIterator[Delta | Reply]:
-        """The reply alone, made and ended by one thread. A client that leaves gives its place back as with `pieces`."""
+        """Yield only the reply, made and ended by one thread. A client that leaves is treated as in `pieces`."""
         if (reply := await asyncio.wrap_future(self._pool.submit(self._whole))) is not None:
             yield reply
 
@@ -621,7 +623,7 @@ class _Thread:
             return None
 
     async def close(self) -> None:
-        """End the generator; while it is asked, as soon as it answers."""
+        """End the generator; if it is running, as soon as it yields."""
         self._left = True
         if not self._ended and self._lock.acquire(blocking=False):
             try:
@@ -636,17 +638,17 @@ class _Thread:
         self._ended = True
 
 
-async def gathered(answer: Response, most: int = LARGEST) -> bytes:
-    """All of an answer's body.
+async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
+    """Return an answer's whole body.
 
     Raises:
-        Unavailable: it is larger than that.
+        Unavailable: the body is larger than `max_bytes`.
     """
     pieces: list[bytes] = []
     size = 0
     async for piece in answer.pieces:
         size += len(piece)
-        if size > most:
+        if size > max_bytes:
             raise Unavailable("the upstream's answer is too large", advice="check the upstream")
         pieces.append(piece)
     return b"".join(pieces)
@@ -656,8 +658,8 @@ async def _one(piece: bytes) -> AsyncIterator[bytes]:
     yield piece
 
 
-def status_of(error: KilburnError) -> tuple[int, str | None]:
-    """The HTTP status that says what an error of a model, or of the gateway, means, and OpenAI's code for it."""
+def error_status(error: KilburnError) -> tuple[int, str | None]:
+    """Return the HTTP status of an error of a model or of the gateway, and OpenAI's code for it."""
     match error:
         case Overlong():
             return 400, "context_length_exceeded"

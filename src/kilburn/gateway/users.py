@@ -20,24 +20,24 @@ from kilburn.backends.counting import Demand
 from kilburn.errors import SpecError, StoreError
 from kilburn.gateway.keys import STAND_INS, Key, Link
 from kilburn.gateway.limits import Bucket, RequestBounds
-from kilburn.gateway.problems import Problem, over_most, over_rate, words_of
+from kilburn.gateway.problems import Problem, client_message, over_most, over_rate
 from kilburn.gateway.tally import Tally
 from kilburn.wire.plain import NOT_JSON
 
 HEADER = "x-kilburn-user"
 """The header that names an end user; it wins over the body."""
 
-LONGEST = 100
-"""Characters of a user in a name; of a longer one its digest stands there."""
+MAX_USER_CHARS = 100
+"""Maximum length of a user within a name, in characters; a longer one is replaced by its digest."""
 
-LONGEST_DEVICE = 1_000
-"""Characters of what Claude Code says of itself as JSON."""
+MAX_DEVICE_CHARS = 1_000
+"""Maximum length of Claude Code's JSON about itself, in characters."""
 
 SHARE = 4
-"""An end user takes one part in so many of what the key may, so that nobody has all of it."""
+"""An end user may take this fraction of the key's limits (one fourth)."""
 
-KNOWN = 10_000
-"""End users whose rate is remembered: those that asked last."""
+MAX_USERS = 10_000
+"""Maximum number of end users whose rate is remembered, the last active ones."""
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 """Headers with a client's key for the provider."""
@@ -45,7 +45,7 @@ CREDENTIALS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NO_CREDENTIALS = frozenset(key.encode() for key in STAND_INS)
 
 _CLAUDE = re.compile(r"user_([0-9a-f]{64})_account_([0-9a-f-]{36}|)_session_[0-9a-f-]{36}")
-"""What Claude Code says of itself: a device, an account, and a session, which changes every time."""
+"""Claude Code's older form of `user_id`: a device, an account, and a session, which changes every time."""
 
 
 class _Fields(msgspec.Struct):
@@ -57,43 +57,43 @@ class _Fields(msgspec.Struct):
 _fields = msgspec.json.Decoder(_Fields).decode
 
 NAMING = _Fields.__struct_fields__
-"""Fields of a body that say whose it is."""
+"""Fields of a body that name its end user."""
 
 
-def told(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
-    """The end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and Anthropic's
-    `metadata.user_id`; "" for none. If several of these fields differ, together they are the user.
+def requested_user(headers: Mapping[str, str], body: bytes, key: Key, fields: Mapping[str, msgspec.Raw] | None = None) -> str:
+    """Return the end user that a request names: in the header, or else in OpenAI's `safety_identifier` and `user` and
+    Anthropic's `metadata.user_id`; "" for none. If several of these fields differ, the user is their combination.
 
-    What Claude Code writes into `user_id` by itself names a device and a session. The session is left out; and if the key is
-    one person's, it names nobody else.
+    Claude Code's own `user_id` names a device and a session. The session is ignored, and with one person's key the device is
+    ignored too.
 
     Args:
-        fields: of the body, if it was taken apart already.
+        fields: the body's fields, if it was parsed already.
 
     Raises:
         SpecError: a header that is not UTF-8.
     """
     try:
-        named = headers.get(HEADER, "").encode("latin-1").decode().strip()
+        user_name = headers.get(HEADER, "").encode("latin-1").decode().strip()
     except UnicodeError:
         raise SpecError(f"a {HEADER} that is not UTF-8", advice="send the bytes of its UTF-8, or letters of ASCII") from None
-    if named:
-        return _quoted(named)
+    if user_name:
+        return _quoted(user_name)
     if fields is not None and fields.keys().isdisjoint(NAMING):
         return ""
     try:
         naming = _fields(body) if fields is None else _Fields(**{name: fields[name] for name in NAMING if name in fields})
     except NOT_JSON:
-        return ""  # whoever reads the body refuses it; and what is not read at all has no session
+        return ""  # a body that is read later is refused then; one that is not read has no session
     safety, user, metadata = map(_value, (naming.safety_identifier, naming.user, naming.metadata))
-    said = [_quoted(_text(value)) for value in (safety, user)]
-    named = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
-    device = _device(named)
+    users = [_quoted(_text(value)) for value in (safety, user)]
+    user_name = _text(metadata.get("user_id") if isinstance(metadata, dict) else metadata)
+    device = _device(user_name)
     if device is None:
-        said.append(_quoted(named))
+        users.append(_quoted(user_name))
     elif not key.person:
-        said.append(f"device={_quoted(device)}")
-    return "&".join(dict.fromkeys(filter(None, said)))
+        users.append(f"device={_quoted(device)}")
+    return "&".join(dict.fromkeys(filter(None, users)))
 
 
 def client_user(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -119,7 +119,7 @@ def _credential(value: bytes) -> bytes:
 
 
 def _value(raw: msgspec.Raw) -> object:
-    """What JSON says; its letters, where that is nothing that can be said, such as half of a character."""
+    """Decode JSON; return its raw text if it cannot be decoded, such as half of a character."""
     try:
         return msgspec.json.decode(raw)
     except NOT_JSON:
@@ -127,16 +127,16 @@ def _value(raw: msgspec.Raw) -> object:
 
 
 def _text(value: object) -> str:
-    """A text; what is none stands for itself, as its JSON."""
+    """Return a text as it is, and any other value as its JSON."""
     return value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value, order="sorted").decode()
 
 
-def _device(said: str) -> str | None:
-    """The device and the account of a `user_id` as Claude Code writes it, in its older form or its newer one; None for others."""
-    if found := _CLAUDE.fullmatch(said):
-        return f"{found[1]} {found[2]}"
+def _device(text: str) -> str | None:
+    """Return device and account of a `user_id` of Claude Code, in its older or newer form; None for others."""
+    if match := _CLAUDE.fullmatch(text):
+        return f"{match[1]} {match[2]}"
     try:
-        fields = msgspec.json.decode(said, type=dict[str, str]) if said.startswith("{") and len(said) <= LONGEST_DEVICE else {}
+        fields = msgspec.json.decode(text, type=dict[str, str]) if text.startswith("{") and len(text) <= MAX_DEVICE_CHARS else {}
     except NOT_JSON:
         return None
     if fields.keys() != {"device_id", "account_uuid", "session_id"}:
@@ -144,47 +144,47 @@ def _device(said: str) -> str | None:
     return f"{fields['device_id']} {fields['account_uuid']}"
 
 
-def _quoted(said: str) -> str:
-    """A user as part of a name: without what separates parts, and not too long. No two users have the same."""
-    short = quote(said, safe="@:+") if len(said) <= LONGEST else said
-    return short if len(short) <= LONGEST else f"%-{hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}"
+def _quoted(user: str) -> str:
+    """Return a user as a part of a name: without separators, not too long, and unique."""
+    short = quote(user, safe="@:+") if len(user) <= MAX_USER_CHARS else user
+    return short if len(short) <= MAX_USER_CHARS else f"%-{hashlib.blake2b(user.encode(), digest_size=16).hexdigest()}"
 
 
-def below(key: Key, user: str, asked: Link) -> Key:
-    """The key as it is for one request: its user is its own, or `/USER` or `/ITS USER/USER`, as no key has it; and `link` says
+def below(key: Key, user: str, link: Link) -> Key:
+    """Return the key for one request. Its user is the key's own, or `/USER` or `/KEY USER/USER`, which no key has; its `link` is
     on or off.
 
     Args:
-        user: that the request names, as `told` gives it.
-        asked: what the operator says of links for the whole gateway.
+        user: the end user that the request names, as `requested_user` returns it.
+        link: the operator's setting of links for the whole gateway.
     """
-    said = {asked, key.link}
-    linked = Link.OFF not in said and (Link.ON in said or key.person or bool(user))
-    own = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
-    return msgspec.structs.replace(key, user=own, link=Link.ON if linked else Link.OFF)
+    policies = {link, key.link}
+    linked = Link.OFF not in policies and (Link.ON in policies or key.person or bool(user))
+    full_name = f"/{_quoted(key.user)}/{user}" if key.user and user else f"/{user}" if user else key.user
+    return msgspec.structs.replace(key, user=full_name, link=Link.ON if linked else Link.OFF)
 
 
 def sees(key: Key, user: str) -> Callable[[str], bool]:
-    """Whose sessions a client is told of: an end user's own; with a key of one person, that person's and those of its end
-    users; without keys and without a credential, those of all, since that is the operator of this machine; with another key,
-    those of its end users, and of nobody in particular.
+    """Return a predicate for the owners of the sessions that a client may see. An end user sees its own sessions. The key of a
+    person sees that person's and those of its end users. A client without keys and without a credential is the operator of this
+    machine and sees all. Another key sees those of its end users and those without an owner.
 
     Args:
-        user: that the request names, as `told` gives it.
+        user: the end user that the request names, as `requested_user` returns it.
     """
     if user:
         return below(key, user, Link.AUTO).user.__eq__
     if key.figures or not (key.name or key.user):
-        return lambda known: True
+        return lambda owner: True
     if key.user:
-        own = f"/{_quoted(key.user)}/"
-        return lambda known: known == key.user or known.startswith(own)
-    return lambda known: not known or (known.startswith("/") and known.count("/") == 1)
+        prefix = f"/{_quoted(key.user)}/"
+        return lambda owner: owner == key.user or owner.startswith(prefix)
+    return lambda owner: not owner or (owner.startswith("/") and owner.count("/") == 1)
 
 
 def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
-    """What of a tenant a client may look at: the sessions that `sees` tells it of, and the memory, documents and notes of the
-    same users and of all users. What the gateway keeps for itself is nobody's."""
+    """Return a predicate for the segments of a tenant that a client may read: the sessions that `sees` allows, and the memory,
+    documents and notes of the same users and of all users. The gateway's own segments are hidden from all."""
     mine = sees(key, user)
 
     def shown(info: SegmentInfo) -> bool:
@@ -196,21 +196,20 @@ def shows(key: Key, user: str = "") -> Callable[[SegmentInfo], bool]:
 
 
 def logged(user: str) -> str:
-    """The user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
+    """Return the user of a key for the log. An end user is shown by a digest, because the name comes from a request."""
     if not user.startswith("/"):
         return user
-    own, _, end = user[1:].rpartition("/")
-    return f"{own}/{hashlib.blake2b(end.encode(), digest_size=8).hexdigest()}"
+    key_user, _, end = user[1:].rpartition("/")
+    return f"{key_user}/{hashlib.blake2b(end.encode(), digest_size=8).hexdigest()}"
 
 
 class Shares:
-    """What the end users of each key take: none of them more than a share of what the key may. And what the key takes, where
-    several gateways count together.
+    """Enforces the limits of end users, who share those of their key, and of keys, if several gateways count together.
 
     It is used in the event loop alone.
 
     Args:
-        tally: counts for all of them; None where this gateway is alone.
+        tally: counts for all gateways over the store; None if this gateway is alone.
     """
 
     def __init__(self, limits: RequestBounds, tally: Tally | None = None) -> None:
@@ -220,10 +219,10 @@ class Shares:
 
     @asynccontextmanager
     async def taken(self, key: Key, user: str) -> AsyncIterator[None]:
-        """One request, as long as it is answered.
+        """Count one request while it is answered.
 
         Raises:
-            Problem: it is over the user's share, or here and elsewhere together there is no room for it.
+            Problem: it exceeds the user's share, or the limits of all gateways together.
         """
         with self._here(key, user):
             demands = () if self._tally is None else self._demands(key, user)
@@ -233,7 +232,7 @@ class Shares:
             try:
                 refused, wait = await self._tally.take(demands)
             except StoreError as error:
-                raise Problem(503, "store_unavailable", words_of(error), retry_after=1) from error
+                raise Problem(503, "store_unavailable", client_message(error), retry_after=1) from error
             if refused >= 0:
                 demand, of_user = demands[refused], bool(user) and refused == len(demands) - 1
                 raise over_rate(demand.rate, wait, user=of_user) if wait else over_most(demand.most, user=of_user)
@@ -243,14 +242,14 @@ class Shares:
                 self._tally.give(demands)
 
     def _demands(self, key: Key, user: str) -> tuple[Demand, ...]:
-        """What a request takes of its key, and then of its user; nothing where there is no limit."""
-        rate, most = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
-        if not rate and not most:
+        """Return a request's demands on its key, and then on its user; none without limits."""
+        rate, limit = key.rate or self._limits.rate, self._limits.per_key if key.name else 0
+        if not rate and not limit:
             return ()
         name = key.name.encode()
-        demands = [Demand(_digest(name), rate, most)]
+        demands = [Demand(_digest(name), rate, limit)]
         if user:
-            demands.append(Demand(_digest(f"{key.name}/{_client(key)}{user}".encode()), _share(rate), _share(most)))
+            demands.append(Demand(_digest(f"{key.name}/{_client(key)}{user}".encode()), _share(rate), _share(limit)))
         return tuple(demands)
 
     @contextmanager
@@ -258,36 +257,36 @@ class Shares:
         if not user:
             yield
             return
-        most = _share(self._limits.per_key)
-        who = key.name, _client(key) + user
-        if most and self._running[who] >= most:
-            raise over_most(most, user=True)
-        self._check_rate(key, who)
-        self._running[who] += 1
+        limit = _share(self._limits.per_key)
+        client = key.name, _client(key) + user
+        if limit and self._running[client] >= limit:
+            raise over_most(limit, user=True)
+        self._check_rate(key, client)
+        self._running[client] += 1
         try:
             yield
         finally:
-            self._running[who] -= 1
-            if not self._running[who]:
-                del self._running[who]
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
 
-    def _check_rate(self, key: Key, who: tuple[str, str]) -> None:
+    def _check_rate(self, key: Key, client: tuple[str, str]) -> None:
         rate = key.rate or self._limits.rate
         if not rate:
             return
         rate = _share(rate)
-        bucket = self._buckets.get(who)
+        bucket = self._buckets.get(client)
         if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[who] = Bucket(rate)
-        self._buckets.move_to_end(who)
-        if len(self._buckets) > KNOWN:
+            bucket = self._buckets[client] = Bucket(rate)
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > MAX_USERS:
             self._buckets.popitem(last=False)
         if wait := bucket.take():
             raise over_rate(rate, wait, user=True)
 
 
 def _client(key: Key) -> str:
-    """The part of an end user's name that tells apart the clients of a gateway without keys."""
+    """Return the prefix of an end user's name that separates the clients of a gateway without keys."""
     return "" if key.name or not key.user else f"{key.user}/"
 
 

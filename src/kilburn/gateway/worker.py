@@ -1,9 +1,9 @@
-"""One of several processes that serve at one address, seen from inside: see `kilburn.gateway.workers`.
+"""A worker process: one of several that serve at one address; see `kilburn.gateway.workers`.
 
-It takes connections one at a time, and leaves the next one to the worker that has fewest: clients that stay keep all processors
-busy. It ends in one of two ways. Retired, it
-takes no new connection, and answers those that it has until each is told to close or says nothing for a while: another worker
-serves by then. Stopped, it takes nothing new, ends the requests in flight within their time, and closes.
+It accepts one connection at a time, and leaves the next one to the worker with the fewest, so that clients with persistent
+connections use all processors. It ends in one of two ways. A retired worker accepts no new connection, and serves its open ones
+until each is closed or idle for a while; another worker serves by then. A stopped worker accepts nothing new, ends the running
+requests within their time, and closes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import msgspec
 
 from kilburn.errors import MissingExtra, Unavailable
 from kilburn.gateway.exchange import Exchange, SessionTotals
-from kilburn.gateway.metrics import TOLD
+from kilburn.gateway.metrics import COUNTED_FIELDS
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.workers import LONGEST, Saying, read_saying, written
+from kilburn.gateway.workers import MAX_LINE_BYTES, Saying, read_saying, written
 
 try:
     import uvicorn
@@ -34,30 +34,30 @@ except ModuleNotFoundError as error:
     raise MissingExtra("uvicorn", "serve") from error
 
 LINGER = 2.0
-"""Seconds for which a connection that says nothing is kept by a worker that is retired. It is closed by its next answer."""
+"""Seconds that a retired worker keeps an idle connection. The next answer closes it earlier."""
 
 FULL = 1.0
-"""Seconds without a new connection, where there are as many open files as may be."""
+"""Seconds without new connections after the limit of open files is reached."""
 
 YIELD, YIELDS = 0.002, 8
-"""Seconds for which a new connection is left to a worker that has fewer, and how often: that one may be computing something.
-After that it is taken by whoever can."""
+"""Seconds for which a new connection is left to a worker that has fewer, and how often, since that worker may be computing. After
+that, any worker accepts it."""
 
 PLACES = 8 + 4 * 128
-"""Bytes of what workers see of each other, for more of them than there may be."""
+"""Bytes that the workers share, enough for more workers than there may be."""
 
 CLOSE = (b"connection", b"close")
 
 
 def first_line(line: socket.socket) -> Saying:
-    """What the parent says first: how this worker is to be, and as `id` its place."""
-    said = b""
-    while not said.endswith(b"\n"):
+    """Read the parent's first message: the worker's settings, and its place as `id`."""
+    data = b""
+    while not data.endswith(b"\n"):
         piece = line.recv(1 << 16)
         if not piece:
             raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
-        said += piece
-    return read_saying(said)
+        data += piece
+    return read_saying(data)
 
 
 class Neighbours:
@@ -92,22 +92,22 @@ class Neighbours:
         self.leave()
 
     def has(self, connections: int) -> bool:
-        """This worker has so many; returns whether another one has fewer."""
+        """Store this worker's number of connections; return whether another worker has fewer."""
         self._counts[self._place] = connections + 1
         return any(0 < count <= connections for count in self._counts)
 
     def leave(self) -> None:
-        """This worker takes none."""
+        """Note that this worker accepts no connections."""
         self._counts[self._place] = 0
 
 
 class Parent:
-    """The way to the parent, and what is one for all workers: the figures, who is signed in, and whose turn it is.
+    """The connection to the parent, and the state that all workers share: figures, signed-in people, and turns.
 
     Args:
-        line: the socket that leads there.
-        folder: for files that say whose turn it is, and who has how many connections.
-        place: which of the workers this one is.
+        line: the socket to the parent.
+        folder: the folder of the files with turns and numbers of connections.
+        place: the number of this worker.
     """
 
     def __init__(self, line: socket.socket, folder: str, place: int) -> None:
@@ -120,11 +120,11 @@ class Parent:
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self.now: Callable[[], Any] = tuple
-        """What the gateway can say at once."""
+        """Returns the gateway's present figures."""
 
     async def connect(self, retire: Callable[[], object], stop: Callable[[], object]) -> None:
-        """Begin to hear what the parent says. If it is gone, this one stops."""
-        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=LONGEST)
+        """Begin to receive the parent's messages. If the parent ends, this worker stops."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MAX_LINE_BYTES)
         self._task = asyncio.create_task(self._hear(reader, retire, stop))
 
     async def _hear(self, reader: asyncio.StreamReader, retire: Callable[[], object], stop: Callable[[], object]) -> None:
@@ -153,50 +153,50 @@ class Parent:
         return [(name, tenant, float(figure)) for name, tenant, figure in self.now()]
 
     def tell(self, kind: str, body: Any = None, number: int = 0) -> None:
-        """Say something to the parent."""
+        """Send a message to the parent."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(written(kind, body, number))
 
-    async def _ask(self, kind: str, *given: Any) -> Any:
+    async def _ask(self, kind: str, *arguments: Any) -> Any:
         if self._writer is None or self._writer.is_closing():
             raise Unavailable("the parent of the workers is gone", advice="start the gateway again")
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
-        self.tell(kind, given, number)
-        told = await self._waiting[number]
-        if "error" in told:
-            raise OSError(told["error"])
-        return told["value"]
+        self.tell(kind, arguments, number)
+        answer = await self._waiting[number]
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["value"]
 
     # Figures
 
     def observe(self, exchange: Exchange) -> None:
-        """Have one exchange counted."""
+        """Send an exchange to be counted."""
         key = exchange.key
-        counted = {name: getattr(exchange, name) for name in TOLD}
+        counted = {name: getattr(exchange, name) for name in COUNTED_FIELDS}
         self.tell("seen", {**counted, "key": None if key is None else {"tenant": key.tenant, "user": key.user}})
 
     async def page(self, tenant: str | None) -> bytes:
         """See `Metrics.page`; of all workers."""
-        told: str = await self._ask("page", tenant)
-        return told.encode()
+        text: str = await self._ask("page", tenant)
+        return text.encode()
 
     async def sessions(self, tenant: str | None, sees: Callable[[str], bool]) -> list[SessionTotals]:
         """See `Metrics.sessions`; of all workers."""
         rows = msgspec.convert(await self._ask("sessions", tenant), list[tuple[SessionTotals, str]])
         return [row for row, user in rows if sees(user)]
 
-    # Who is signed in
+    # Signed-in people
 
-    async def sign(self, verb: str, given: Sequence[Any]) -> Any:
+    async def sign(self, verb: str, arguments: Sequence[Any]) -> Any:
         """See `kilburn.gateway.workers.Signing.answer`."""
-        return await self._ask(verb, *given)
+        return await self._ask(verb, *arguments)
 
-    # Whose turn it is
+    # Turns
 
     def turn(self, tenant: str) -> bool:
-        """Whether this worker does what is done for a tenant in the background: the first that wants to, until it ends. Two
-        would do nothing twice, as the store has one of it; they would compute it twice."""
+        """Return whether this worker does a tenant's work in the background: the first one that asks, until it ends. Two workers
+        would compute the same results twice."""
         if tenant not in self._turns:
             name = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
             file = os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -209,17 +209,17 @@ class Parent:
         return True
 
     def leave_turns(self) -> None:
-        """Let others do it; the end of the process does the same."""
+        """Give up the turns, as the end of the process does."""
         while self._turns:
             os.close(self._turns.popitem()[1])
 
 
 class _Connections(set[Any]):
-    """Connections of a server, which says when one is gone: the others learn how many it has."""
+    """A server's connections; reports when one ends, so that the other workers learn the number."""
 
-    def __init__(self, gone: Callable[[], object]) -> None:
+    def __init__(self, on_discard: Callable[[], object]) -> None:
         super().__init__()
-        self._gone = gone
+        self._gone = on_discard
 
     def discard(self, connection: Any) -> None:
         super().discard(connection)
@@ -227,7 +227,7 @@ class _Connections(set[Any]):
 
 
 class WorkerServer(uvicorn.Server):
-    """uvicorn's server, which takes connections from a socket that it shares.
+    """uvicorn's server, which accepts connections from a shared socket.
 
     Args:
         linger: see `LINGER`.
@@ -243,13 +243,13 @@ class WorkerServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals for a whole group of processes are the parent's matter; it says when this one ends."""
+        """Ignore signals to the whole process group: the parent handles them, and tells this worker to end."""
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve, and say so."""
+        """Begin to serve, and report it to the parent."""
         await self._parent.connect(self.retire, self.stop)
         await super().startup(sockets=[])
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.stop)
@@ -275,15 +275,14 @@ class WorkerServer(uvicorn.Server):
 
     @property
     def _connections(self) -> int:
-        # One that has just come is among both.
+        # A new connection is in both.
         return len({*self.server_state.connections, *self._coming.values()})
 
     def _accept(self) -> None:
-        """Take one connection, or leave it to a worker that has fewer; the loop comes back if there are more, unless another
-        worker is faster."""
+        """Accept one connection, or leave it to a worker that has fewer. The event loop calls again if there are more."""
         loop = asyncio.get_running_loop()
         if self._parent.neighbours.has(self._connections) and self._yielded < YIELDS:
-            # Its number stands: it is only a moment.
+            # Its count stays, because this takes only a moment.
             self._yielded += 1
             loop.remove_reader(self._listener)
             loop.call_later(YIELD, self._listen)
@@ -306,11 +305,11 @@ class WorkerServer(uvicorn.Server):
         self._parent.neighbours.has(self._connections)
 
     def _protocol(self) -> asyncio.Protocol:
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return protocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def retire(self) -> None:
-        """Take no more connections, answer those that are there, and end."""
+        """Accept no more connections, finish those that are open, and end."""
         if self._retiring is None:
             self._close_after_answers()
             self._retiring = asyncio.get_running_loop().create_task(self._retired())
@@ -323,12 +322,12 @@ class WorkerServer(uvicorn.Server):
         self.should_exit = True
 
     def stop(self) -> None:
-        """Take nothing new, end what is in flight, and end."""
+        """Accept no more connections, finish the running requests, and end."""
         self._close_after_answers()
         self.should_exit = True
 
     def _close_after_answers(self) -> None:
-        """Take no more connections; and each answer says that it is the last one of its connection."""
+        """Accept no more connections, and mark each answer as the last of its connection."""
         self._leave()
         self._listener.close()
         if CLOSE not in self.config.encoded_headers:
@@ -340,7 +339,7 @@ class WorkerServer(uvicorn.Server):
                 cycle.keep_alive = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what is in flight, within its time."""
+        """End the running requests, within their time."""
         self._leave()
         if self._coming:
             await asyncio.wait(list(self._coming))

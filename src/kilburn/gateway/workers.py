@@ -1,10 +1,9 @@
-"""Several processes that serve at one address, seen from their parent: it binds the address once, begins them, starts again the
-one that ends, counts for all of them, knows who is signed in, and ends them.
+"""Worker processes that serve at one address, from the parent's side. The parent binds the address once, starts the workers,
+replaces those that end, counts for all of them, keeps the signed-in people, and ends the workers.
 
-A worker is a program of its own, begun anew and not forked: no store, thread or lock of the parent goes into it. It gets the
-listening socket, and one end of a pair of sockets. Over that pair go lines of JSON: what it has answered, so that the figures of
-a worker that is killed stay in the sum, and what it asks its parent. uvicorn's own supervisor pickles its settings, starts a
-worker again as often as it ends, and hands it nothing to say anything by.
+A worker is a new program, not a fork: it shares no store, thread or lock with its parent. It inherits the listening socket and
+one end of a pair of sockets, which carries lines of JSON: its exchanges, so that the figures of a killed worker are not lost, and
+its questions. uvicorn's own supervisor pickles its settings, restarts failing workers without limit, and has no such channel.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra
 from kilburn.gateway.exchange import Exchange, SessionTotals
-from kilburn.gateway.metrics import NOW, SUMMED, Metrics
+from kilburn.gateway.metrics import CURRENT, SUMMED, Metrics
 from kilburn.prices import Prices
 from kilburn.terminal import say
 
@@ -39,32 +38,33 @@ except ModuleNotFoundError as error:
 
 log = logging.getLogger("kilburn.gateway")
 
-LONGEST = 64 << 20
-"""Bytes of a line."""
+MAX_LINE_BYTES = 64 << 20
+"""Maximum length of a line, in bytes."""
 
 CLOSING = 15.0
-"""Seconds that a worker has for closing its store, once its requests are over."""
+"""Seconds that a worker has for closing its store after its last request."""
 
 PATIENCE = 2.0
-"""Seconds that a worker has for saying how it is; after that it is taken as it was."""
+"""Seconds that a worker has for reporting its figures; after that the previous ones count."""
 
-MINUTE, AT_ONCE, LONGEST_PAUSE = 60.0, 3, 30.0
-"""So many workers that end within so many seconds are started again at once; the next ones after 1, 2, 4 ... seconds."""
+MINUTE, AT_ONCE, MAX_PAUSE = 60.0, 3, 30.0
+"""Within `MINUTE` seconds, `AT_ONCE` workers are replaced immediately, and further ones after 1, 2, 4 ... up to `MAX_PAUSE`
+seconds."""
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
 SIGNING = ("wait", "enter", "find", "leave")
-"""What a worker asks about who is signed in."""
+"""A worker's questions about signed-in people."""
 
 
 class Saying(msgspec.Struct, omit_defaults=True):
-    """What goes between a worker and its parent.
+    """A message between a worker and its parent.
 
     Args:
-        kind: what it is: "begin", "now" and "retire" to a worker; "ready", "seen" and questions from it; "told" answers one.
-        id: of a question and its answer; a worker's place with "begin".
-        body: of that kind.
+        kind: "begin", "now" and "retire" go to a worker; "ready", "seen" and questions come from it; "told" answers a question.
+        id: the id of a question and its answer; a worker's place with "begin".
+        body: the message's data, by its kind.
     """
 
     kind: str
@@ -77,23 +77,23 @@ _read_exchange = msgspec.json.Decoder(Exchange).decode
 
 
 def written(kind: str, body: Any = None, id: int = 0) -> bytes:
-    """A line."""
+    """Encode a message as a line."""
     return msgspec.json.encode(Saying(kind, id, msgspec.Raw(msgspec.json.encode(body)))) + b"\n"
 
 
 class Signing(Protocol):
-    """Who is signed in at a dashboard: see `kilburn.dashboard.signing.SignIns`."""
+    """The signed-in people of a dashboard: see `kilburn.dashboard.signing.SignIns`."""
 
-    async def answer(self, verb: str, given: Sequence[Any]) -> Any:
-        """What one of `SIGNING` comes to, as JSON has it."""
+    async def answer(self, verb: str, arguments: Sequence[Any]) -> Any:
+        """Return the result of one of `SIGNING`, as JSON."""
         ...
 
 
 class Pace:
-    """How long to wait before a worker that ended is started again.
+    """Determines the pause before an ended worker is replaced.
 
     Args:
-        clock: seconds that never go back.
+        clock: returns seconds that never decrease.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,34 +101,34 @@ class Pace:
         self._ended: deque[float] = deque()
 
     def pause(self) -> float:
-        """One has ended; returns seconds."""
-        now = self._clock()
-        while self._ended and now - self._ended[0] >= MINUTE:
+        """Note that a worker ended; return the pause before the next one, in seconds."""
+        moment = self._clock()
+        while self._ended and moment - self._ended[0] >= MINUTE:
             self._ended.popleft()
-        self._ended.append(now)
+        self._ended.append(moment)
         more = len(self._ended) - AT_ONCE - 1
-        return 0.0 if more < 0 else min(LONGEST_PAUSE, 2.0**more)
+        return 0.0 if more < 0 else min(MAX_PAUSE, 2.0**more)
 
 
 class ServingProcess:
-    """One of the processes.
+    """One of the worker processes.
 
     Args:
-        place: which one it is, from 1; the one that is begun in its place has the same.
+        place: its number, from 1; its replacement has the same.
     """
 
     def __init__(self, place: int, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
         self.place, self.process, self.writer = place, process, writer
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[bool] = loop.create_future()
-        """Whether it serves: it does, or it ended before."""
+        """True once the worker serves, False if it ended before."""
         self.ended: asyncio.Future[int] = loop.create_future()
         self.figures: list[tuple[str, str, float]] = []
-        """What it said last of what is so now."""
+        """Its last reported present figures."""
         self.asked: asyncio.Future[None] | None = None
 
     def tell(self, kind: str, body: Any = None, id: int = 0) -> None:
-        """Send it a line; one that is gone hears nothing."""
+        """Send it a message, unless it has ended."""
         if not self.writer.is_closing():
             self.writer.write(written(kind, body, id))
 
@@ -139,17 +139,17 @@ class ServingProcess:
 
 
 class Workers:
-    """The parent. Its `run` is for an event loop of its own, in the main thread.
+    """The parent process. Its `run` needs an event loop of its own, in the main thread.
 
     Args:
-        listener: where all listen.
-        count: how many workers.
-        command: what begins one; the numbers of its two sockets follow.
-        begin: what it is told first.
-        drain: seconds that requests have for ending.
-        prices: for what is saved.
-        signing: who is signed in; None where nobody signs in.
-        told: called once when all serve.
+        listener: the socket on which all workers listen.
+        count: number of workers.
+        command: the command that starts a worker, without the numbers of its two sockets.
+        begin: data of the first message to a worker.
+        drain: seconds for finishing requests at the end.
+        prices: prices, for the money saved.
+        signing: the signed-in people; None for none.
+        notify: called once when all workers serve.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class Workers:
         drain: float,
         prices: Prices,
         signing: Signing | None = None,
-        told: Callable[[], None] = lambda: None,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._listener, self._count, self._command, self._begin = listener, count, command, begin
-        self._drain, self._signing, self._told = drain, signing, told
+        self._drain, self._signing, self._told = drain, signing, notify
         self._figures: list[tuple[str, str, float]] = []
         self._own = _Processes(self._alive)
-        self._metrics = Metrics(prices, lambda: self._figures, own=[self._own])
+        self._metrics = Metrics(prices, lambda: self._figures, collectors=[self._own])
         self._pace = Pace()
         self._places: dict[int, ServingProcess] = {}
         self._all: set[ServingProcess] = set()
@@ -183,18 +183,18 @@ class Workers:
         return [worker.process.pid for worker in self._all]
 
     async def run(self) -> int:
-        """Serve until a signal ends it; returns the exit status: 0 if it was told to end, 130 by Ctrl-C, 1 if no worker can
-        serve or one had to be killed."""
+        """Serve until a signal; return the exit status: 0 after a request to end, 130 after Ctrl-C, 1 if no worker can serve or
+        one had to be killed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
         loop.add_signal_handler(signal.SIGHUP, self._restart)
         try:
-            begun = [await self._started(place) for place in range(1, self._count + 1)]
-            self._places = {worker.place: worker for worker in begun}
-            serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in begun)))
+            workers = [await self._started(place) for place in range(1, self._count + 1)]
+            self._places = {worker.place: worker for worker in workers}
+            serve = await self._unless_ending(asyncio.gather(*(worker.ready for worker in workers)))
             if serve is not None and not all(serve):
-                say("a worker ended before it served; what it said stands above")
+                say("a worker ended before it served; see its output above")
                 self._status = 1
             elif serve is not None:
                 self._told()
@@ -204,7 +204,7 @@ class Workers:
         return self._status
 
     async def _unless_ending(self, waited: asyncio.Future[Any]) -> Any:
-        """What comes of it; None if all is to end before."""
+        """Return the result of a future; None if the workers are to end first."""
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait([waited, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -222,7 +222,7 @@ class Workers:
                 worker.signal(signal.SIGKILL)
 
     def _restart(self) -> None:
-        """Have each worker replaced, one after the other. Who asks again meanwhile has it done again."""
+        """Replace all workers, one after the other. A further request meanwhile repeats it."""
         if self._ending.is_set() or not self._places:
             return
         if self._rolling is not None and not self._rolling.done():
@@ -237,10 +237,10 @@ class Workers:
             try:
                 new = await self._started(place)
             except OSError as error:
-                say(f"worker {place} cannot be started: {error}; the old ones go on")
+                say(f"worker {place} cannot be started: {error}; the old workers continue to serve")
                 return
             if not await new.ready:
-                say(f"worker {place}: the new one ended before it served; the old ones go on")
+                say(f"worker {place}: the new one ended before it served; the old workers continue to serve")
                 return
             self._places[place] = new
             old.tell("retire")
@@ -251,7 +251,7 @@ class Workers:
             await self._roll()
 
     async def _over(self, worker: ServingProcess) -> None:
-        """Wait until a worker that was told to end has ended; not for ever."""
+        """Wait until a worker has ended, and kill it after some time."""
         await asyncio.wait([worker.ended], timeout=self._drain + CLOSING)
         if not worker.ended.done():
             say(f"worker {worker.place} does not end; it is killed")
@@ -265,30 +265,30 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # Workers begin and end
+    # Starting and ending workers
 
     async def _started(self, place: int) -> ServingProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             numbers = self._listener.fileno(), theirs.fileno()
             process = await asyncio.create_subprocess_exec(*self._command, *map(str, numbers), pass_fds=numbers)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         worker = ServingProcess(place, process, writer)
         self._all.add(worker)
         if self._ending.is_set():
-            worker.signal(signal.SIGTERM)  # all others were told before this one was there
+            worker.signal(signal.SIGTERM)  # the other workers got the signal before this one existed
         worker.tell("begin", self._begin, place)
         self._do(self._hear(worker, reader))
         return worker
 
     async def _hear(self, worker: ServingProcess, reader: asyncio.StreamReader) -> None:
-        """What a worker says, until it ends."""
+        """Process a worker's messages until it ends."""
         with suppress(OSError):
             while line := await reader.readline():
                 try:
                     self._heard(worker, read_saying(line))
                 except msgspec.DecodeError as error:
-                    log.error("worker %d says what cannot be read: %s", worker.place, error)
+                    log.error("worker %d sent an invalid message: %s", worker.place, error)
         status = await worker.process.wait()
         worker.writer.close()
         self._all.discard(worker)
@@ -301,7 +301,7 @@ class Workers:
             await self._replace(worker, status)
 
     async def _replace(self, worker: ServingProcess, status: int) -> None:
-        """A worker that serves is gone: begin another one in its place, until one serves."""
+        """Replace a worker that ended, until a new one serves."""
         self._own.ended += 1
         while self._places[worker.place] is worker:
             pause = self._pace.pause()
@@ -324,7 +324,7 @@ class Workers:
                 new.tell("retire")  # a restart was faster
 
     async def _close(self) -> None:
-        """End all workers: they accept nothing any more, and what they answer has its time."""
+        """End all workers: they accept no connections, and have some time to finish their answers."""
         self._ending.set()
         self._listener.close()
         for worker in self._all:
@@ -336,7 +336,7 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # What a worker says and asks
+    # Messages from workers
 
     def _heard(self, worker: ServingProcess, line: Saying) -> None:
         match line.kind:
@@ -352,13 +352,13 @@ class Workers:
                 self._do(self._answer(worker, line))
 
     async def _answer(self, worker: ServingProcess, line: Saying) -> None:
-        given = msgspec.json.decode(line.body)
+        arguments = msgspec.json.decode(line.body)
         try:
             if line.kind in SIGNING and self._signing is not None:
-                answer: Any = {"value": await self._signing.answer(line.kind, given)}
+                answer: Any = {"value": await self._signing.answer(line.kind, arguments)}
             else:
                 await self._gather()
-                answer = {"value": self._page(*given) if line.kind == "page" else self._rows(*given)}
+                answer = {"value": self._page(*arguments) if line.kind == "page" else self._rows(*arguments)}
         except Exception as error:  # noqa: BLE001 -- whoever asked must not wait for ever
             answer = {"error": str(error)}
         worker.tell("told", answer, line.id)
@@ -370,28 +370,28 @@ class Workers:
         return self._metrics.rows(tenant)
 
     async def _gather(self) -> None:
-        """Ask every worker how it is. What it has answered so far it has said before: so that is counted, too."""
+        """Ask every worker for its figures. Exchanges that it has answered before are counted by then."""
         async with self._asking:
-            asked = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
-            for worker in asked:
+            workers = [worker for worker in self._all if worker.ready.done() and not worker.ended.done()]
+            for worker in workers:
                 worker.asked = asyncio.get_running_loop().create_future()
                 worker.tell("now")
-            if asked:
-                await asyncio.wait([worker.asked for worker in asked if worker.asked is not None], timeout=PATIENCE)
+            if workers:
+                await asyncio.wait([worker.asked for worker in workers if worker.asked is not None], timeout=PATIENCE)
             self._figures = list(together(worker.figures for worker in self._all))
 
 
 def together(figures: Any) -> Iterator[tuple[str, str, float]]:
-    """What several workers say of what is so now, as one: what each has of its own is added, what all see is the greatest."""
-    known: dict[tuple[str, str], float] = {}
-    for name, tenant, figure in (one for some in figures for one in some if one[0] in NOW):
-        before = known.get((name, tenant), 0.0)
-        known[name, tenant] = before + figure if name in SUMMED else max(before, figure)
-    yield from ((name, tenant, figure) for (name, tenant), figure in known.items())
+    """Combine the present figures of several workers: sums of their own figures, and the maximum of shared ones."""
+    totals: dict[tuple[str, str], float] = {}
+    for name, tenant, figure in (entry for batch in figures for entry in batch if entry[0] in CURRENT):
+        previous = totals.get((name, tenant), 0.0)
+        totals[name, tenant] = previous + figure if name in SUMMED else max(previous, figure)
+    yield from ((name, tenant, figure) for (name, tenant), figure in totals.items())
 
 
 class _Processes(Collector):
-    """What all processes take together. What ended ones have computed stays in the sum."""
+    """Figures of all processes together. The processor time of ended ones stays in the sum."""
 
     def __init__(self, alive: Callable[[], list[int]]) -> None:
         self._alive = alive
@@ -399,23 +399,25 @@ class _Processes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         alive = self._alive()
-        own = {family.name: family for family in _process(os.getpid())}
+        families = {family.name: family for family in _process(os.getpid())}
         dead = resource.getrusage(resource.RUSAGE_CHILDREN)
         for family in (family for pid in alive for family in _process(pid)):
-            if family.name in SHARED and family.name in own:
-                own[family.name].samples[0] = (
-                    own[family.name].samples[0]._replace(value=own[family.name].samples[0].value + family.samples[0].value)
+            if family.name in SHARED and family.name in families:
+                families[family.name].samples[0] = (
+                    families[family.name]
+                    .samples[0]
+                    ._replace(value=families[family.name].samples[0].value + family.samples[0].value)
                 )
-        if "process_cpu_seconds" in own:
-            [sample] = own["process_cpu_seconds"].samples
-            own["process_cpu_seconds"].samples = [sample._replace(value=sample.value + dead.ru_utime + dead.ru_stime)]
-        yield from own.values()
+        if "process_cpu_seconds" in families:
+            [sample] = families["process_cpu_seconds"].samples
+            families["process_cpu_seconds"].samples = [sample._replace(value=sample.value + dead.ru_utime + dead.ru_stime)]
+        yield from families.values()
         yield GaugeMetricFamily("kilburn_workers", "Worker processes that run.", value=len(alive))
         yield CounterMetricFamily("kilburn_workers_ended", "Workers that ended without being told to.", value=self.ended)
 
 
 SHARED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds", "process_open_fds")
-"""What is added up; the other figures of processes are the parent's."""
+"""Figures that are summed; the other process figures are the parent's."""
 
 
 def _process(pid: int) -> Sequence[Metric]:
@@ -424,7 +426,7 @@ def _process(pid: int) -> Sequence[Metric]:
     return []
 
 
-def command_of(module: str, function: str) -> list[str]:
-    """What begins a worker, with this Python: nothing is imported from the folder in which it is begun."""
+def worker_command(module: str, function: str) -> list[str]:
+    """Return the command that starts a worker with this Python. Nothing is imported from the working directory."""
     run = f"import sys; from {module} import {function}; sys.exit({function}(*map(int, sys.argv[1:])))"
     return [sys.executable, "-P", "-c", run]

@@ -118,7 +118,7 @@ class Did(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class StandingJob(msgspec.Struct, kw_only=True, frozen=True):
-    """A job that somebody is at, or that failed, as the store has it.
+    """Is a job that a worker has claimed, or that failed, as the store has it.
 
     Args:
         state: "working", "pausing" (it failed, and is tried again) or "failed" (it is still tried again, now and then).
@@ -135,7 +135,7 @@ class StandingJob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def standing(store: Store) -> list[StandingJob]:
-    """The jobs of a tenant that somebody is at, or that failed."""
+    """Return the jobs of a tenant that a worker has claimed, or that failed."""
     now, names = store.backend.now(), {info.number: info.name for info in store.backend.segments()}
     return [
         StandingJob(
@@ -159,16 +159,16 @@ def _state(entry: JobState, now: float) -> str:
 
 
 MEMORY = "memory"
-"""The kind of the claim under which one worker learns into a collection: of two, one would ask its model in vain."""
+"""The kind of the claim under which a worker learns into a collection. Of two workers, one would ask its model in vain."""
 
 
 class Worker:
-    """Works for tenants of one place. Use it as a context manager, or close it.
+    """Does background work for tenants of one store. Use it as a context manager, or close it.
 
     Args:
         place: a file, or the URL of a database.
-        told: is told what was done.
-        stopped: whether to put down what can be put down, and begin nothing.
+        told: called with each job that was done.
+        stopped: whether to stop the present job where that is possible, and to begin no other.
 
     Raises:
         SpecError, MissingExtra, Unavailable: a policy, model or embedder cannot be made. StoreError: the store cannot be opened.
@@ -190,12 +190,12 @@ class Worker:
             self._opened = opened.pop_all()
 
     def is_over(self) -> bool:
-        """Whether it should put down what it does."""
+        """Return whether the worker should stop its present job."""
         return self._stopped() or ending()
 
     def has_changed(self) -> bool:
-        """Return whether something was written since the last call, or a while is over: times change what is due, too. The store
-        is asked once for each tenant."""
+        """Return whether something was written since the last call, or `LOOK` seconds are over, as jobs also become due by time.
+        The store is asked once for each tenant."""
         changed = [office.has_changed() for office in self._offices]
         return any(changed)
 
@@ -269,7 +269,7 @@ class _Office:
         return JobKind.EMBED in self._ways.kinds or bool(self._ways.learn)
 
     def has_changed(self) -> bool:
-        """See `Worker`. An error is what the work itself will say."""
+        """See `Worker`. An error is ignored here, as the job itself will raise it."""
         now, heads = time.monotonic(), None
         with suppress(KilburnError):
             heads = [(info.number, info.head) for info in self._backend.segments()]
@@ -279,7 +279,7 @@ class _Office:
         return True
 
     def work(self, kind: JobKind) -> int:
-        """Do what is to be done of a kind; returns how many jobs were done or tried."""
+        """Do the jobs of a kind that are due; return how many jobs were done or tried."""
         return {
             JobKind.ERASE: self._erase,
             JobKind.EXPIRE: self._expire,
@@ -289,7 +289,7 @@ class _Office:
         }[kind]()
 
     def _do(self, job: JobName, work: Callable[[JobClaim], Did | None]) -> int:
-        """Do a job under a claim, if it can be had; returns whether it was tried. `work` says what it did; None for nothing."""
+        """Do a job if it can be claimed; return whether it was tried. `work` returns what it did, or None for nothing."""
         claim = take(self._backend, job, lease=self._ways.lease)
         if claim is None:
             return 0
@@ -341,20 +341,20 @@ class _Office:
 
         def work(claim: JobClaim) -> Did | None:
             with self._backend.erasing():
-                return None  # at its end, what was left is done
+                return None  # the end of the block finishes open erasures
 
-        begun = JobName(JobKind.ERASE) in every
-        return self._do(JobName(JobKind.ERASE), work) if self._is_time(JobKind.ERASE) or begun else 0
+        has_begun = JobName(JobKind.ERASE) in every
+        return self._do(JobName(JobKind.ERASE), work) if self._is_time(JobKind.ERASE) or has_begun else 0
 
     def _expire(self) -> int:
         rule = rule_of(self._backend)
-        found = due(self._backend, rule, rule_time(self._store)) if rule is not None else {}
+        due_sessions = due(self._backend, rule, rule_time(self._store)) if rule is not None else {}
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
-        # What was archived is due as long as it is there, and every page is looked at for it.
-        begun = bool(found.get(Ending.FORGET, set()) - resting or found.get(Ending.DATE))
-        begun = begun or (bool(found.get(Ending.ARCHIVE)) and self._is_time(JobKind.EXPIRE))
-        if rule is None or not begun:
+        # An archived session is due as long as it exists, and every page of it is read then.
+        has_begun = bool(due_sessions.get(Ending.FORGET, set()) - resting or due_sessions.get(Ending.DATE))
+        has_begun = has_begun or (bool(due_sessions.get(Ending.ARCHIVE)) and self._is_time(JobKind.EXPIRE))
+        if rule is None or not has_begun:
             settle(self._backend, awake)
             return 0
 
@@ -363,21 +363,21 @@ class _Office:
 
         def work(claim: JobClaim) -> Did | None:
             over = partial(self._is_over, claim)
-            done = expire(self._store, rule, told=tell, stopped=over, lease=self._ways.lease)
-            if done.moved.texts:
-                self._worker.tell(self._did(JobKind.COOL, done.moved.texts))
-            return self._did(JobKind.EXPIRE, len(done.forgotten)) if done.forgotten else None
+            ended = expire(self._store, rule, told=tell, stopped=over, lease=self._ways.lease)
+            if ended.moved.texts:
+                self._worker.tell(self._did(JobKind.COOL, ended.moved.texts))
+            return self._did(JobKind.EXPIRE, len(ended.forgotten)) if ended.forgotten else None
 
         return self._do(JobName(JobKind.EXPIRE), work)
 
     def _cool(self) -> int:
-        after = self._ways.cold_after
-        if after is None or not self._is_time(JobKind.COOL):
+        seconds = self._ways.cold_after
+        if seconds is None or not self._is_time(JobKind.COOL):
             return 0
 
         def work(claim: JobClaim) -> Did | None:
-            moved = cool(self._store, Coolness(after=after))
-            return self._did(JobKind.COOL, moved.texts) if moved.texts else None
+            result = cool(self._store, Coolness(after=seconds))
+            return self._did(JobKind.COOL, result.texts) if result.texts else None
 
         return self._do(JobName(JobKind.COOL), work)
 
@@ -385,98 +385,98 @@ class _Office:
         vectors = self._vectors
         if vectors is None:
             return 0
-        # Where there are vectors, there is what they are made with.
+        # Where there are vectors, NumPy is installed.
         from kilburn.search.vectors import Nearby
 
         # A passage at which the embedder fails rests, and the others go on.
-        again = self._awake(JobKind.EMBED)
-        resting = {job.segment for job in kept(self._backend) if job.kind == JobKind.EMBED} - {job.segment for job in again}
+        awake = self._awake(JobKind.EMBED)
+        resting = {job.segment for job in kept(self._backend) if job.kind == JobKind.EMBED} - {job.segment for job in awake}
         self._left = {entry: why for entry, why in self._left.items() if entry >> 32 in resting}
-        asked = self._backend.vectors if isinstance(self._backend.vectors, Nearby) else None
-        untended = asked is not None and not self._prepared
+        nearby = self._backend.vectors if isinstance(self._backend.vectors, Nearby) else None
+        untended = nearby is not None and not self._prepared
         if not vectors.behind(self._left) and not untended:
-            settle(self._backend, again)
+            settle(self._backend, awake)
             return 0
 
         def work(claim: JobClaim) -> Did | None:
-            count, left = 0, dict(self._left)
+            count, failures = 0, dict(self._left)
             for _ in range(BATCHES):
                 if self._is_over(claim):
                     break
-                some = vectors.catch_up(BATCH, batch=BATCH, left=left)
-                count += some
-                if not some:
+                embedded = vectors.catch_up(BATCH, batch=BATCH, left=failures)
+                count += embedded
+                if not embedded:
                     break
-            self._leave({entry: why for entry, why in left.items() if entry not in self._left}, again)
-            if asked is not None and (count or untended):
+            self._leave({entry: why for entry, why in failures.items() if entry not in self._left}, awake)
+            if nearby is not None and (count or untended):
                 self._prepared = True
-                asked.tend()
+                nearby.tend()
             return self._did(JobKind.EMBED, count) if count else None
 
         return self._do(JobName(JobKind.EMBED), work)
 
-    def _leave(self, more: Mapping[int, str], again: Sequence[JobName]) -> None:
-        """Let passages rest at which the embedder failed, and say so of each segment once; those that were tried again and are
-        not among them need no rest any more."""
-        self._left |= more
-        why = {entry >> 32: error for entry, error in more.items()}
+    def _leave(self, failures: Mapping[int, str], awake: Sequence[JobName]) -> None:
+        """Pause passages at which the embedder failed, and report each of their segments once; segments that were tried again
+        without a failure are settled."""
+        self._left |= failures
+        why = {entry >> 32: error for entry, error in failures.items()}
         for segment, error in sorted(why.items()):
             self._do(JobName(JobKind.EMBED, segment), partial(self._failed, error=error))
-        settle(self._backend, [job for job in again if job.segment and job.segment not in why])
+        settle(self._backend, [job for job in awake if job.segment and job.segment not in why])
 
     def _failed(self, claim: JobClaim, error: str) -> Did:
         return self._did(claim.job.kind, 0, segment=claim.job.segment, error=error)
 
     def _awake(self, *kinds: str) -> list[JobName]:
-        """The jobs of some kinds of which something is kept, and which may be tried now."""
-        found = kept(self._backend)
-        now = self._backend.now() if found else 0.0
-        return [job for job, entry in found.items() if job.kind in kinds and now >= entry.until]
+        """Return the jobs of these kinds that have an entry and may be tried now."""
+        entries = kept(self._backend)
+        now = self._backend.now() if entries else 0.0
+        return [job for job, entry in entries.items() if job.kind in kinds and now >= entry.until]
 
     def _learn(self) -> int:
-        count, again = 0, self._awake(JobKind.LEARN)
-        resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(again)
+        count, awake = 0, self._awake(JobKind.LEARN)
+        resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(awake)
         rule = rule_of(self._backend)
-        # What is learned from what is to be forgotten would go with it.
-        going = set[int]() if rule is None else due(self._backend, rule, self._backend.now())[Ending.FORGET]
+        # A fact that is learned from a session that expires would be forgotten with it.
+        leaving = set[int]() if rule is None else due(self._backend, rule, self._backend.now())[Ending.FORGET]
         for info in self._reading.sessions():
             if self._worker.is_over():
                 break
             job = JobName(JobKind.LEARN, info.number)
-            known = self._learned.get(info.number) == info.head and job not in again
-            if known or job in resting or info.number in going or info.damaged or info.name.startswith("@"):
+            is_current = self._learned.get(info.number) == info.head and job not in awake
+            if is_current or job in resting or info.number in leaving or info.damaged or info.name.startswith("@"):
                 continue
             try:
-                count += self._learn_from(info, job, again)
+                count += self._learn_from(info, job, awake)
             except KilburnError as error:
-                # It could not even be looked at.
+                # The session could not even be read.
                 count += self._do(job, partial(self._failed, error=named(error)))
             finally:
                 self._reading.release(info.name)
         return count
 
-    def _learn_from(self, info: SegmentInfo, job: JobName, again: Sequence[JobName]) -> int:
+    def _learn_from(self, info: SegmentInfo, job: JobName, awake: Sequence[JobName]) -> int:
         if not self._ways.learn and not self._is_wanted(info):
             self._learned[info.number] = info.head
             return 0
         session = self._reading.session(info.name)
         jobs = [self._learning(session, policy) for policy, _ in self._policies]
-        unread = [each.waiting()[0] for each in jobs]
+        unread = [job_of_policy.waiting()[0] for job_of_policy in jobs]
         if not any(unread):
             self._learned[info.number] = info.head
-            settle(self._backend, [job] if job in again else [])
+            settle(self._backend, [job] if job in awake else [])
             return 0
         quiet = self._store.clock() - info.used >= self._ways.idle
         if not quiet and (max(unread) < self._ways.turns or not _is_answered(session)):
             return 0
         # One worker at a time learns into a collection.
-        with ExitStack() as held:
-            for number in sorted({each.memory.number for each in jobs}):
+        with ExitStack() as claims:
+            for number in sorted({job_of_policy.memory.number for job_of_policy in jobs}):
                 claim = take(self._backend, JobName(MEMORY, number), lease=self._ways.lease, rests=False)
                 if claim is None:
                     return 0
-                held.callback(claim.done)
-                held.enter_context(renewing(claim))
+                claims.callback(claim.done)
+                claims.enter_context(renewing(claim))
             return self._do(job, lambda claim: self._learn_now(claim, info, session))
 
     def _learn_now(self, claim: JobClaim, info: SegmentInfo, session: Session) -> Did | None:
@@ -487,12 +487,12 @@ class _Office:
             try:
                 learned = run(self._learning(session, spec, over).learn(), self._answered)
             except KilburnError as error:
-                # The others may learn all the same.
+                # The other policies may still learn.
                 why = named(error)
                 continue
             count += len(learned.stored) + len(learned.proposed) + len(learned.retired)
             if learned.failed:
-                # Its words may quote what was said: they are in the ledger of the memory, and forgotten with it.
+                # The error may quote messages. It is in the ledger of the memory, and is forgotten with it.
                 why = f"{learned.why.partition(':')[0]}: see `kilburn memories state`"
         if not why and not over():
             self._learned[info.number] = info.head
@@ -507,12 +507,12 @@ class _Office:
         return LearningJob(self._store, session, policy, None, self._ways.secrets, stopped=stopped)
 
     def _is_wanted(self, info: SegmentInfo) -> bool:
-        """Whether a gateway wants this session to be learned from."""
+        """Return whether a gateway wants policies to learn from this session."""
         return any("learns" in event.data for event in self._backend.events(info.number, act=Act.NOTE))
 
 
 def _is_answered(session: Session) -> bool:
-    """Whether the assistant had the last word."""
+    """Return whether the last message is the assistant's."""
     with session.lock:
         pages = session.window.pages.originals()
         last = pages[-1] if pages else None

@@ -327,7 +327,7 @@ def _label(part: Part, trust: Trust) -> str:
         return capabilities.attachments.describe_image(part.text)
     if is_compaction(part):
         return COMPACTION if stands(part) else "failed compaction"
-    return line_of(capabilities.attachments.describe(part.text, named=trust >= Trust.USER))
+    return line_of(capabilities.attachments.describe(part.text, use_name=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:

@@ -58,7 +58,7 @@ class Attachments(Protocol):
         """Return the tokens of strings with their keys."""
         ...
 
-    def describe(self, block: str, *, named: bool = True) -> str:
+    def describe(self, block: str, *, use_name: bool = True) -> str:
         """Return one line on a provider's block."""
         ...
 

@@ -15,6 +15,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -125,15 +126,11 @@ class Learning:
         model: Any = None,
         user: str | None = None,
         *,
-        secrets: Secrets = None,
-        quota: Quota | None = None,
         tokens: int | None = None,
     ) -> None:
-        self._stop = threading.Event()
-        self._learned: Learned | None = None
-        self._error: BaseException | None = None
+        self._stop, self._outcome = threading.Event(), Future[Learned]()
         jobs = [
-            LearningJob(store, session, spec, user, secrets, quota, stopped=self._is_stopped, tokens=tokens)
+            LearningJob(store, session, spec, user, stopped=self._is_stopped, tokens=tokens)
             for spec in (policy if isinstance(policy, list | tuple) else [policy])
         ]
         answer = make_answerer(store, model, self._is_stopped)
@@ -146,10 +143,11 @@ class Learning:
 
     def _work(self, jobs: Sequence[LearningJob], answer: Callable[[Ask], Answer]) -> None:
         try:
-            self._learned = _combine([run(job.learn(), answer) for job in jobs])
+            learned = _combine([run(job.learn(), answer) for job in jobs])
             self._ended = any(job.spent for job in jobs) and not self._is_stopped()
+            self._outcome.set_result(learned)
         except BaseException as error:  # noqa: BLE001 - `result` raises it
-            self._error = error
+            self._outcome.set_exception(error)
             if not self._stop.is_set():
                 log.warning("learning in the background ended with %s", type(error).__name__)
 
@@ -161,7 +159,7 @@ class Learning:
     @property
     def failed(self) -> bool | None:
         """Whether nothing could be learned yet from something; None where it did not end by itself, or asked no model."""
-        return bool(self._learned.failed) if self._learned is not None and self._ended else None
+        return bool(self._outcome.result().failed) if self.done and self._ended else None
 
     def result(self, timeout: float | None = None) -> Learned:
         """Wait for the end of learning, and return what was learned.
@@ -170,12 +168,7 @@ class Learning:
             TimeoutError: learning has not ended within so many seconds. Whatever `UserMemory.learn` raises.
         """
         self._thread.join(timeout)
-        if not self.done:
-            raise TimeoutError(f"still learning after {timeout} s")
-        if self._error is not None:
-            raise self._error
-        assert self._learned is not None
-        return self._learned
+        return self._outcome.result(0)
 
     def close(self, timeout: float = 5.0) -> bool:
         """Stop, and wait so many seconds for the thread; return whether it has ended. A model call that is running is abandoned,

@@ -107,12 +107,15 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            what, advice = "no space left", "free some, or set KILBURN_HOME to a larger disk; a pull continues where it stopped"
+            problem, advice = (
+                "no space left",
+                "free some, or set KILBURN_HOME to a larger disk; a pull continues where it stopped",
+            )
         elif error.errno in _FORBIDDEN:
-            what, advice = "not permitted", "set KILBURN_HOME to a folder that you may write"
+            problem, advice = "not permitted", "set KILBURN_HOME to a folder that you may write"
         else:
-            what, advice = error.strerror or str(error), "set KILBURN_HOME to another folder"
-        raise Unavailable(f"{path}: {what}", advice=advice) from error
+            problem, advice = error.strerror or str(error), "set KILBURN_HOME to another folder"
+        raise Unavailable(f"{path}: {problem}", advice=advice) from error
 
 
 @contextmanager

@@ -32,15 +32,15 @@ class Echo:
         self.tokenizer: Any = "chars/4"
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The last user message, cut after `max_tokens` times four letters.
+        """Yield the last user message, cut after `max_tokens` times four letters.
 
         Raises:
             Refused: a request without messages.
         """
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
-        said = next((_text(message) for message in reversed(request.messages) if message.get("role") == "user"), "")
-        text = said[: request.max_tokens * _LETTERS]
+        question = next((_text(message) for message in reversed(request.messages) if message.get("role") == "user"), "")
+        text = question[: request.max_tokens * _LETTERS]
         start = 0
         while start < len(text):
             end = text.find(" ", start) + 1 or len(text)
@@ -49,7 +49,7 @@ class Echo:
         heard = sum(len(_text(message)) for message in request.messages)
         yield Reply(
             message=Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=text),)),
-            finish=Finish.STOP if text == said else Finish.LENGTH,
+            finish=Finish.STOP if text == question else Finish.LENGTH,
             usage=Tokens(prompt=-(-heard // _LETTERS), reply=-(-len(text) // _LETTERS)),
         )
 

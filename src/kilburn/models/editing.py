@@ -50,7 +50,7 @@ class Editing:
         self._carry = carry
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The model's stream. A request that has its own `context_management`, or a `compaction`, keeps it.
+        """Yield the model's stream. A request that has its own `context_management`, or a `compaction`, keeps it.
 
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.

@@ -21,11 +21,11 @@ class Collector(Protocol):
     """Takes the chunks of one stream in order and ends with a reply."""
 
     def feed(self, chunk: dict[str, Any], /) -> Iterator[Delta]:
-        """The pieces of text that a chunk brings."""
+        """Yield the pieces of text that a chunk brings."""
         ...
 
     def reply(self) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Raises:
             Unavailable: the stream ended before the reply did, or it is no message.
@@ -61,7 +61,7 @@ class SdkClient:
         self._retry = retry or Retry()
 
     def _openai(self, base_url: str | None, api_key: str | None) -> Any:
-        """A client of OpenAI's SDK. Raises `Refused` without a key."""
+        """Return a client of OpenAI's SDK. Raises `Refused` without a key."""
         try:
             return self._sdk.OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
         except self._sdk.OpenAIError as error:
@@ -120,39 +120,39 @@ class SdkModel(SdkClient, ABC):
         self.tokenizer: Any = tokenizer
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply as it comes. Failures before the first piece are tried again.
+        """Yield the reply as it comes. Failures before the first piece are tried again.
 
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
         """
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
-        yield from self._retry.stream(lambda left: self._once(request, left), request.timeout)
+        yield from self._retry.stream(lambda seconds: self._once(request, seconds), request.timeout)
 
     @abstractmethod
     def _open(self, request: Request, silence: float) -> Any:
-        """The SDK's stream of a request, given up after so many seconds of silence."""
+        """Return the SDK's stream of a request, given up after so many seconds of silence."""
 
     @abstractmethod
     def _collector(self) -> Collector:
-        """What makes one reply of a stream's chunks."""
+        """Return what makes one reply of a stream's chunks."""
 
-    def _once(self, request: Request, left: float | None) -> Generator[Delta | Reply, None, None]:
+    def _once(self, request: Request, seconds: float | None) -> Generator[Delta | Reply, None, None]:
         """One try, within `left` seconds."""
-        silence = self._timeout if left is None else min(left, self._timeout)
+        silence = self._timeout if seconds is None else min(seconds, self._timeout)
         collector = self._collector()
         passed = False
         try:
-            with self._open(request, silence) as chunks, Deadline(left, chunks.response) as deadline:
+            with self._open(request, silence) as chunks, Deadline(seconds, chunks.response) as deadline:
                 try:
                     for chunk in chunks:
                         yield from collector.feed(chunk.to_dict(warnings=False))
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._network_error) as error:
-            made = self._error_of(error, passed)
-            self.takes_tools = self.takes_tools and not isinstance(made, ToolsRefused)
-            raise made from error
+            typed = self._error_of(error, passed)
+            self.takes_tools = self.takes_tools and not isinstance(typed, ToolsRefused)
+            raise typed from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name} sent what is no {self._answer}: {error!r}", advice="check the base URL") from error
         if passed:

@@ -41,7 +41,7 @@ _loading = threading.Lock()
 
 
 def load(path: Path, context: int, threads: int) -> LlamaServer:
-    """The loaded model at `path`; one that is loaded already, with the same window and threads, is shared.
+    """Return the loaded model at `path`; one that is loaded already, with the same window and threads, is shared.
 
     Raises:
         MissingExtra: xllamacpp is not installed.
@@ -49,10 +49,10 @@ def load(path: Path, context: int, threads: int) -> LlamaServer:
     """
     key = (path.resolve(), context, threads)
     with _loading:
-        found = _loaded.get(key)
-        if found is None:
-            found = _loaded[key] = LlamaServer(*key)
-        return found
+        server = _loaded.get(key)
+        if server is None:
+            server = _loaded[key] = LlamaServer(*key)
+        return server
 
 
 class LlamaServer:
@@ -106,7 +106,7 @@ class LlamaServer:
         return Path(self._slots.name)
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The decoded response of one endpoint of llama.cpp's server.
+        """Return the decoded response of one endpoint of llama.cpp's server.
 
         Raises:
             Refused, Overlong, Unavailable: it did not respond, or responded with an error.
@@ -121,7 +121,7 @@ class LlamaServer:
             connection.close()
 
     def stream(self, body: dict[str, Any], timeout: float | None) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a streamed chat completion; closing the generator ends it in llama.cpp too.
+        """Yield the chunks of a streamed chat completion; closing the generator ends it in llama.cpp too.
 
         Raises:
             Refused, Overlong, Unavailable: as `ask`, or the time was up.
@@ -169,8 +169,8 @@ class LlamaServer:
         connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
         response = connection.getresponse()
         if response.status != 200:
-            said = response.read()
-            raise error_of(self._who, response.status, _decode(said), said.decode("utf-8", "replace"))
+            content = response.read()
+            raise error_of(self._who, response.status, _decode(content), content.decode("utf-8", "replace"))
         return response
 
     def _lost_error(self, error: Exception) -> KilburnError:
@@ -216,8 +216,8 @@ def _settings(settings: Any, path: Path, context: int, threads: int) -> Any:
     return settings
 
 
-def _decode(said: bytes) -> object:
+def _decode(body: bytes) -> object:
     try:
-        return json.loads(said)
+        return json.loads(body)
     except ValueError:
         return None

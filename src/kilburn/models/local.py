@@ -42,12 +42,12 @@ class Vocabulary:
     def __init__(self, name: str, loaded: LlamaServer) -> None:
         self.name = f"local:{name}"
         self._engine: LlamaServer | None = loaded
-        one, three = self._measure(loaded, 1), self._measure(loaded, 3)
-        self.envelope = -(-(three - one) // 2)
-        self.overhead = max(one - self.envelope, 0)
+        single, three = self._measure(loaded, 1), self._measure(loaded, 3)
+        self.envelope = -(-(three - single) // 2)
+        self.overhead = max(single - self.envelope, 0)
 
     def count(self, text: str) -> int:
-        """Tokens of `text` alone.
+        """Return the tokens of `text` alone.
 
         Raises:
             Unavailable: the model was closed.
@@ -65,10 +65,10 @@ class Vocabulary:
         self._engine = None
 
     def _measure(self, loaded: LlamaServer, turns: int) -> int:
-        """Tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
+        """Return the tokens of a prompt of so many turns, without their texts. Templates require that users and assistants
         alternate."""
-        said = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
-        return prompt_tokens(loaded, said, ()) - turns * self.count("a")
+        messages = [{"role": ("user", "assistant")[turn % 2], "content": "a"} for turn in range(turns)]
+        return prompt_tokens(loaded, messages, ()) - turns * self.count("a")
 
 
 class Local:
@@ -109,7 +109,7 @@ class Local:
         self._temperature = next((weights.temperature for weights in catalogue() if weights.file == path.name), None)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The reply, streamed while it is decoded. One reply is decoded at a time; others wait.
+        """Yield the reply, streamed while it is decoded. One reply is decoded at a time; others wait.
 
         Raises:
             Refused: no messages, or a schema that is not supported. ToolsRefused: the template has no place for tools.
@@ -127,14 +127,14 @@ class Local:
             **request.options,
         }
         assembly = Assembly(self.name)
-        timeout = min((given for given in (self._timeout, request.timeout) if given is not None), default=None)
+        timeout = min((seconds for seconds in (self._timeout, request.timeout) if seconds is not None), default=None)
         with closing(loaded.stream(body, timeout)) as chunks:
             for chunk in chunks:
                 yield from assembly.feed(chunk)
         yield assembly.reply()
 
     def prompt_tokens(self, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...] = ()) -> int:
-        """Tokens that the prompt of these messages has, exactly: template applied, reply opened."""
+        """Return the tokens that the prompt of these messages has, exactly: template applied, reply opened."""
         return prompt_tokens(self._loaded(), messages, tools)
 
     def save(self, path: str | Path) -> int:
@@ -179,8 +179,8 @@ class Local:
         if not request.messages:
             raise Refused("a request without messages", advice="send at least one message")
         if request.tools and not self.takes_tools:
-            what = f"the chat template of {self.name} has no place for tools"
-            raise ToolsRefused(what, advice="use a model trained for tools")
+            problem = f"the chat template of {self.name} has no place for tools"
+            raise ToolsRefused(problem, advice="use a model trained for tools")
         return self._loaded()
 
     def _slot(self, action: str, path: Path) -> Any:
@@ -195,7 +195,7 @@ class Local:
 
 
 def prompt_tokens(loaded: LlamaServer, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
-    """Tokens of a whole prompt, as llama.cpp will read it."""
+    """Return the tokens of a whole prompt, as llama.cpp will read it."""
     body: dict[str, Any] = {"messages": list(messages)}
     if tools:
         body["tools"] = chat.tools(tools)

@@ -54,43 +54,43 @@ _PASSING = {408, 409, 423, 425}
 """Client errors after which a later try may succeed."""
 
 
-def error_of(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The error to raise for a provider's response.
+def error_of(name: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
+    """Return the error to raise for a provider's response.
 
     Args:
-        who: the model's name, for the message.
+        name: the model's name, for the message.
         status: the HTTP status, or None for an error inside a stream.
         body: the decoded response, with or without its `error` envelope.
         words: the response as text.
         headers: of the response, for `retry-after`.
     """
-    made = _made(who, status, body, words, headers or {})
-    made.status = status
-    return made
+    error = _typed_error(name, status, body, words, headers or {})
+    error.status = status
+    return error
 
 
-def _made(who: str, status: int | None, body: object, words: str, headers: Mapping[str, str]) -> ModelError:
+def _typed_error(name: str, status: int | None, body: object, words: str, headers: Mapping[str, str]) -> ModelError:
     error = _envelope(body)
     code, kind = str(error.get("code") or ""), str(error.get("type") or "")
     if status is None and code.isdigit():
         status = int(code)
-    said = str(error.get("message") or words).strip()[:MESSAGE_LETTERS] or "no explanation"
-    what = f"{who}: {said}" + (f" [{status}]" if status else "")
+    message = str(error.get("message") or words).strip()[:MESSAGE_LETTERS] or "no explanation"
+    text = f"{name}: {message}" + (f" [{status}]" if status else "")
     names = {code, kind}
-    if names & _OVERLONG_CODES or status == 413 or (status not in (401, 403, 429) and _OVERLONG_WORDS.search(said)):
-        return Overlong(what, advice="send less, ask for a shorter reply, or open a smaller window")
-    if status not in (401, 402, 403, 429) and _NO_TOOLS.search(said):
-        return ToolsRefused(what, advice="ask without tools, or use a model and a server that take them")
+    if names & _OVERLONG_CODES or status == 413 or (status not in (401, 403, 429) and _OVERLONG_WORDS.search(message)):
+        return Overlong(text, advice="send less, ask for a shorter reply, or open a smaller window")
+    if status not in (401, 402, 403, 429) and _NO_TOOLS.search(message):
+        return ToolsRefused(text, advice="ask without tools, or use a model and a server that take them")
     if names & _QUOTA:
-        return Refused(what, advice="check the account's balance")
+        return Refused(text, advice="check the account's balance")
     if status == 429 or names & {"rate_limit_error", "rate_limit_exceeded"}:
         wait = seconds_to_wait(headers.get("retry-after"), headers.get("retry-after-ms"), time.time())
-        return RateLimited(what, advice="wait, or ask less often", retry_after=wait)
+        return RateLimited(text, advice="wait, or ask less often", retry_after=wait)
     if status is None:
-        return Refused(what, advice=_ADVICE[400]) if names & _REFUSALS and not names & _BUSY else Unavailable(what)
-    if (status >= 500 and not _CANNOT.search(said)) or status in _PASSING:
-        return Unavailable(what, advice="try again later")
-    return Refused(what, advice=_ADVICE.get(status, "the provider will not answer this request"))
+        return Refused(text, advice=_ADVICE[400]) if names & _REFUSALS and not names & _BUSY else Unavailable(text)
+    if (status >= 500 and not _CANNOT.search(message)) or status in _PASSING:
+        return Unavailable(text, advice="try again later")
+    return Refused(text, advice=_ADVICE.get(status, "the provider will not answer this request"))
 
 
 def _envelope(body: object) -> Mapping[str, Any]:

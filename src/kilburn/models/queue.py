@@ -185,7 +185,7 @@ class Queue:
         """Whether the sizes of jobs matter: there is a limit of tokens."""
         return self._limited or self.kv is not None
 
-    def submit(self, job: Job, now: float) -> None:
+    def submit(self, job: Job, time: float) -> None:
         """Put a new job at the end of the line.
 
         Raises:
@@ -198,14 +198,14 @@ class Queue:
             )
         if error := self._refusal(job):
             raise error
-        used = self._used.get(job.tenant, 0.0)
-        self._used[job.tenant] = used if self._present[job.tenant] else max(used, self._floor)
+        charged = self._used.get(job.tenant, 0.0)
+        self._used[job.tenant] = charged if self._present[job.tenant] else max(charged, self._floor)
         self._present[job.tenant] += 1
         self._largest = max(self._largest, job.size)
-        job.came = now
-        self._line_up(job, now)
+        job.came = time
+        self._line_up(job, time)
 
-    def start(self, now: float) -> Job | None:
+    def start(self, time: float) -> Job | None:
         """Start the job that the discipline chooses; None if nothing may start now.
 
         If the chosen one does not fit the KV budget yet, it waits for room and nobody overtakes it.
@@ -216,11 +216,11 @@ class Queue:
         if not waiting:
             return None
         job = self._choose(waiting)
-        if self.kv is not None and job.size + sum(other.size for other in self.running.values()) > self.kv:
+        if self.kv is not None and job.size + sum(running.size for running in self.running.values()) > self.kv:
             return None
         del self.waiting[job.place]
         self.running[job.place] = job
-        job.stage, job.waited, job.since = Stage.RUNNING, job.waited + now - job.since, now
+        job.stage, job.waited, job.since = Stage.RUNNING, job.waited + time - job.since, time
         job.slices += 1
         self._in_a_row = self._in_a_row + 1 if job.agent == self._holder else 1
         self._holder = job.agent
@@ -229,44 +229,44 @@ class Queue:
         self._floor = max(self._floor, self._used[job.tenant])
         return job
 
-    def give_way(self, job: Job, tokens: int, now: float) -> None:
+    def give_way(self, job: Job, tokens: int, time: float) -> None:
         """Charge a running job for a slice, and put it at the end of the line."""
-        self._stop(job, tokens, now)
-        self._line_up(job, now)
+        self._stop(job, tokens, time)
+        self._line_up(job, time)
 
-    def end(self, job: Job, tokens: int, now: float, stage: Stage = Stage.DONE) -> list[Job]:
+    def end(self, job: Job, tokens: int, time: float, stage: Stage = Stage.DONE) -> list[Job]:
         """Take a job out of the queue, wherever it is; `tokens` is what it took since it was charged last.
 
         Returns:
             Waiting jobs that were taken out with it, because their tenant has no tokens left; their `error` says so.
         """
-        if not self._take_out(job, tokens, now, stage) or self._left(job.tenant) > self._largest:
+        if not self._take_out(job, tokens, time, stage) or self._left(job.tenant) > self._largest:
             return []
         refused = []
-        for other in [other for other in self.waiting.values() if other.tenant == job.tenant]:
-            if error := self._refusal(other):
-                other.error = error
-                self._take_out(other, 0, now, Stage.FAILED)
-                refused.append(other)
+        for waiting in [waiting for waiting in self.waiting.values() if waiting.tenant == job.tenant]:
+            if error := self._refusal(waiting):
+                waiting.error = error
+                self._take_out(waiting, 0, time, Stage.FAILED)
+                refused.append(waiting)
         return refused
 
-    def cancel(self, agent: str, now: float) -> list[Job]:
+    def cancel(self, agent: str, time: float) -> list[Job]:
         """Take an agent's waiting jobs out, and tell its running ones to stop; returns all of them."""
-        found = [job for job in (*self.waiting.values(), *self.running.values()) if job.agent == agent]
-        for job in found:
+        jobs = [job for job in (*self.waiting.values(), *self.running.values()) if job.agent == agent]
+        for job in jobs:
             job.error = Cancelled(f"a job of {agent!r} was cancelled", advice="ask again, if it is still wanted")
             if job.stage is Stage.WAITING:
-                self._take_out(job, 0, now, Stage.CANCELLED)
-        return found
+                self._take_out(job, 0, time, Stage.CANCELLED)
+        return jobs
 
-    def _take_out(self, job: Job, tokens: int, now: float, stage: Stage) -> bool:
+    def _take_out(self, job: Job, tokens: int, time: float, stage: Stage) -> bool:
         if job.place in self.running:
-            self._stop(job, tokens, now)
+            self._stop(job, tokens, time)
         elif self.waiting.pop(job.place, None) is not None:
-            job.waited += now - job.since
+            job.waited += time - job.since
         else:
             return False
-        job.stage, job.since = stage, now
+        job.stage, job.since = stage, time
         total = self.served.setdefault(job.agent, Served())
         total.jobs += 1
         total.waited += job.waited
@@ -277,51 +277,51 @@ class Queue:
         return True
 
     def _choose(self, waiting: list[Job]) -> Job:
-        """The discipline's choice, or the first job if it fails: no agent may wait for ever because of that."""
+        """Return the discipline's choice, or the first job if it fails: no agent may wait for ever because of that."""
         self.decisions += 1
         try:
             job = self.discipline.choose(Line(waiting, self._last, self._holder, self._in_a_row, self._used))
         except Exception as error:  # noqa: BLE001 -- it goes to the log, and the jobs go on
             log.warning("discipline %s failed: %r", type(self.discipline).__name__, error)
         else:
-            if any(one is job for one in waiting):
+            if any(candidate is job for candidate in waiting):
                 return job
             log.warning("discipline %s chose what does not wait", type(self.discipline).__name__)
         self.faults += 1
         return waiting[0]
 
-    def _line_up(self, job: Job, now: float) -> None:
+    def _line_up(self, job: Job, time: float) -> None:
         self._places += 1
-        job.place, job.stage, job.since = self._places, Stage.WAITING, now
+        job.place, job.stage, job.since = self._places, Stage.WAITING, time
         self.waiting[job.place] = job
 
-    def _stop(self, job: Job, tokens: int, now: float) -> None:
+    def _stop(self, job: Job, tokens: int, time: float) -> None:
         del self.running[job.place]
-        job.ran += now - job.since
+        job.ran += time - job.since
         job.tokens += tokens
         self.spent[job.tenant] = self.spent.get(job.tenant, 0) + tokens
         self._used[job.tenant] += tokens / self.shares.get(job.tenant, Share()).weight
 
     def _left(self, tenant: str) -> float:
-        most = self.shares.get(tenant, Share()).tokens
-        return math.inf if most is None else most - self.spent.get(tenant, 0)
+        limit = self.shares.get(tenant, Share()).tokens
+        return math.inf if limit is None else limit - self.spent.get(tenant, 0)
 
     def _refusal(self, job: Job) -> TokensSpent | None:
-        """The error of a job that may never run, because its tenant's tokens do not suffice; None if it may."""
-        if job.size - job.tokens <= (left := self._left(job.tenant)) and left > 0:
+        """Return the error of a job that may never run, because its tenant's tokens do not suffice; None if it may."""
+        if job.size - job.tokens <= (remaining := self._left(job.tenant)) and remaining > 0:
             return None
         return TokensSpent(
-            f"tenant {job.tenant!r} has {max(0, left)} tokens left, and a job of {job.agent!r} may take {job.size}",
+            f"tenant {job.tenant!r} has {max(0, remaining)} tokens left, and a job of {job.agent!r} may take {job.size}",
             advice="give the tenant more tokens, or lower max_tokens",
         )
 
     def _admissible(self) -> list[Job]:
-        """The waiting jobs whose tenants have the tokens for them, beside what their running jobs may take."""
+        """Return the waiting jobs whose tenants have the tokens for them, beside what their running jobs may take."""
         room = {tenant: self._left(tenant) for tenant in self.shares}
         for job in self.running.values():
             if job.tenant in room:
                 room[job.tenant] -= job.size - job.tokens
-        tight = {tenant: left for tenant, left in room.items() if left < self._largest}
+        tight = {tenant: tokens for tenant, tokens in room.items() if tokens < self._largest}
         if not tight:
             return [*self.waiting.values()]
         return [job for job in self.waiting.values() if job.tenant not in tight or job.size - job.tokens <= tight[job.tenant]]

@@ -43,17 +43,17 @@ class Retry:
     clock: Callable[[], float] = time.monotonic
 
     def pause(self, failed: int, error: RateLimited | Unavailable) -> float | None:
-        """Seconds to wait after the `failed`-th failure in a row (from 1), or None to give up."""
+        """Return the seconds to wait after the `failed`-th failure in a row (from 1), or None to give up."""
         if failed >= self.attempts:
             return None
-        asked = error.retry_after if isinstance(error, RateLimited) else None
-        if asked is not None:
-            return asked if asked <= self.cap else None
+        requested = error.retry_after if isinstance(error, RateLimited) else None
+        if requested is not None:
+            return requested if requested <= self.cap else None
         ceiling: float = min(self.cap, self.first * 2 ** (failed - 1))
         return ceiling * self.dice()
 
     def stream(self, call: Callable[[float | None], Generator[Piece, None, None]], timeout: float | None) -> Iterator[Piece]:
-        """The pieces of a call, which is repeated if it fails before its first piece.
+        """Yield the pieces of a call, which is repeated if it fails before its first piece.
 
         Args:
             call: starts one try; its argument is the seconds left, or None.
@@ -65,34 +65,34 @@ class Retry:
         end = None if timeout is None else self.clock() + timeout
         failed = 0
         while True:
-            begun = False
-            left = None if end is None else max(end - self.clock(), 0.001)
+            started = False
+            remaining = None if end is None else max(end - self.clock(), 0.001)
             try:
-                with closing(call(left)) as pieces:
+                with closing(call(remaining)) as pieces:
                     for piece in pieces:
-                        begun = True
+                        started = True
                         yield piece
                 return
             except (RateLimited, Unavailable) as error:
                 failed += 1
-                wait = None if begun else self.pause(failed, error)
+                wait = None if started else self.pause(failed, error)
                 if wait is None or (end is not None and self.clock() + wait >= end):
                     raise
             self.sleep(wait)
 
 
-def seconds_to_wait(asked: str | None, milliseconds: str | None, now: float) -> float | None:
-    """What the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
+def seconds_to_wait(retry_after: str | None, milliseconds: str | None, time: float) -> float | None:
+    """Return what the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
 
     `now` is the time since the epoch, to which a date is compared. None if they are missing or cannot be read.
     """
     try:
         if milliseconds is not None:
             return max(float(milliseconds) / 1000, 0.0)
-        if asked is None:
+        if retry_after is None:
             return None
-        if asked.strip().replace(".", "", 1).isdigit():
-            return float(asked)
-        return max(parsedate_to_datetime(asked).timestamp() - now, 0.0)
+        if retry_after.strip().replace(".", "", 1).isdigit():
+            return float(retry_after)
+        return max(parsedate_to_datetime(retry_after).timestamp() - time, 0.0)
     except ValueError:
         return None

@@ -102,7 +102,7 @@ class Scheduler:
         deadline: float | None = None,
         session: Session | None = None,
     ) -> ScheduledModel:
-        """The model as one agent sees it.
+        """Return the model as one agent sees it.
 
         Args:
             agent: whose jobs they are, for `cancel` and for the disciplines that serve agents in turn.
@@ -115,19 +115,19 @@ class Scheduler:
         return ScheduledModel(self, Job(agent=agent, tenant=tenant, priority=priority), deadline, session)
 
     def jobs(self) -> list[Job]:
-        """What runs and what waits now, in the order of their places; as copies."""
+        """Return what runs and what waits now, in the order of their places; as copies."""
         with self._lock:
-            now = self.clock()
-            found = [msgspec.structs.replace(job) for job in (*self.queue.running.values(), *self.queue.waiting.values())]
-        for job in found:
+            moment = self.clock()
+            copies = [msgspec.structs.replace(job) for job in (*self.queue.running.values(), *self.queue.waiting.values())]
+        for job in copies:
             if job.stage is Stage.RUNNING:
-                job.ran += now - job.since
+                job.ran += moment - job.since
             else:
-                job.waited += now - job.since
-        return found
+                job.waited += moment - job.since
+        return copies
 
     def served(self, agent: str) -> Served:
-        """What the finished jobs of an agent waited, ran and took together."""
+        """Return what the finished jobs of an agent waited, ran and took together."""
         with self._lock:
             return msgspec.structs.replace(self.queue.served.get(agent, Served()))
 
@@ -199,26 +199,26 @@ class Scheduler:
             self._dispatch()
 
     def tokens_of(self, request: Request) -> int:
-        """Tokens of a prompt: those that its session counted, or counted here."""
-        known = getattr(request.messages, "tokens", None)
-        return known if isinstance(known, int) else self.tokens_in(msgspec.json.encode(list(request.messages)).decode())
+        """Return the tokens of a prompt: those that its session counted, or counted here."""
+        counted = getattr(request.messages, "tokens", None)
+        return counted if isinstance(counted, int) else self.tokens_in(msgspec.json.encode(list(request.messages)).decode())
 
     def tokens_in(self, text: str) -> int:
-        """Tokens of a text, by the model's counter."""
+        """Return the tokens of a text, by the model's counter."""
         return self._count(text)
 
     def ahead(self, job: Job) -> int:
         """Jobs that came to the line before this one and still wait."""
         with self._lock:
-            return sum(other.place < job.place for other in self.queue.waiting.values())
+            return sum(waiting.place < job.place for waiting in self.queue.waiting.values())
 
     def _cancel(self, agent: str) -> int:
-        found = self.queue.cancel(agent, self.clock())
-        for job in found:
+        jobs = self.queue.cancel(agent, self.clock())
+        for job in jobs:
             if job.stage is Stage.CANCELLED:
                 self._called[id(job)].put(None)
         self._dispatch()
-        return len(found)
+        return len(jobs)
 
     def _dispatch(self) -> None:
         while (job := self.queue.start(self.clock())) is not None:
@@ -240,7 +240,7 @@ class ScheduledModel:
         return takes_tools(self.scheduler.inner)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The model's reply, when the discipline chooses this job.
+        """Yield the model's reply, when the discipline chooses this job.
 
         A job that is cancelled, fails or is closed early frees its place in the same moment.
 
@@ -303,7 +303,7 @@ class _Run:
         yield reply
 
     def _cost(self, reply: Reply | None, text: str) -> int:
-        """Tokens that the provider counted, or counted here; 0 if the model said nothing."""
+        """Return the tokens that the provider counted, or counted here; 0 if the model said nothing."""
         if reply is not None:
             if reply.usage is not None and reply.usage.sound:
                 return reply.usage.total
@@ -314,12 +314,12 @@ class _Run:
         return None if self.seconds is None else self.seconds - (time.monotonic() - self.began)
 
     def _timed(self) -> Request:
-        left = self._left()
-        return self.request if left is None else msgspec.structs.replace(self.request, timeout=max(left, 0.001))
+        remaining = self._left()
+        return self.request if remaining is None else msgspec.structs.replace(self.request, timeout=max(remaining, 0.001))
 
     def _check_time(self) -> None:
-        left = self._left()
-        if left is not None and left <= 0:
+        remaining = self._left()
+        if remaining is not None and remaining <= 0:
             raise DeadlinePassed(
                 f"a job of {self.job.agent!r} had {self.seconds:g} seconds and waited {self.job.waited:.1f} of them",
                 advice="give it more time, a higher priority, or run fewer agents",
@@ -333,9 +333,9 @@ class _Run:
     def _wait(self) -> None:
         """Wait in the line; after a while the ledger says so."""
         while True:
-            left = self._left()
+            remaining = self._left()
             patience = PATIENCE if self.session is not None and self.told is not Stage.WAITING else None
-            limits = [limit for limit in (left, patience) if limit is not None]
+            limits = [limit for limit in (remaining, patience) if limit is not None]
             if self.scheduler.wait(self.job, max(0.0, min(limits)) if limits else None):
                 return
             self._check_time()
@@ -346,13 +346,13 @@ class _Run:
         job, session = self.job, self.session
         if session is None or not (final or (job.stage is not self.told and self.scheduler.clock() - job.since >= PATIENCE)):
             return
-        said = msgspec.structs.replace(
+        note = msgspec.structs.replace(
             msgspec.convert(job, JobNote, from_attributes=True),
             discipline=self.scheduler.name,
             slice=self.scheduler.slice,
             ahead=self.scheduler.ahead(job) if job.stage is Stage.WAITING else 0,
         )
-        session.ledger.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(said))
+        session.ledger.record(Act.NOTE, policy="scheduler", why=f"a job is {job.stage}", job=msgspec.to_builtins(note))
         self.told = job.stage
         if job.stage is not Stage.DONE:  # else the append of the reply writes it
             session.ledger.flush()

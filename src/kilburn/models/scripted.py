@@ -62,7 +62,7 @@ class Scripted:
         return len(self._script)
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
-        """The next entry of the script, in pieces.
+        """Yield the next entry of the script, in pieces.
 
         Raises:
             Refused: a request without messages; the script stays where it was.

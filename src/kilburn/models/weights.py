@@ -184,8 +184,8 @@ def find(name_or_path: str, form: str = "GGUF") -> Path:
     path: Path | None
     if weights is not None and weights.form != form:
         embeds = weights.form == "safetensors"
-        what = f"{name_or_path!r} is {'an embedder' if embeds else 'a language model'}, no file of the form {form}"
-        raise SpecError(what, advice=f"use it as {'embedder' if embeds else 'model'}=")
+        problem = f"{name_or_path!r} is {'an embedder' if embeds else 'a language model'}, no file of the form {form}"
+        raise SpecError(problem, advice=f"use it as {'embedder' if embeds else 'model'}=")
     if weights is not None:
         path = _whole_file(weights)
     elif name_or_path.startswith("hf:"):

@@ -131,9 +131,9 @@ class Partition:
         view, spans = self.view, self._spans
         low, high = self.starts[first - 1], self.starts[last]
         if not spans:
-            said = [page for page in view.pages if not page.depth or page.message]
-            told = [page for page in said if page.role is not Role.USER or page.digest != self.task]
-            spans += [(page.order[0], page.order[0], page.id) for page in told]
+            originals = [page for page in view.pages if not page.depth or page.message]
+            foldable = [page for page in originals if page.role is not Role.USER or page.digest != self.task]
+            spans += [(page.order[0], page.order[0], page.id) for page in foldable]
             spans += [(*self._ends(page), page.id) for page in view.pages if page.depth and not page.message]
             spans.sort()
         # What a page stands for may lie between only if it begins there.
@@ -150,15 +150,15 @@ class Partition:
 def partition_of(view: View, last: int) -> Partition:
     """The partition of the steps up to the original `last`."""
     starts = beginnings(view, last)
-    found: list[tuple[int, int]] = []
+    folds: list[tuple[int, int]] = []
     for low, high in sorted(_intervals(view, starts)):
-        if found and low <= found[-1][1]:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        if folds and low <= folds[-1][1]:
+            folds[-1] = (folds[-1][0], max(high, folds[-1][1]))
         else:
-            found.append((low, high))
+            folds.append((low, high))
     recent = range(last, starts[-RECENT:][0] - 1, -1) if starts else ()
     calls = any(view.page(number).kind is Kind.CALL for number in recent)
-    return Partition(view, starts, tuple(found), digest_of(view.task) if calls and view.task else "")
+    return Partition(view, starts, tuple(folds), digest_of(view.task) if calls and view.task else "")
 
 
 def _intervals(view: View, starts: list[int]) -> Iterable[tuple[int, int]]:
@@ -211,9 +211,9 @@ class Agentfold:
         news = [page for page in reply if page.message in fresh]
         if not news:
             return []
-        said = directive_of("\n".join(words_of(view, news)))
-        if said is not None:
-            return (yield from self._follow(view, partition_of(view, last_original(view)), said, self._within_cap))
+        directive = directive_of("\n".join(words_of(view, news)))
+        if directive is not None:
+            return (yield from self._follow(view, partition_of(view, last_original(view)), directive, self._within_cap))
         if view.use <= self.trigger or reply[0].message not in fresh:
             return []
         partition = partition_of(view, last_original(view))
@@ -226,17 +226,17 @@ class Agentfold:
         return self._by_rule(view, partition)
 
     def _follow(
-        self, view: View, partition: Partition, said: Directive | Malformed, check: Check
+        self, view: View, partition: Partition, directive: Directive | Malformed, check: Check
     ) -> Generator[Effect, Answer, Sequence[Move]]:
         """Carry out a directive, if it is valid and its text passes the check."""
-        if isinstance(said, Malformed):
-            return (yield from _rejected(said.why))
-        first, last = said.compress_range
+        if isinstance(directive, Malformed):
+            return (yield from _rejected(directive.why))
+        first, last = directive.compress_range
         why = partition.refusal(first, last)
         if why:
             return (yield from _rejected(why))
         stretch = partition.stretch(first, last)
-        text, why = check(view, stretch, said.compress_text)
+        text, why = check(view, stretch, directive.compress_text)
         if not text:
             return (yield from _rejected(why))
         return (yield from _folded(view, stretch, first, last, text))

@@ -78,19 +78,19 @@ class Comem:
         last = max((max(page.sources) for page in view.pages if _is_memory(page)), default=0)
         steps = {page.message for page in map(view.page, range(last + 1, new.stop)) if page.role is Role.ASSISTANT}
         fresh = {page.message for page in map(view.page, new) if page.role is Role.ASSISTANT}
-        now, before = max(0, len(steps) - 1), max(0, len(steps - fresh) - 1)
-        return now // self.every != before // self.every
+        steps_now, steps_before = max(0, len(steps) - 1), max(0, len(steps - fresh) - 1)
+        return steps_now // self.every != steps_before // self.every
 
     def _start(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         pages = _snapshot(view)
         if pages:
-            known = tuple(map(view.page, pages))
+            originals = tuple(map(view.page, pages))
             yield Later(
                 pages=pages,
-                compose=partial(_compose, known, self._most(view), self),
+                compose=partial(_compose, originals, self._most(view), self),
                 purpose=f"memory of {span_of(pages[0], pages[-1])}",
                 key=repr(self),
-                review=partial(_review, known),
+                review=partial(_review, originals),
             )
         return _room(view)
 
@@ -102,9 +102,9 @@ class Comem:
         if not answer.ok:
             yield Note(outcome=answer.outcome, why="the memory stays as it was")
             return _room(view)
-        read = set(snapshot)
-        shown = [page.id for page in view.pages if page.depth and not read.isdisjoint(page.sources)]
-        stretch = view.stretch((*snapshot, *shown), within=read)
+        originals = set(snapshot)
+        derived = [page.id for page in view.pages if page.depth and not originals.isdisjoint(page.sources)]
+        stretch = view.stretch((*snapshot, *derived), within=originals)
         freed = sum(page.tokens for page in stretch.pages)
         memory = f"[Memory up to {address_of(snapshot[-1])}; what stands below it is newer and holds.]\n{answer.text}"
         words, tokens = view.count(answer.text), view.count(memory) + view.handle + SLACK
@@ -153,16 +153,16 @@ class _Log(Sequence[Piece]):
         return piece_of(page, self._read(page.id), self._labels.get(page.answers, ""))
 
 
-def _compose(pages: Sequence[Page], most: int, policy: Comem, read: Callable[[int], str]) -> Ask:
+def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read: Callable[[int], str]) -> Ask:
     """The question, from the originals' texts."""
     pieces = _Log(pages, read)
     log = with_headings((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
     return Ask(
-        prompt=f"{quote('log', log)}\nWrite the memory of this log in at most {max(10, most // 2)} words.",
+        prompt=f"{quote('log', log)}\nWrite the memory of this log in at most {max(10, max_tokens // 2)} words.",
         system=SYSTEM,
-        max_tokens=most,
+        max_tokens=max_tokens,
         purpose=f"memory of {span_of(pages[0].id, pages[-1].id)}",
         timeout=policy.timeout,
     )
@@ -172,9 +172,9 @@ def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer:
     """The answer, if its text may stand for the originals: unchanged, or completed with the facts that it lost."""
     if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
-    said = answer.text if answer.ok else whole_sentences(answer.text)
+    reply = answer.text if answer.ok else whole_sentences(answer.text)
     pieces = _Log(pages, read)
-    text, judged = mended(said, pieces, ask.max_tokens, _rough, ask.prompt)
+    text, judged = mended(reply, pieces, ask.max_tokens, _rough, ask.prompt)
     if text.strip():
         return Answer(outcome=Outcome.DONE, text=text.strip(), detail=judged.verdict)
     return Answer(outcome=Outcome.REJECTED, detail=judged.verdict)

@@ -170,22 +170,22 @@ class Compact:
     def _summary(self, view: View, stretch: Stretch, to: int) -> Generator[Effect, Answer, str]:
         """The summary's text, or "" if there is no usable one."""
         sources = stretch.sources
-        asked = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
-        room = max(500, view.budget.capacity - to - view.count(SYSTEM + asked) - 2 * view.handle)
+        question = self.instructions or f"{INSTRUCTIONS} At most {to // 2} words."
+        room = max(500, view.budget.capacity - to - view.count(SYSTEM + question) - 2 * view.handle)
         pieces = _pieces(view, stretch)
-        prompt = f"{quote('log', _log(view, sources, pieces, room))}\n{asked}"
+        prompt = f"{quote('log', _log(view, sources, pieces, room))}\n{question}"
         purpose = f"summary of {span_of(sources[0], sources[-1])}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
         if answer.outcome == Outcome.NO_MODEL:
             return extract(pieces, to, view.count, query=view.task, reach=READ).text
         if not answer.ok:
             return ""
-        said = _unwrapped(answer.text)
-        judged = judge(said, [], prompt=f"{SYSTEM}\n{asked}", tokens=4 * to, count=view.count)
+        summary = _unwrapped(answer.text)
+        judged = judge(summary, [], prompt=f"{SYSTEM}\n{question}", tokens=4 * to, count=view.count)
         if judged.verdict in _GARBAGE:
             yield Note(outcome=_GARBAGE[judged.verdict], why=f"the summary was not used: {judged.verdict}")
             return ""
-        return said
+        return summary
 
 
 def _prepare(view: View, border: int) -> None:
@@ -224,21 +224,21 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     pages = [view.page(page) for page in stretch.sources]
     if 4 * sum(page.tokens for page in pages) <= READ:
         return pieces_of(view, stretch.sources)
-    first, left = len(pages), READ // 2
-    while first and left > 0:
+    first, remaining = len(pages), READ // 2
+    while first and remaining > 0:
         first -= 1
-        left -= 4 * pages[first].tokens
-    known = {page.id for page in pages[:first]}
+        remaining -= 4 * pages[first].tokens
+    older_ids = {page.id for page in pages[:first]}
     stood: set[int] = set()
-    kept: list[Mapping[int, tuple[Span, ...]]] = []
+    origins: list[Mapping[int, tuple[Span, ...]]] = []
     for fold in stretch.pages:
         if fold.depth and fold.kind is Kind.FOLD:
-            mine = known & view.originals(fold)
+            mine = older_ids & view.originals(fold)
             stood |= mine
-            kept.append(origins_of(view.text(fold.id), mine, view.text))
+            origins.append(origins_of(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and not page.is_atomic]
     share = max(LEAST, READ // 2 // max(1, len(fresh)))
-    spans = all_origins([*kept, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
+    spans = all_origins([*origins, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
     old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
     return [*old, *pieces_of(view, stretch.sources[first:])]
 
@@ -251,10 +251,10 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
         return with_headings(_told(view, sources))
     if 4 * room <= READ:
         return extract(pieces, room, view.count, query=view.task, reach=READ).text
-    first, left = len(sources), room - READ // 4
-    while first and left > view.page(sources[first - 1]).tokens + MARK:
+    first, remaining = len(sources), room - READ // 4
+    while first and remaining > view.page(sources[first - 1]).tokens + MARK:
         first -= 1
-        left -= view.page(sources[first]).tokens + MARK
+        remaining -= view.page(sources[first]).tokens + MARK
     border = sources[first] if first < len(sources) else sources[-1] + 1
     older = [piece for piece in pieces if piece.page < border]
     lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ)

@@ -124,17 +124,17 @@ class Prompted:
             return Proposal(outcome=Outcome.REJECTED, why="the reply is no list of anchors")
         if not directives:
             return Proposal(outcome=Outcome.NO_PROGRESS, why="the cleaner found nothing to delete")
-        gone = sum(stop - start for spans in resolve_anchors(directives, pages).cuts.values() for start, stop in spans)
-        shown = sum(stop - start for page in pages for start, stop in page.spans)
-        if gone > self.most * shown:
-            return Proposal(outcome=Outcome.REJECTED, why=f"it would delete {gone} of {shown} characters")
+        deleted_chars = sum(stop - start for spans in resolve_anchors(directives, pages).cuts.values() for start, stop in spans)
+        shown_chars = sum(stop - start for page in pages for start, stop in page.spans)
+        if deleted_chars > self.most * shown_chars:
+            return Proposal(outcome=Outcome.REJECTED, why=f"it would delete {deleted_chars} of {shown_chars} characters")
         return Proposal(directives)
 
 
 def _shown(pages: Sequence[Scanned]) -> str:
     gap = f"\n{OMITTED}\n"
-    shown = (gap.join(page.text[start:stop] for start, stop in page.spans) for page in pages)
-    return "\n".join(quote(f"page-{address_of(page.page)}", text) for page, text in zip(pages, shown, strict=True))
+    texts = (gap.join(page.text[start:stop] for start, stop in page.spans) for page in pages)
+    return "\n".join(quote(f"page-{address_of(page.page)}", text) for page, text in zip(pages, texts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class Free:
     def __post_init__(self) -> None:
         if self.every < 1 or self.reach < 1 or self.least < 0:
             raise ValueError(f"every={self.every} and reach={self.reach} must be 1 or more, least={self.least} 0 or more")
-        named = isinstance(self.cleaner, str) and self.cleaner in ("auto", "model", "heuristic")
-        if not named and not isinstance(self.cleaner, Cleaner):
+        is_name = isinstance(self.cleaner, str) and self.cleaner in ("auto", "model", "heuristic")
+        if not is_name and not isinstance(self.cleaner, Cleaner):
             raise ValueError(f'cleaner={self.cleaner!r} is neither "auto", "model", "heuristic" nor a Cleaner')
 
     def plan(self, view: View) -> Sequence[Move] | Generator[Effect, Answer, Sequence[Move]]:
@@ -172,8 +172,8 @@ class Free:
         return self._clean(view) if (view.seen - new) // every != view.seen // every else []
 
     def _clean(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        shown = {page.id: (page, original) for page, original in self._within_reach(view)}
-        scanned = [_scan(view, page, original) for page, original in shown.values()]
+        by_page = {page.id: (page, original) for page, original in self._within_reach(view)}
+        scanned = [_scan(view, page, original) for page, original in by_page.values()]
         if all(page.fixed for page in scanned):
             return []
         if isinstance(self.cleaner, str):
@@ -188,11 +188,11 @@ class Free:
         cleanable = [page for page in scanned if not page.fixed]
         resolved = resolve_anchors(proposal.directives, cleanable)
         moves: list[Move] = []
-        left = {original: page for page, original in shown.values()}
+        by_original = {original: page for page, original in by_page.values()}
         figures = {**resolved.counts, "deleted": 0, "small": 0}
         for each in cleanable:
             cuts = resolved.cuts.get(each.page, ())
-            move = self._move(view, left[each.page], each, cuts) if cuts else None
+            move = self._move(view, by_original[each.page], each, cuts) if cuts else None
             figures["small" if move is None else "deleted"] += len(cuts)
             moves += [move] if move else []
         if proposal.directives:
@@ -202,16 +202,16 @@ class Free:
 
     def _within_reach(self, view: View) -> list[tuple[Page, int]]:
         """The newest resident pages that show text of one original, oldest first, with that original."""
-        found: list[tuple[Page, int]] = []
-        left = self.reach
+        pages: list[tuple[Page, int]] = []
+        remaining = self.reach
         for page in reversed(view.pages):
-            left -= page.tokens
-            if left < 0:
+            remaining -= page.tokens
+            if remaining < 0:
                 break
             original = _original(view, page)
             if original:
-                found.append((page, original))
-        return found[::-1]
+                pages.append((page, original))
+        return pages[::-1]
 
     def _move(self, view: View, page: Page, scanned: Scanned, cuts: Sequence[Span]) -> Move | None:
         """The move that deletes these spans of a page; None if it would free too little."""
@@ -259,5 +259,5 @@ def _may_be_cleaned(view: View, page: Page, original: Page) -> bool:
     return not (use and use.count) and not _touches((page.id, *together), view.pins) and not _touches(together, view.open)
 
 
-def _touches(pages: Iterable[int], others: Set[int]) -> bool:
-    return any(page in others for page in pages)
+def _touches(pages: Iterable[int], ids: Set[int]) -> bool:
+    return any(page in ids for page in pages)

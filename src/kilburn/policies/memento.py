@@ -91,7 +91,7 @@ class Memento:
         enough = keep + fresh + 1 if view.cause is Cause.ADMIT else sys.maxsize
         pages = view.pages if fresh or view.cause is Cause.IDLE else view.pages[-LOOK:]
         moves: list[Move] = []
-        left = freed = 0
+        folded = freed = 0
         for page, text, blocks in _pages_with_blocks(view, pages, enough):
             old = blocks[: max(0, len(blocks) - keep)]
             keep = max(0, keep - len(blocks))
@@ -99,26 +99,26 @@ class Memento:
             if fold is not None:
                 moves.append(fold)
                 freed += tokens
-                left += len(old)
+                folded += len(old)
         if moves:
-            yield Note(figures={"blocks": left, "block_tokens": freed})
+            yield Note(figures={"blocks": folded, "block_tokens": freed})
         return moves[::-1]
 
     def _fold(self, view: View, page: Page, text: str, old: Sequence[ThoughtBlock]) -> tuple[Fold | None, int]:
         """The page without the contents of these blocks, and the tokens of them that leave now."""
-        shown: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
+        spans: tuple[Span, ...] = page.spans if page.kind is Kind.EXCERPT else ((0, len(text)),)
         gaps = [block.content for block in old] if self.delimiters else [gap for block in old for gap in _around(block)]
-        kept = complement(shown, merge(gaps))
-        if kept == shown or not kept:
+        remaining = complement(spans, merge(gaps))
+        if remaining == spans or not remaining:
             return None, 0
-        leaving = complement(shown, kept)
+        leaving = complement(spans, remaining)
         tokens = sum(view.count(text[start:end]) for start, end in leaving)
-        own = 0 if page.kind is Kind.EXCERPT else view.handle
-        if tokens <= own + MARK * len(gaps):
+        handle = 0 if page.kind is Kind.EXCERPT else view.handle
+        if tokens <= handle + MARK * len(gaps):
             return None, 0
         source = page.sources[0] if page.kind is Kind.EXCERPT else page.id
         why = f"{len(old)} blocks folded at their mementos" if len(old) > 1 else "a block folded at its memento"
-        return Fold(pages=(source,), keep=kept, why=why), tokens
+        return Fold(pages=(source,), keep=remaining, why=why), tokens
 
     def _pairs(self, view: View) -> Generator[Effect, Answer, list[Move]]:
         """Mementos for the oldest closed pairs that are not among the newest few."""
@@ -166,14 +166,14 @@ def _fresh(view: View) -> tuple[int, list[str]]:
     """How many blocks just came, and what is wrong with the texts that just came."""
     if view.cause is not Cause.ADMIT:
         return 0, []
-    found, faults = 0, []
+    count, faults = 0, []
     for number in view.wanted:
         page = view.page(number)
         if _is_prose(page):
             parsed = parse(view.text(number))
-            found += 0 if parsed.faults else len(parsed.blocks)
+            count += 0 if parsed.faults else len(parsed.blocks)
             faults += [fault.problem for fault in parsed.faults[:1]]
-    return found, faults
+    return count, faults
 
 
 def _pages_with_blocks(view: View, pages: Sequence[Page], enough: int) -> Iterator[tuple[Page, str, tuple[ThoughtBlock, ...]]]:
@@ -237,21 +237,21 @@ def _border(view: View, keep: int) -> int:
     return border
 
 
-def _old_pairs(view: View, keep: int, least: int) -> Iterator[Stretch]:
+def _old_pairs(view: View, keep: int, min_tokens: int) -> Iterator[Stretch]:
     """Whole pairs of an action and its observation, with what was said with them, that the agent has gone on from; oldest
-    first. Those of which no page has more than `least` tokens are not worth a memento."""
+    first. Those of which no page has more than `min_tokens` tokens are not worth a memento."""
     border = _border(view, keep)
     steps = {
         view.page(page.group).message
         for page in view.pages
-        if page.tokens > least and page.group > 0 and 0 < page.message < border and page.id not in view.pins
+        if page.tokens > min_tokens and page.group > 0 and 0 < page.message < border and page.id not in view.pins
     }
-    own: dict[int, list[Page]] = {step: [] for step in sorted(steps)}
+    by_step: dict[int, list[Page]] = {step: [] for step in sorted(steps)}
     for page in view.pages:
-        if page.message in own:
-            own[page.message].append(page)
-    resident = {page.id for page in view.pages} if own else set()
-    for pages in own.values():
+        if page.message in by_step:
+            by_step[page.message].append(page)
+    resident = {page.id for page in view.pages} if by_step else set()
+    for pages in by_step.values():
         acted = {member for page in pages if page.kind is Kind.CALL for member in view.group(page.id)} & resident
         stretch = view.stretch(acted.union(page.id for page in pages if page.kind is Kind.TEXT))
         if acted.issubset(page.id for page in stretch.pages) and any(page.answers for page in stretch.pages):

@@ -85,16 +85,16 @@ class Summarize:
         side = {page.id for page in summaries}
         old = self._leaving(view, tail, trigger - to - 2 * view.handle, side)
         stale = tuple([page.id for page in old if not page.message and page.kind is Kind.EXCERPT])
-        again = summaries if len(summaries) >= FOLDS or sum(page.tokens for page in summaries) > (FOLDS - 0.5) * to else []
+        replaced = summaries if len(summaries) >= FOLDS or sum(page.tokens for page in summaries) > (FOLDS - 0.5) * to else []
         stays = view.use - sum([page.tokens for page in old if page.id not in side])
         if stays + to > capacity:
-            again = summaries
-        latest, saved = shorten_latest(view, capacity // 2) if stays - _tokens(again) + to > capacity else ([], 0)
+            replaced = summaries
+        latest, saved = shorten_latest(view, capacity // 2) if stays - _tokens(replaced) + to > capacity else ([], 0)
         # If the window stays over its capacity, the kernel evicts the oldest page, which would be the new summary.
-        room = max(16, capacity - (stays - _tokens(again) - saved) - 2 * view.handle)
+        room = max(16, capacity - (stays - _tokens(replaced) - saved) - 2 * view.handle)
         to = min(to, room)
-        gone = {*stale, *side}
-        going = [*again, *(page for page in old if page.id not in gone)]
+        apart = {*stale, *side}
+        going = [*replaced, *(page for page in old if page.id not in apart)]
         rest = replace(view, pages=[page for page in view.pages if page.id not in stale]) if stale else view
         stretch = rest.stretch([page.id for page in going])
         drop: list[Move] = [*latest]
@@ -104,11 +104,11 @@ class Summarize:
         sources, freed = stretch.sources, stretch.freed
         if not sources or freed <= to:
             return drop
-        beyond = max(0, 4 * view.seen - READ) if again else 0
+        beyond = max(0, 4 * view.seen - READ) if replaced else 0
         if self.to is None and beyond:
             to = max(to, min(to + int(to * min(1.0, 2 * beyond / READ)), freed // 2, room))
-        pieces, known = _pieces(view, sources, going, _known(view, again, sources) if beyond else {})
-        text, how = yield from self._text(view, pieces, to, known)
+        pieces, earlier = _pieces(view, sources, going, _known(view, replaced, sources) if beyond else {})
+        text, how = yield from self._text(view, pieces, to, earlier)
         if not text:
             return drop
         if view.count(text) + 2 * view.handle >= freed:
@@ -116,11 +116,15 @@ class Summarize:
             return drop
         return [*drop, Fold(pages=sources, text=text, why=how)]
 
-    def _leaving(self, view: View, tail: int, most: int, side: Set[int]) -> list[Page]:
-        """The pages that are older than the tail. If more than `most` tokens would stay, with the summaries (`side`),
+    def _leaving(self, view: View, tail: int, max_tokens: int, side: Set[int]) -> list[Page]:
+        """The pages that are older than the tail. If more than `max_tokens` tokens would stay, with the summaries (`side`),
         the tail is made shorter. If the newest messages alone are over the capacity, only the last one stays."""
         old: list[Page] = []
-        for length, keep, limit in ((tail, self.keep, most), (tail // 2, self.keep, most), (0, self.keep, view.budget.capacity)):
+        for length, keep, limit in (
+            (tail, self.keep, max_tokens),
+            (tail // 2, self.keep, max_tokens),
+            (0, self.keep, view.budget.capacity),
+        ):
             old = self._older(view, length, keep)
             if view.use - sum([page.tokens for page in old if page.id not in side]) <= limit:
                 return old
@@ -131,16 +135,18 @@ class Summarize:
         """What may leave in front of the tail and of the newest messages, oldest first."""
         return view.movable([page for page in view.front(tail) if page.message <= max(0, view.turn - keep)])
 
-    def _text(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _text(self, view: View, pieces: Sequence[Piece], to: int, earlier: Known) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it was made."""
-        said, how = (yield from self._written(view, pieces, to, known)) if self.ask else ("", "")
-        if said:
-            return said, how
-        return extract(pieces, to, view.count, query=view.task, reach=READ, held=known).text, f"extract{how}"
+        text, how = (yield from self._written(view, pieces, to, earlier)) if self.ask else ("", "")
+        if text:
+            return text, how
+        return extract(pieces, to, view.count, query=view.task, reach=READ, held=earlier).text, f"extract{how}"
 
-    def _written(self, view: View, pieces: Sequence[Piece], to: int, known: Known) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _written(
+        self, view: View, pieces: Sequence[Piece], to: int, earlier: Known
+    ) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it was made; or "" and what was wrong with it."""
-        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=known).text
+        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=earlier).text
         prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
@@ -148,8 +154,8 @@ class Summarize:
             return "", ""
         if not answer.ok and answer.outcome != Outcome.TRUNCATED:
             return "", f"; the model's summary was {answer.outcome}"
-        said = answer.text if answer.ok else whole_sentences(answer.text)
-        text, judged = mended(said, pieces, to, view.count, prompt)
+        reply = answer.text if answer.ok else whole_sentences(answer.text)
+        text, judged = mended(reply, pieces, to, view.count, prompt)
         if not text:
             return "", f"; the model's summary was rejected: {judged.verdict}"
         return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
@@ -159,18 +165,18 @@ def _tokens(pages: Sequence[Page]) -> int:
     return sum([page.tokens for page in pages])
 
 
-def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], known: Known) -> tuple[list[Piece], Known]:
+def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: Known) -> tuple[list[Piece], Known]:
     """What the summary is made from, in order: the newest texts whole; of older ones the session's beginning, what the
     user said, and what the replaced summaries held. Also the spans of these that the replaced summaries held."""
     first, texts = _newest(view, sources)
     older = sources[:first]
     texts |= _while_room(view, older, READ // 8)
-    said = [page.id for page in going if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth]
-    texts |= _while_room(view, [page for page in reversed(said) if page < sources[first]], READ // 4) if older else {}
-    spans = dict(known)
-    for page, kept in known.items():
+    user_pages = [page.id for page in going if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth]
+    texts |= _while_room(view, [page for page in reversed(user_pages) if page < sources[first]], READ // 4) if older else {}
+    spans = dict(earlier)
+    for page, page_spans in earlier.items():
         if page not in texts:
-            texts[page] = words_at(view.text(page), kept)
+            texts[page] = words_at(view.text(page), page_spans)
             spans[page] = ((0, len(texts[page])),)
     return [piece_of(view.page(page), texts[page]) for page in sorted(texts)], spans
 
@@ -179,11 +185,11 @@ def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
     """The first of the newest sources that are read whole, and their texts: all, or those that leave room for the
     beginning."""
     texts: dict[int, str] = {}
-    first, left = len(sources), READ
-    while first and left > 0:
+    first, remaining = len(sources), READ
+    while first and remaining > 0:
         first -= 1
         texts[sources[first]] = view.text(sources[first])
-        left -= len(texts[sources[first]])
+        remaining -= len(texts[sources[first]])
     spare = READ // 8 if first else 0
     while spare > 0 and len(texts) > 1:
         spare -= len(texts.pop(sources[first]))
@@ -191,21 +197,21 @@ def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
     return first, texts
 
 
-def _while_room(view: View, pages: Sequence[int], left: int) -> dict[int, str]:
+def _while_room(view: View, pages: Sequence[int], room: int) -> dict[int, str]:
     """Texts of pages one after another, as far as so many characters go."""
     texts: dict[int, str] = {}
     for page in pages:
         text = view.text(page)
-        left -= len(text)
-        if left < 0:
+        room -= len(text)
+        if room < 0:
             break
         texts[page] = text
     return texts
 
 
-def _known(view: View, again: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
+def _known(view: View, summaries: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
     """The places in the originals of what the replaced summaries hold."""
-    return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in again)
+    return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in summaries)
 
 
 def _prepare(view: View, border: int) -> None:

@@ -83,24 +83,24 @@ def confidence(
     if not hits:
         return 0.0
     words = _stems(query) - _NOBODY
-    asked = {word for word in words if word not in COMMON and (len(word) >= SHORT or not word.isascii())} or words
-    if not asked:
+    query_words = {word for word in words if word not in COMMON and (len(word) >= SHORT or not word.isascii())} or words
+    if not query_words:
         return 0.0
     about = _about(query)
     # A name may stand in any of them.
-    said = [_stems(hit.text) | _stems(hit.speaker or "") for hit in (hits if about else hits[:HITS])]
-    named = [not about or any(of & one for of in about) for one in said]
-    there = {turn for turn, names in zip(turns, named, strict=False) if names and turn is not None}
+    hit_words = [_stems(hit.text) | _stems(hit.speaker or "") for hit in (hits if about else hits[:HITS])]
+    has_name = [not about or any(of & word_set for of in about) for word_set in hit_words]
+    named_turns = {turn for turn, names in zip(turns, has_name, strict=False) if names and turn is not None}
     fits = [
-        names or (turn is not None and any((turn[0], turn[1] + step) in there for step in range(-BESIDE, BESIDE + 1)))
-        for names, turn in zip(named[:HITS], turns, strict=False)
+        names or (turn is not None and any((turn[0], turn[1] + step) in named_turns for step in range(-BESIDE, BESIDE + 1)))
+        for names, turn in zip(has_name[:HITS], turns, strict=False)
     ]
-    core = asked.difference(*about)
-    common = set[str]().union(*(one for one, fit in zip(said, fits, strict=False) if fit))
+    core = query_words.difference(*about)
+    common = set[str]().union(*(word_set for word_set, fit in zip(hit_words, fits, strict=False) if fit))
     share = len(core & common) / len(core) if core else float(any(fits))
-    everything = set[str]().union(*said)
+    everything = set[str]().union(*hit_words)
     lost = any(not of & everything for of in about)
-    number = min(len(asked), 8)
+    number = min(len(query_words), 8)
     if all(cosine is None for cosine in cosines[:HITS]):
         total = ALONE_SAID * share + ALONE_WORDS * number + ALONE_LOST * lost + ALONE_BASE
     else:
@@ -114,12 +114,12 @@ def _about(query: str) -> list[frozenset[str]]:
     somebody of a family. In languages that are not known here other words have capitals: of those, nobody."""
     if not is_english(query):
         return []
-    found = [match for match in _NAME.finditer(query) if match[0][0].isupper() and not _CODE.search(match[0])]
-    if len(found) * 2 > len(_NAME.findall(query)) > 3:
-        found = []  # a heading
+    names_found = [match for match in _NAME.finditer(query) if match[0][0].isupper() and not _CODE.search(match[0])]
+    if len(names_found) * 2 > len(_NAME.findall(query)) > 3:
+        names_found = []  # a heading
     names = [
         frozenset(_stems(match[0].removesuffix(match["own"] or "")))
-        for match in found
+        for match in names_found
         if (match["own"] or not _BEGINS.search(query[: match.start()])) and not _NO_NAME.match(match[0])
     ]
     return names or [FAMILY[word] for word in sorted(_stems(query) & FAMILY.keys())]

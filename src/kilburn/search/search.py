@@ -183,9 +183,9 @@ class Searcher:
         text, speakers = query, frozenset[str]()
         hits = self._by_words(query, depth, unseen=unseen)
         self._read([hit_key(hit) for hit in hits])
-        named = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
-        if named:
-            text, speakers = _without(query, named), named
+        query_speakers = _named(query, {page.speaker for page, _ in self._rows.values() if page.speaker})
+        if query_speakers:
+            text, speakers = _without(query, query_speakers), query_speakers
             hits = self._by_words(text, depth, unseen=unseen) or hits
         self.text = text
         seen: dict[Key, _Seen] = {}
@@ -211,22 +211,26 @@ class Searcher:
             self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
         # Those that came as neighbours are behind the others.
         usables.update(key for key in islice(seen, len(matching), None) if self._is_read(key) and usable(key))
-        candidates = [self._candidate(key, known) for key, known in seen.items() if key in usables and key[0] not in self._lost]
+        candidates = [
+            self._candidate(key, passages) for key, passages in seen.items() if key in usables and key[0] not in self._lost
+        ]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
-        best = [Ranked(candidates[one.index], one) for one in scored]
+        best = [Ranked(candidates[scored_page.index], scored_page) for scored_page in scored]
         if unseen:
-            best.sort(key=lambda one: self.is_shown(one.key))
-        return best if beside or len(matching) == len(seen) else [one for one in best if one.key in matching]
+            best.sort(key=lambda scored_page: self.is_shown(scored_page.key))
+        return (
+            best if beside or len(matching) == len(seen) else [scored_page for scored_page in best if scored_page.key in matching]
+        )
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
         window where `unseen` is asked for."""
         limit = depth
         while True:
-            found = self._backend.words.search(text, segments=self._numbers, limit=limit)
-            hits = [hit for hit in found if hit.segment in self._infos and self._is_there(hit_key(hit))]
-            wanted = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
-            if len(found) < limit or wanted >= depth // 2 or limit >= DEEPEST:
+            passages = self._backend.words.search(text, segments=self._numbers, limit=limit)
+            hits = [hit for hit in passages if hit.segment in self._infos and self._is_there(hit_key(hit))]
+            useful = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
+            if len(passages) < limit or useful >= depth // 2 or limit >= DEEPEST:
                 return hits
             limit *= 8
 
@@ -245,20 +249,20 @@ class Searcher:
     def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
         nearest = {passage.entry: (passage, cosine) for passage, cosine in self._vectors.nearest(text, self._numbers, depth)}
-        missing = [known.entry for known in seen.values() if known.entry not in nearest]
+        missing = [page.entry for page in seen.values() if page.entry not in nearest]
         similar = self._vectors.similar(text, missing) if missing else {}
-        for known in seen.values():
-            near = nearest.get(known.entry)
-            cosine = near[1] if near is not None else similar.get(known.entry)
+        for page in seen.values():
+            near = nearest.get(page.entry)
+            cosine = near[1] if near is not None else similar.get(page.entry)
             if cosine is not None:
-                known.meaning = cosine
-                known.best += cosine
+                page.meaning = cosine
+                page.best += cosine
         for passage, cosine in nearest.values():
             if passage.segment in self._infos:
                 _note(seen, passage, meaning=cosine, worth=cosine)
 
-    def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], most: int) -> None:
-        best = sorted(usables, key=lambda key: seen[key].best, reverse=True)[:most]
+    def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], limit: int) -> None:
+        best = sorted(usables, key=lambda key: seen[key].best, reverse=True)[:limit]
         beside = {
             (segment, page + step): None
             for segment, page in best
@@ -273,11 +277,11 @@ class Searcher:
         self._read(entries)
         cosines: dict[int, float] = {}
         if self._vectors is not None and entries:
-            cosines = self._vectors.similar(text, [one.entry for passages in entries.values() for one in passages])
+            cosines = self._vectors.similar(text, [passage.entry for passages in entries.values() for passage in passages])
         for passages in entries.values():
-            for one in passages:
-                cosine = cosines.get(one.entry)
-                _note(seen, one, meaning=cosine, worth=cosine or 0.0)
+            for passage in passages:
+                cosine = cosines.get(passage.entry)
+                _note(seen, passage, meaning=cosine, worth=cosine or 0.0)
 
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
@@ -312,21 +316,21 @@ class Searcher:
             return True
         except StoreCorrupt:
             for segment, group in groupby(sorted(keys), key=lambda key: key[0]):
-                some = list(group)
+                segment_keys = list(group)
                 try:
-                    self._take(self._backend.read(some), some)
+                    self._take(self._backend.read(segment_keys), segment_keys)
                 except StoreCorrupt as error:
                     self._lost.add(segment)
-                    what = f"not searched: session {self._infos[segment].name!r}: {error.what}"
-                    warnings.warn(what, DamageWarning, stacklevel=5)
+                    message = f"not searched: session {self._infos[segment].name!r}: {error.what}"
+                    warnings.warn(message, DamageWarning, stacklevel=5)
             return False
 
-    def _take(self, found: Mapping[Key, tuple[Page, State]], keys: Iterable[Key]) -> None:
+    def _take(self, rows: Mapping[Key, tuple[Page, State]], keys: Iterable[Key]) -> None:
         """Take pages that were verified; what was skimmed and is not there any more is gone."""
         self._verified.update(keys)
         for key in keys:
-            if key in found:
-                self._rows[key] = found[key]
+            if key in rows:
+                self._rows[key] = rows[key]
             else:
                 self._rows.pop(key, None)
 
@@ -371,14 +375,14 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
-        known = {(self._infos[one.key[0]].name, one.candidate.page.address): one for one in ranked}
-        of = [known.get((hit.session, hit.address)) for hit in best]
-        cosines = [None if one is None else one.candidate.meaning for one in of]
-        turns = [None if one is None or one.candidate.kind in ALONE else one.key for one in of]
+        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in ranked}
+        of = [by_place.get((hit.session, hit.address)) for hit in best]
+        cosines = [None if page is None else page.candidate.meaning for page in of]
+        turns = [None if page is None or page.candidate.kind in ALONE else page.key for page in of]
         sure = confidence(self.text, best, cosines, turns)
         if not abstain:
             return Findings(best, sure)
-        alone = {hit.session for hit, one in zip(best, of, strict=True) if one is not None and one.candidate.kind in ALONE}
+        alone = {hit.session for hit, page in zip(best, of, strict=True) if page is not None and page.candidate.kind in ALONE}
         hits = reading_order(best, alone)
         return Findings(hits, sure) if sure >= ENOUGH else Findings((), sure, hits)
 
@@ -404,9 +408,9 @@ class Searcher:
             # An embedder may take long, and no transaction stays open for so long.
             with at_once(self._backend, ahead=not self._windows) if self._vectors is None else nullcontext():
                 ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
-                found = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
-            if found is not None:
-                return ranked, found
+                hits = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
+            if hits is not None:
+                return ranked, hits
             # Something is damaged, or not as it was when it was ranked. It is verified from now on, so this ends.
             self._careful = True
             self._rows = {key: row for key, row in self._rows.items() if key in self._verified}
@@ -431,50 +435,50 @@ class Searcher:
             apart: whether the same text in two segments is two hits.
         """
         rivals = contested((one.candidate.segment, one.candidate.page.claim) for one in ranked)
-        against = {one.key: [ranked[other] for other in others] for one, others in zip(ranked, rivals, strict=True) if others}
+        against = {one.key: [ranked[page] for page in others] for one, others in zip(ranked, rivals, strict=True) if others}
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
-        told: set[tuple[int, str]] = set()
-        left, batch = tokens, READ if limit is None else min(READ, limit)
+        texts_shown: set[tuple[int, str]] = set()
+        remaining, batch = tokens, READ if limit is None else min(READ, limit)
         passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
-        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= left * LETTERS, passages)
+        rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
         # Passages that fit in between are hard to find: each time more of them are read.
-        while left > 0 and (limit is None or len(chosen) < limit) and (some := list(_some(rest, batch))):
+        while remaining > 0 and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
             batch *= GROWTH
-            if not self._holds([other for one, _ in some for other in (one, *against.get(one.key, ()))]):
+            if not self._holds([page for one, _ in batch_passages for page in (one, *against.get(one.key, ()))]):
                 return None
-            texts = self._texts([one for one, _ in some])
-            for one, span in some:
+            texts = self._texts([one for one, _ in batch_passages])
+            for one, span in batch_passages:
                 whole = texts.get(one.candidate.page.digest)
                 if whole is None or span[1] > len(whole):
                     continue  # damaged, which was told or which `fsck` reports
                 text = whole[slice(*span)]
                 cost = counter.count(text)
-                if cost > left:
+                if cost > remaining:
                     continue
                 same = (one.candidate.segment if apart else 0, _same(text))
-                if same not in told and (limit is None or len(chosen) < limit):
-                    told.add(same)
-                    left -= cost
+                if same not in texts_shown and (limit is None or len(chosen) < limit):
+                    texts_shown.add(same)
+                    remaining -= cost
                     chosen.append((one, span, text, cost))
-        shown = [one for one, *_ in chosen]
-        self._read_calls(shown)
+        pages = [one for one, *_ in chosen]
+        self._read_calls(pages)
         hits = [self._hit(one, span, text, cost, now, against.get(one.key, ())) for one, span, text, cost in chosen]
-        return self._doubted(hits, shown, counter, left, now, limit, at)
+        return self._doubted(hits, pages, counter, remaining, now, limit, at)
 
     def _doubted(
         self,
         hits: list[Found],
-        shown: Sequence[Ranked],
+        pages: Sequence[Ranked],
         counter: Counter,
-        left: int,
+        remaining: int,
         now: float,
         limit: int | None,
         at: float | None,
     ) -> list[Found] | None:
         """The hits with their doubts: each fact that is doubted is marked, and what doubts it comes before it, if it fits. None
         where a doubt is damaged."""
-        facts = [one.key for one in shown if one.candidate.kind is SegmentKind.MEMORY]
+        facts = [ranked.key for ranked in pages if ranked.candidate.kind is SegmentKind.MEMORY]
         keys = [
             key
             for segment in dict.fromkeys(segment for segment, _ in facts)
@@ -491,10 +495,10 @@ class Searcher:
             if page is None or page.claim is None:
                 continue
             # It names what it doubts where another fact does so, which it is made from, too.
-            named = page.claim.object.split()
-            by = [(key[0], source) for source in page.sources if named and address_of(source) not in named] or [key]
+            objects = page.claim.object.split()
+            by = [(key[0], source) for source in page.sources if objects and address_of(source) not in objects] or [key]
             for source in page.sources:
-                if not named or address_of(source) in named:
+                if not objects or address_of(source) in objects:
                     doubts.setdefault((key[0], source), []).extend(by)
         if not doubts:
             return hits
@@ -504,44 +508,49 @@ class Searcher:
         older: set[Key] = set()
         for key, of in doubts.items():
             # Of what was said since, the newest; an older one is shown again when that is forgotten.
-            said = sorted((by for by in of if self._is_doubt(by)), key=lambda by: (self._rows[by][0].time, by))
-            older.update(said[:-1])
-            doubts[key] = [by for by in of if by not in said[:-1]]
+            doubts_by_time = sorted((by for by in of if self._is_doubt(by)), key=lambda by: (self._rows[by][0].time, by))
+            older.update(doubts_by_time[:-1])
+            doubts[key] = [by for by in of if by not in doubts_by_time[:-1]]
         older.difference_update(*doubts.values())
         # A doubt is as good as the first fact that it is brought for.
-        brought: dict[Key, Ranked] = {}
-        for one in shown:
-            for key in doubts.get(one.key, ()):
-                if key not in brought:
-                    brought[key] = Ranked(self._candidate(key, _Seen(span=(0, 0), entry=0)), one.scored)
-        known = {one.key: hit for one, hit in zip(shown, hits, strict=True) if one.key in brought}
-        texts = self._texts([*brought.values()])
-        found: list[Found] = []
+        doubters: dict[Key, Ranked] = {}
+        for ranked in pages:
+            for key in doubts.get(ranked.key, ()):
+                if key not in doubters:
+                    doubters[key] = Ranked(self._candidate(key, _Seen(span=(0, 0), entry=0)), ranked.scored)
+        hit_by_key = {ranked.key: hit for ranked, hit in zip(pages, hits, strict=True) if ranked.key in doubters}
+        texts = self._texts([*doubters.values()])
+        ordered: list[Found] = []
         placed: set[Key] = set()
         more = 0
-        for one, hit in zip(shown, hits, strict=True):
-            if one.key in placed or one.key in older:
+        for ranked, hit in zip(pages, hits, strict=True):
+            if ranked.key in placed or ranked.key in older:
                 continue
-            for key in doubts.get(one.key, ()):
-                text = texts.get(brought[key].candidate.page.digest)
-                cost = left + 1 if text is None else counter.count(text)
-                if text is not None and key not in known and cost <= left and (limit is None or len(hits) + more < limit):
-                    left, more = left - cost, more + 1
-                    known[key] = self._hit(brought[key], (0, len(text)), text, cost, now, ())
-                if key in known and key not in placed:
+            for key in doubts.get(ranked.key, ()):
+                text = texts.get(doubters[key].candidate.page.digest)
+                cost = remaining + 1 if text is None else counter.count(text)
+                if (
+                    text is not None
+                    and key not in hit_by_key
+                    and cost <= remaining
+                    and (limit is None or len(hits) + more < limit)
+                ):
+                    remaining, more = remaining - cost, more + 1
+                    hit_by_key[key] = self._hit(doubters[key], (0, len(text)), text, cost, now, ())
+                if key in hit_by_key and key not in placed:
                     placed.add(key)
-                    found.append(known[key])
-            if one.key in brought:
-                placed.add(one.key)
-            names = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(one.key, ()))
-            found.append(msgspec.structs.replace(hit, doubted=names) if names else hit)
-        return found
+                    ordered.append(hit_by_key[key])
+            if ranked.key in doubters:
+                placed.add(ranked.key)
+            names = tuple(f"{self._infos[segment].name} {address_of(page)}" for segment, page in doubts.get(ranked.key, ()))
+            ordered.append(msgspec.structs.replace(hit, doubted=names) if names else hit)
+        return ordered
 
     def _holds(self, ranked: Sequence[Ranked]) -> bool:
         """Whether pages are, verified, what they were ranked by."""
-        new = [key for key in dict.fromkeys(one.key for one in ranked) if key not in self._verified]
+        new = [key for key in dict.fromkeys(page.key for page in ranked) if key not in self._verified]
         return self._verify(new) and all(
-            one.key in self._rows and self._rows[one.key] == (one.candidate.page, one.candidate.state) for one in ranked
+            page.key in self._rows and self._rows[page.key] == (page.candidate.page, page.candidate.state) for page in ranked
         )
 
     def _is_doubt(self, key: Key) -> bool:
@@ -556,23 +565,23 @@ class Searcher:
 
     def _texts(self, ranked: Sequence[Ranked]) -> dict[str, str]:
         """Return the texts that pages were found by, by the digests of the pages' own texts."""
-        pages = {one.candidate.page.digest: one for one in ranked}
+        pages = {page.candidate.page.digest: page for page in ranked}
         try:
             return self._searchable(pages.values())
         except StoreCorrupt:
             texts: dict[str, str] = {}
-            for one in pages.values():
+            for page in pages.values():
                 try:
-                    texts.update(self._searchable([one]))
+                    texts.update(self._searchable([page]))
                 except StoreCorrupt as error:
-                    name = self._infos[one.candidate.segment].name
-                    what = f"not searched: {one.candidate.page.address} of session {name!r}: {error.what}"
-                    warnings.warn(what, DamageWarning, stacklevel=4)
+                    name = self._infos[page.candidate.segment].name
+                    message = f"not searched: {page.candidate.page.address} of session {name!r}: {error.what}"
+                    warnings.warn(message, DamageWarning, stacklevel=4)
             return texts
 
     def _searchable(self, ranked: Collection[Ranked]) -> dict[str, str]:
         # A block's own text may be 30 MB of base64, and is not what is found.
-        pages = [one.candidate.page for one in ranked]
+        pages = [page.candidate.page for page in ranked]
         sources = {page.digest: page.extra if page.kind is Kind.OPAQUE else page.digest for page in pages}
         texts = self._backend.contents.texts(set(sources.values()))
         return {
@@ -581,15 +590,15 @@ class Searcher:
             if source in texts
         }
 
-    def _hit(self, one: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
-        candidate = one.candidate
+    def _hit(self, ranked: Ranked, span: Span, text: str, cost: int, now: float, against: Iterable[Ranked]) -> Found:
+        candidate = ranked.candidate
         page, state = candidate.page, candidate.state
         return Found(
             session=self._infos[candidate.segment].name,
             address=page.address,
             span=span,
             text=text,
-            score=one.scored.score,
+            score=ranked.scored.score,
             age=max(0.0, now - page.time),
             origin=self._origin(candidate),
             where=state.at,
@@ -599,14 +608,14 @@ class Searcher:
             trust=page.trust,
             since=page.since,
             until=until_of(page, state),
-            why=dict(one.scored.terms),
+            why=dict(ranked.scored.terms),
             claim=page.claim,
-            contested=tuple(f"{self._infos[other.candidate.segment].name} {other.candidate.page.address}" for other in against),
+            contested=tuple(f"{self._infos[rival.candidate.segment].name} {rival.candidate.page.address}" for rival in against),
         )
 
     def _read_calls(self, ranked: Iterable[Ranked]) -> None:
         """Read and verify the calls that pages answer."""
-        calls = {(one.candidate.segment, answers): None for one in ranked if (answers := one.candidate.page.answers)}
+        calls = {(page.candidate.segment, answers): None for page in ranked if (answers := page.candidate.page.answers)}
         if new := [key for key in calls if key not in self._verified]:
             self._read(new, verified=True)
             self._verify([key for key in new if self._is_read(key) and key not in self._verified])
@@ -628,10 +637,10 @@ LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
 
 
-def _some(passages: Iterator[tuple[Ranked, Span]], most: int) -> Iterator[tuple[Ranked, Span]]:
+def _some(passages: Iterator[tuple[Ranked, Span]], limit: int) -> Iterator[tuple[Ranked, Span]]:
     """Yield the passages that are read next."""
     size = 0
-    for passage in islice(passages, most):
+    for passage in islice(passages, limit):
         yield passage
         size += passage[0].candidate.page.tokens
         if size >= MOST_READ:
@@ -661,24 +670,26 @@ def reading_order(hits: Sequence[Found], alone: Set[str]) -> list[Found]:
     return [hits[place] for place in sorted(range(len(hits)), key=keys.__getitem__)]
 
 
-def _note(seen: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0) -> None:
+def _note(
+    passages: dict[Key, _Seen], hit: Passage, *, words: float = 0.0, meaning: float | None = None, worth: float = 0.0
+) -> None:
     """Take a passage into account: a page's words and meaning are those of its best passages, its span is the best one's."""
-    known = seen.setdefault((hit.segment, hit.page), _Seen(hit.span, hit.entry))
+    page = passages.setdefault((hit.segment, hit.page), _Seen(hit.span, hit.entry))
     if words:
-        known.words = max(known.words, words)
-        known.by_words[hit.span] = words
+        page.words = max(page.words, words)
+        page.by_words[hit.span] = words
     if meaning is not None:
-        known.meaning = meaning if known.meaning is None else max(known.meaning, meaning)
-    if worth > known.best:
-        known.span, known.entry, known.best = hit.span, hit.entry, worth
+        page.meaning = meaning if page.meaning is None else max(page.meaning, meaning)
+    if worth > page.best:
+        page.span, page.entry, page.best = hit.span, hit.entry, worth
 
 
-def _also(seen: _Seen) -> tuple[Span, ...]:
+def _also(page: _Seen) -> tuple[Span, ...]:
     """Passages of a page, besides its best, whose words match as well as those of any, in order."""
-    if len(seen.by_words) < 2:
+    if len(page.by_words) < 2:
         # Of most pages there is one, the best or, by meaning, another one.
-        return tuple(span for span in seen.by_words if span != seen.span)
-    ties = (span for span, words in seen.by_words.items() if words >= TIE * seen.words and span != seen.span)
+        return tuple(span for span in page.by_words if span != page.span)
+    ties = (span for span, words in page.by_words.items() if words >= TIE * page.words and span != page.span)
     return tuple(sorted(islice(ties, ALSO)))
 
 
@@ -691,11 +702,11 @@ def _named(query: str, speakers: Iterable[str]) -> frozenset[str]:
 def _without(query: str, names: Iterable[str]) -> str:
     """The query without these names; as it was, where nothing else is in it."""
     folded = query.islower()
-    left = query
+    rest = query
     for name in sorted(names, key=len, reverse=True):
-        left = _name(name, folded).sub(" ", left)
-    left = " ".join(left.split())
-    return left if re.search(r"\w", left) else query
+        rest = _name(name, folded).sub(" ", rest)
+    rest = " ".join(rest.split())
+    return rest if re.search(r"\w", rest) else query
 
 
 def _name(name: str, folded: bool) -> re.Pattern[str]:

@@ -71,14 +71,16 @@ def checked(embedder: Embedder, texts: Sequence[str]) -> Any:
     """
     # It may compute in any library.
     with inside(patience=0.0 if getattr(embedder, "elsewhere", False) else COMPUTING):
-        found = np.asarray(embedder.embed(texts), np.float32)
-    if found.shape != (len(texts), embedder.dimensions):
-        what = f"{embedder.name} gave an array of {found.shape} for {len(texts)} texts, with {embedder.dimensions} dimensions"
-        raise ModelError(what, advice="check its model and its dimensions")
-    lengths = np.linalg.norm(found, axis=1, keepdims=True)
+        vectors = np.asarray(embedder.embed(texts), np.float32)
+    if vectors.shape != (len(texts), embedder.dimensions):
+        message = (
+            f"{embedder.name} gave an array of {vectors.shape} for {len(texts)} texts, with {embedder.dimensions} dimensions"
+        )
+        raise ModelError(message, advice="check its model and its dimensions")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not np.isfinite(lengths).all() or not (lengths > 0).all():
         raise ModelError(f"{embedder.name} gave a vector without a direction", advice="check its model")
-    return found / lengths
+    return vectors / lengths
 
 
 @runtime_checkable
@@ -121,15 +123,15 @@ class _Kept:
             self.asked = self._ask(backend, [0.0] * self.embedder.dimensions, 0, None) is not None
         if self.asked:
             return False
-        some = list(islice(backend.vectors.read(self.embedder.name, self.last), READ))
-        if any(len(row.data) != size_of(self.embedder.dimensions) for row in some):
+        rows = list(islice(backend.vectors.read(self.embedder.name, self.last), READ))
+        if any(len(row.data) != size_of(self.embedder.dimensions) for row in rows):
             if not backend.readonly:
                 backend.vectors.drop(self.embedder.name)
             return False
-        if some:
-            self.scan.add([row.entry for row in some], [row.data for row in some])
-            self.last = some[-1].number
-        return len(some) == READ
+        if rows:
+            self.scan.add([row.entry for row in rows], [row.data for row in rows])
+            self.last = rows[-1].number
+        return len(rows) == READ
 
     def candidates(
         self, backend: Backend, vector: Any, limit: int, segments: Collection[int] | None
@@ -148,10 +150,10 @@ class _Kept:
 
     def _scan_of(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
         """Stored vectors in memory: they are put in order as those are that were read."""
-        made = Scan(self.embedder.dimensions)
+        scan = Scan(self.embedder.dimensions)
         if rows:
-            made.add([entry for entry, _ in rows], [data for _, data in rows])
-        return made
+            scan.add([entry for entry, _ in rows], [data for _, data in rows])
+        return scan
 
     def _ask(
         self, backend: Backend, vector: Sequence[float], limit: int, segments: Collection[int] | None
@@ -199,32 +201,32 @@ class Vectors:
         self._wanted.set()
         serving = self._current()
         vector = serving.vector(query)
-        asked = serving.candidates(self.backend, vector, limit, segments)
+        stored = serving.candidates(self.backend, vector, limit, segments)
         with self._lock:
-            if asked is not None:
-                own = serving.scan.nearest(vector, limit, segments)
-                return self._passages(sorted({*asked, *own}, key=lambda one: (-one[1], one[0])), limit)
+            if stored is not None:
+                unstored = serving.scan.nearest(vector, limit, segments)
+                return self._passages(sorted({*stored, *unstored}, key=lambda hit: (-hit[1], hit[0])), limit)
             if serving.asked:
                 # It was, and looks through them no more.
                 serving.asked = False
                 while serving.read(self.backend):
                     pass
             while True:
-                found = serving.scan.nearest(vector, limit, segments)
-                there = self.backend.words.passages([entry for entry, _ in found])
-                gone = [entry for entry, _ in found if entry not in there]
-                if not gone:
-                    return [(there[entry], cosine) for entry, cosine in found]
-                serving.scan.remove(gone)
+                nearest = serving.scan.nearest(vector, limit, segments)
+                passages = self.backend.words.passages([entry for entry, _ in nearest])
+                stale = [entry for entry, _ in nearest if entry not in passages]
+                if not stale:
+                    return [(passages[entry], cosine) for entry, cosine in nearest]
+                serving.scan.remove(stale)
 
-    def _passages(self, found: Sequence[tuple[int, float]], limit: int) -> list[tuple[Passage, float]]:
+    def _passages(self, nearest: Sequence[tuple[int, float]], limit: int) -> list[tuple[Passage, float]]:
         """The first of these whose passages are there."""
-        made: list[tuple[Passage, float]] = []
-        while found and len(made) < limit:
-            some, found = found[: limit - len(made)], found[limit - len(made) :]
-            there = self.backend.words.passages([entry for entry, _ in some])
-            made += [(there[entry], cosine) for entry, cosine in some if entry in there]
-        return made
+        passages: list[tuple[Passage, float]] = []
+        while nearest and len(passages) < limit:
+            batch, nearest = nearest[: limit - len(passages)], nearest[limit - len(passages) :]
+            stored = self.backend.words.passages([entry for entry, _ in batch])
+            passages += [(stored[entry], cosine) for entry, cosine in batch if entry in stored]
+        return passages
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
         """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
@@ -236,12 +238,12 @@ class Vectors:
             serving = self._old or self._kept
         vector = serving.vector(query) if isinstance(query, str) else np.asarray(query, np.float32)
         if vector.shape != (serving.embedder.dimensions,):
-            what = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
-            raise SpecError(what, advice=f"make it with {serving.embedder.name}")
-        wanted = list(entries)
-        stored = serving.similar(self.backend, vector, wanted)
+            message = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
+            raise SpecError(message, advice=f"make it with {serving.embedder.name}")
+        numbers = list(entries)
+        stored = serving.similar(self.backend, vector, numbers)
         with self._lock:
-            return stored | serving.scan.similar(vector, wanted)
+            return stored | serving.scan.similar(vector, numbers)
 
     def behind(self, left: Collection[int] = ()) -> bool:
         """Whether passages wait for a vector, other than these, or vectors of another embedder are still there. One whose text is
@@ -252,8 +254,8 @@ class Vectors:
         """
         damaged: dict[int, StoreCorrupt] = {}
         waiting = self.backend.vectors.unembedded(self.embedder.name, len(left) + 1, damaged)
-        others = any(name != self.embedder.name for name in self.backend.vectors.embedders())
-        return others or any(entry not in left for entry in (*dict(waiting), *damaged))
+        has_others = any(name != self.embedder.name for name in self.backend.vectors.embedders())
+        return has_others or any(entry not in left for entry in (*dict(waiting), *damaged))
 
     def catch_up(
         self,
@@ -278,26 +280,26 @@ class Vectors:
         Raises:
             ModelError, Unavailable: the embedder failed. StoreError: the store did.
         """
-        done = 0
-        while not self._stop.is_set() and not ending() and (limit is None or done < limit):
+        embedded = 0
+        while not self._stop.is_set() and not ending() and (limit is None or embedded < limit):
             with self._embedding:
-                most = batch if limit is None else min(batch, limit - done)
+                limit_now = batch if limit is None else min(batch, limit - embedded)
                 damaged: dict[int, StoreCorrupt] = {}
-                waiting = self.backend.vectors.unembedded(self.embedder.name, most + len(left or ()), damaged)
+                waiting = self.backend.vectors.unembedded(self.embedder.name, limit_now + len(left or ()), damaged)
                 self._say_damaged(damaged)
                 if left is not None:
                     left.update(dict.fromkeys(damaged, DAMAGED))
-                    waiting = [one for one in waiting if one[0] not in left][:most]
+                    waiting = [passage for passage in waiting if passage[0] not in left][:limit_now]
                 self._embed(waiting, left)
             if not waiting:
                 # Of what is damaged, nothing more comes.
                 if not set(left or ()) - damaged.keys():
                     self._drop_others()
                 break
-            done += sum(entry not in left for entry, _ in waiting) if left else len(waiting)
+            embedded += sum(entry not in left for entry, _ in waiting) if left else len(waiting)
             if progress is not None:
-                progress(done)
-        return done
+                progress(embedded)
+        return embedded
 
     def _say_damaged(self, damaged: Iterable[int]) -> None:
         for segment in sorted({entry >> 32 for entry in damaged} - self._said):
@@ -334,27 +336,27 @@ class Vectors:
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         pause = first = min(grace, PAUSE)
-        tended, longest = False, IDLE_PAUSE
+        tended, max_pause = False, IDLE_PAUSE
         self._wanted.wait(grace)
         while not self._stop.is_set() and not ending():
             self._wanted.clear()
-            made = 0
+            embedded = 0
             try:
                 self._read()
                 if self._turn():
                     self._let_others()
-                    made = self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
+                    embedded = self.catch_up(batch=ASIDE if self._busy is None else MEANWHILE, progress=self._let_others)
                     self._read()
-                    if (made or not tended) and isinstance(self.backend.vectors, Nearby):
+                    if (embedded or not tended) and isinstance(self.backend.vectors, Nearby):
                         tended = True
                         self._tend(self.backend.vectors)
-                self.trouble, longest = "", IDLE_PAUSE
+                self.trouble, max_pause = "", IDLE_PAUSE
             except Exception as error:  # noqa: BLE001 - an embedder may be anybody's, and this thread must go on
                 if not isinstance(error, KilburnError):
                     # Its words may quote what was said.
                     log.error("embedding in the background failed: %s", type(error).__name__)
-                self.trouble, longest = str(error) or type(error).__name__, LONGEST_PAUSE
-            pause = first if made else min(2 * pause, longest)
+                self.trouble, max_pause = str(error) or type(error).__name__, LONGEST_PAUSE
+            pause = first if embedded else min(2 * pause, max_pause)
             if not self._stop.wait(first):
                 (self._stop if self.trouble else self._wanted).wait(pause - first)
 
@@ -364,16 +366,16 @@ class Vectors:
         except KilburnError as error:
             log.warning("searches by meaning go on as before, and may be slow: %s", error)
 
-    def _let_others(self, done: int = 0) -> None:
+    def _let_others(self, embedded: int = 0) -> None:
         end, busy = time.monotonic() + PATIENCE, self._busy or self._others_compute
         while busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
             pass
 
     def _others_compute(self) -> bool:
         """Whether the program's other threads compute now; it looks for a moment, in which this thread does nothing."""
-        before = time.process_time()
+        start = time.process_time()
         self._stop.wait(GLANCE)
-        return time.process_time() - before > QUIET * GLANCE
+        return time.process_time() - start > QUIET * GLANCE
 
     def _read(self) -> None:
         """Read what the store has, in steps between which others may search."""
@@ -382,7 +384,7 @@ class Vectors:
             with self._lock:
                 if not self._looked:
                     self._old, self._looked = self._predecessor(), True
-                more = any(kept.read(self.backend) for kept in (self._kept, self._old) if kept is not None)
+                more = any(vectors.read(self.backend) for vectors in (self._kept, self._old) if vectors is not None)
 
     def _current(self) -> _Kept:
         """The vectors that serve now; unless the thread sees to it, with what other writers have added, and with what waits
@@ -410,8 +412,8 @@ class Vectors:
             return []
         if self.backend.readonly:
             with self._lock:
-                there = self._kept.scan.holds([entry for entry, _ in waiting])
-            waiting = [one for one, known in zip(waiting, there, strict=True) if not known]
+                is_known = self._kept.scan.holds([entry for entry, _ in waiting])
+            waiting = [passage for passage, known_entry in zip(waiting, is_known, strict=True) if not known_entry]
         if len(waiting) > SHORT:
             return None
         room = LETTERS

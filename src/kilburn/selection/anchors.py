@@ -102,23 +102,23 @@ def resolve_anchors(directives: Sequence[Anchors | Exact], scanned: Sequence[Sca
     before. If prefix and suffix are the same, that one occurrence is the span. Overlapping occurrences count as
     several. Of two spans that overlap, the later directive is a no-op; two that only touch do not overlap.
     """
-    known = {page.page: page for page in scanned}
-    found: dict[int, list[Span]] = {}
+    pages = {page.page: page for page in scanned}
+    deletions: dict[int, list[Span]] = {}
     counts = {match.value: 0 for match in Match}
     for directive in directives:
         if isinstance(directive, Exact):
-            match, page, span = _exact(directive, known)
+            match, page, span = _exact(directive, pages)
         else:
             match, page, span = _anchored(directive, scanned)
-        if match is Match.DELETED and not _take(found.setdefault(page, []), span):
+        if match is Match.DELETED and not _take(deletions.setdefault(page, []), span):
             match = Match.OVERLAPPING
         counts[match.value] += 1
-    return Resolved({page: merge(spans) for page, spans in found.items() if spans}, counts)
+    return Resolved({page: merge(spans) for page, spans in deletions.items() if spans}, counts)
 
 
-def _exact(directive: Exact, known: Mapping[int, Scanned]) -> tuple[Match, int, Span]:
+def _exact(directive: Exact, pages: Mapping[int, Scanned]) -> tuple[Match, int, Span]:
     span = (directive.start, directive.stop)
-    page = known.get(directive.page)
+    page = pages.get(directive.page)
     if page is None:
         return Match.UNMATCHED, 0, span
     if directive.start >= directive.stop:
@@ -156,18 +156,18 @@ def _missing(suffix: str, scanned: Sequence[Scanned], prefix: tuple[int, int, in
     return Match.CROSSING if any(place > prefix[:2] for place in places) else Match.REVERSED
 
 
-def _places(wanted: str, scanned: Sequence[Scanned], most: int | None) -> list[tuple[int, int, int]]:
+def _places(text: str, scanned: Sequence[Scanned], max_places: int | None) -> list[tuple[int, int, int]]:
     """The places of a string: page, start, and the end of the stretch that contains it."""
-    found: list[tuple[int, int, int]] = []
+    places: list[tuple[int, int, int]] = []
     for at, page in enumerate(scanned):
         for low, high in page.spans:
-            start = page.text.find(wanted, low, high)
+            start = page.text.find(text, low, high)
             while start >= 0:
-                found.append((at, start, high))
-                if most is not None and len(found) >= most:
-                    return found
-                start = page.text.find(wanted, start + 1, high)
-    return found
+                places.append((at, start, high))
+                if max_places is not None and len(places) >= max_places:
+                    return places
+                start = page.text.find(text, start + 1, high)
+    return places
 
 
 def _take(spans: list[Span], span: Span) -> bool:
@@ -179,22 +179,22 @@ def _take(spans: list[Span], span: Span) -> bool:
     return True
 
 
-def parse_anchors(reply: str, most: int = 64) -> list[Anchors] | None:
+def parse_anchors(reply: str, max_directives: int = 64) -> list[Anchors] | None:
     """The directives of a model's reply: a JSON list of objects with `prefix` and `suffix`, or an object whose only
     value is such a list. None if the reply is anything else; a code fence around it is allowed.
 
     Args:
-        most: directives that one reply may have; a reply with more is rejected whole.
+        max_directives: directives that one reply may have; a reply with more is rejected whole.
     """
     try:
-        found = _DECODER.decode(_unfenced(reply))
+        directives = _DECODER.decode(_unfenced(reply))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if isinstance(found, dict):
-        if len(found) != 1:
+    if isinstance(directives, dict):
+        if len(directives) != 1:
             return None
-        (found,) = found.values()
-    return found if len(found) <= most else None
+        (directives,) = directives.values()
+    return directives if len(directives) <= max_directives else None
 
 
 def _unfenced(reply: str) -> str:

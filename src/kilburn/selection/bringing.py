@@ -88,66 +88,70 @@ def copies_of(view: View) -> list[Page]:
     return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
 
 
-def copy_moves(leaving: Sequence[Page], wanted: Sequence[PagePassage]) -> list[Move]:
+def copy_moves(leaving: Sequence[Page], passages: Sequence[PagePassage]) -> list[Move]:
     """The moves that take copies away and bring passages."""
     moves: list[Move] = [Evict(tuple([page.id for page in leaving]), why="not asked for any more")] if leaving else []
-    parts = joined(wanted)
+    parts = joined(passages)
     return [*moves, Bring(parts, why=f"passages of {len(parts)} pages for what was asked")] if parts else moves
 
 
-def unshown(wanted: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:
+def unshown(passages: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:
     """The passages that these copies do not show."""
-    return [one for one in wanted if not any(_has(page.parts, one) for page in copies)]
+    return [passage for passage in passages if not any(_has(page.parts, passage) for page in copies)]
 
 
-def fitting(view: View, wanted: Sequence[PagePassage], room: int) -> list[PagePassage]:
+def fitting(view: View, passages: Sequence[PagePassage], room: int) -> list[PagePassage]:
     """The first of these passages, within `room` tokens as one copy."""
     room -= view.count(HEADING)
     fit: list[PagePassage] = []
     pages: set[int] = set()
-    for one in wanted:
-        room -= _cost(view, one, pages)
+    for passage in passages:
+        room -= _cost(view, passage, pages)
         if room < 0:
             break
-        pages.add(one.page)
-        fit.append(one)
+        pages.add(passage.page)
+        fit.append(passage)
     return fit
 
 
-def _cost(view: View, one: PagePassage, pages: Set[int]) -> int:
+def _cost(view: View, passage: PagePassage, pages: Set[int]) -> int:
     """Tokens of a passage in a copy of these pages."""
-    return view.count(one.text[one.passage.start : one.passage.end]) + 3 + (0 if one.page in pages else view.count(MARK) + 4)
+    return (
+        view.count(passage.text[passage.passage.start : passage.passage.end])
+        + 3
+        + (0 if passage.page in pages else view.count(MARK) + 4)
+    )
 
 
-def pays(own: int, behind: int, prompts: float, prices: Prices) -> bool:
+def pays(tokens: int, behind: int, prompts: float, prices: Prices) -> bool:
     """Whether it pays to take a page out of the prompt. To keep it costs a cached read for each prompt. To take it out costs that
     all that stands behind it is written to the cache again, in place of a cached read.
 
     Args:
-        own: its tokens.
+        tokens: of the page.
         behind: tokens behind it that the provider has in its cache.
         prompts: in which it would stand otherwise.
     """
-    return own * prompts * prices.cached > behind * max(0.0, prices.written - prices.cached)
+    return tokens * prompts * prices.cached > behind * max(0.0, prices.written - prices.cached)
 
 
-def leaves(view: View, copy: Page, wanted: Sequence[PagePassage], prices: Prices) -> bool:
+def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Prices) -> bool:
     """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
     front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
-    overlap = _overlap(copy.parts, wanted)
+    overlap = _overlap(copy.parts, passages)
     if overlap >= STILL or (overlap and not is_typed(view)):
         return False
     behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
     if not is_typed(view) and any(page.id == view.task_page for page in behind):
         return False
     # No prompt had the newest message yet, nor what the assistant said before it.
-    read = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
+    cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
-    return pays(copy.tokens, sum([page.tokens for page in read]), prompts, prices)
+    return pays(copy.tokens, sum([page.tokens for page in cached]), prompts, prices)
 
 
 def passages_asked(
-    view: View, room: int, *, staying: Sequence[Page] | None = None, kept: Parts = ()
+    view: View, room: int, *, staying: Sequence[Page] | None = None, excerpt: Parts = ()
 ) -> Generator[Effect, Answer, list[PagePassage]]:
     """The passages that the search finds for what was just asked, or for what the agent is working on, best first; none where
     it finds no likely answer. What copies show may be among them.
@@ -155,42 +159,42 @@ def passages_asked(
     Args:
         room: tokens that they may take as one copy.
         staying: the pages that stay in the window, if others leave with the same plan; None if all stay.
-        kept: what an excerpt of that plan keeps.
+        excerpt: what an excerpt of that plan keeps.
     """
     stays = view.pages if staying is None else staying
-    query, asked = query_of(view)
+    query, is_question = query_of(view)
     if all(page.role is not Role.USER for page in view.latest()):
-        explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, kept)
+        explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, excerpt)
         if explaining is not None or len(query.split()) > BRIEF:
             return explaining or []
     room -= view.count(HEADING)
     words = words_of(query).keys() - STOP
-    if not words or (not asked and len(words) < FEW) or room <= 2 * view.handle:
+    if not words or (not is_question and len(words) < FEW) or room <= 2 * view.handle:
         return []
-    shown = frozenset([page.id for page in stays if page.id > 0])
-    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown, by_words=not asked)
-    if not answer.hits or (not asked and answer.confidence < SURE):
+    shown_ids = frozenset([page.id for page in stays if page.id > 0])
+    answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown_ids, by_words=not is_question)
+    if not answer.hits or (not is_question and answer.confidence < SURE):
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
-    texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
+    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
     lines: set[str] = set().union(*map(lines_of, texts))
-    least = answer.hits[0].score * (ASKED if asked else UNASKED)
-    hits = takewhile(lambda hit: hit.score >= least, answer.hits)
-    wanted: list[PagePassage] = []
+    min_score = answer.hits[0].score * (ASKED if is_question else UNASKED)
+    hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
+    chosen: list[PagePassage] = []
     pages: set[int] = set()
     names = words & {name.lower() for name in _CODE.findall(query)}
-    for one in _passages(view, hits, words, names, 2 * room if asked else WHOLE):
-        cost = _cost(view, one, pages)
-        if cost <= room and new_share(one.passage, lines) >= NEW:
+    for passage in _passages(view, hits, words, names, 2 * room if is_question else WHOLE):
+        cost = _cost(view, passage, pages)
+        if cost <= room and new_share(passage.passage, lines) >= NEW:
             room -= cost
-            pages.add(one.page)
-            lines.update(one.passage.lines)
-            wanted.append(one)
-    return wanted
+            pages.add(passage.page)
+            lines.update(passage.passage.lines)
+            chosen.append(passage)
+    return chosen
 
 
 def _passages_named(
-    view: View, room: int, staying: Sequence[Page], kept: Parts
+    view: View, room: int, staying: Sequence[Page], excerpt: Parts
 ) -> Generator[Effect, Answer, list[PagePassage] | None]:
     """Search for the names that the agent's newest step mentions. Each gets one passage: the one that defines it or, if nothing
     else in the window has the name, one that has it. None if there is no such name.
@@ -198,7 +202,7 @@ def _passages_named(
     Args:
         room: tokens that the passages may take as one copy.
         staying: the pages that stay in the window.
-        kept: what an excerpt of the same plan keeps.
+        excerpt: what an excerpt of the same plan keeps.
     """
     step = _newest_step(view)
     names = _names_in(view, step)
@@ -207,29 +211,29 @@ def _passages_named(
         return None
     new = {page.id for page in step} | view.copies
     texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
-    texts += [view.text(number)[slice(*span)] for number, spans in kept for span in spans]
+    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
     hidden = names.difference(*map(runs_of, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
     if not missing or len(missing) > MAX_NAMES:
         return None
-    shown = frozenset([page.id for page in staying if page.id > 0])
-    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown, by_words=True)
+    shown_ids = frozenset([page.id for page in staying if page.id > 0])
+    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown_ids, by_words=True)
     candidates = [
-        (one, _defined_names(one.text[one.passage.start : one.passage.end]))
-        for one in _passages(view, answer.hits, missing, missing, WHOLE)
+        (passage, _defined_names(passage.text[passage.passage.start : passage.passage.end]))
+        for passage in _passages(view, answer.hits, missing, missing, WHOLE)
     ]
     candidates.sort(key=lambda candidate: candidate[1].isdisjoint(missing))
-    wanted: list[PagePassage] = []
+    chosen: list[PagePassage] = []
     pages: set[int] = set()
-    for one, definitions in candidates:
-        explained = missing & one.passage.words.keys() & (hidden | definitions)
-        cost = _cost(view, one, pages)
+    for passage, definitions in candidates:
+        explained = missing & passage.passage.words.keys() & (hidden | definitions)
+        cost = _cost(view, passage, pages)
         if explained and cost <= room:
             room -= cost
-            pages.add(one.page)
-            wanted.append(one)
+            pages.add(passage.page)
+            chosen.append(passage)
             missing -= explained
-    return wanted
+    return chosen
 
 
 def _newest_step(view: View) -> list[Page]:
@@ -262,23 +266,23 @@ def _defined_names(text: str) -> frozenset[str]:
     return frozenset([name.lower() for name in _DEFINES.findall(text)])
 
 
-def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str], most: int) -> Iterator[PagePassage]:
+def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str], max_chars: int) -> Iterator[PagePassage]:
     """Yield the passages of hits: a short page whole, and of a longer one what has the words of the query, the rare ones above
     all, and what defines one of the names."""
-    found: list[Sequence[PagePassage]] = []
+    groups: list[Sequence[PagePassage]] = []
     for hit in hits:
         page = view.page(hit.page)
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
-            grain = len(text) if len(text) <= (most if page.kind is Kind.TEXT else WHOLE) else GRAIN
+            grain = len(text) if len(text) <= (max_chars if page.kind is Kind.TEXT else WHOLE) else GRAIN
             cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
             spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
-            found += [cut(span) for span in spans]
-    times = Counter(word for passages in found for one in passages for word in words & one.passage.words.keys())
-    for passages in found:
-        worth = [sum([1 / times[word] for word in words & one.passage.words.keys()]) for one in passages]
-        least = MATCH * max(worth, default=0.0)
-        yield from (one for one, value in zip(passages, worth, strict=True) if value >= least)
+            groups += [cut(span) for span in spans]
+    times = Counter(word for passages in groups for passage in passages for word in words & passage.passage.words.keys())
+    for passages in groups:
+        worth = [sum([1 / times[word] for word in words & passage.passage.words.keys()]) for passage in passages]
+        min_worth = MATCH * max(worth, default=0.0)
+        yield from (passage for passage, value in zip(passages, worth, strict=True) if value >= min_worth)
 
 
 def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
@@ -326,19 +330,21 @@ def is_due(view: View) -> bool:
 
 def _goes_on(view: View) -> bool:
     """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
-    said = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
-    return any(one.role is other.role is Role.ASSISTANT and one.message != other.message for one, other in pairwise(said))
+    pages = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
+    return any(
+        page.role is following.role is Role.ASSISTANT and page.message != following.message for page, following in pairwise(pages)
+    )
 
 
-def _has(parts: Parts, one: PagePassage) -> bool:
+def _has(parts: Parts, passage: PagePassage) -> bool:
     """Whether these spans show a passage."""
     return any(
-        page == one.page and any(start <= one.passage.start and one.passage.end <= stop for start, stop in spans)
+        page == passage.page and any(start <= passage.passage.start and passage.passage.end <= stop for start, stop in spans)
         for page, spans in parts
     )
 
 
-def _overlap(parts: Parts, wanted: Sequence[PagePassage]) -> float:
+def _overlap(parts: Parts, passages: Sequence[PagePassage]) -> float:
     """The share of these spans, by characters, that is wanted."""
     whole = sum([stop - start for _, spans in parts for start, stop in spans])
-    return sum([one.passage.end - one.passage.start for one in wanted if _has(parts, one)]) / max(1, whole)
+    return sum([passage.passage.end - passage.passage.start for passage in passages if _has(parts, passage)]) / max(1, whole)

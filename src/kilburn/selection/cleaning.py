@@ -45,11 +45,11 @@ def redundant(scanned: Sequence[Scanned]) -> list[Exact]:
     """
     superseded = _superseded(scanned)
     cuts = [Exact(page.page, start, stop) for page in scanned if page.page in superseded for start, stop in page.spans]
-    left = [page for page in scanned if page.page not in superseded]
-    dead = _dead_ends(left)
+    remaining = [page for page in scanned if page.page not in superseded]
+    dead = _dead_ends(remaining)
     cuts += [Exact(page, start, stop) for page, spans in dead.items() for start, stop in spans]
-    left = [replace(page, spans=complement(page.spans, dead.get(page.page, ()))) for page in left]
-    return cuts + _repeated(left)
+    remaining = [replace(page, spans=complement(page.spans, dead.get(page.page, ()))) for page in remaining]
+    return cuts + _repeated(remaining)
 
 
 def _superseded(scanned: Sequence[Scanned]) -> set[int]:
@@ -63,7 +63,9 @@ def _superseded(scanned: Sequence[Scanned]) -> set[int]:
         if not page.key or _error_line(page) is not None:
             continue
         shapes = _shapes(page.text)
-        if not page.fixed and any(len(shapes & other) >= SAME * max(1, len(shapes)) for other in newer.get(page.key, ())):
+        if not page.fixed and any(
+            len(shapes & newer_shapes) >= SAME * max(1, len(shapes)) for newer_shapes in newer.get(page.key, ())
+        ):
             old.add(page.page)
         elif page.is_whole:
             newer.setdefault(page.key, []).append(shapes)
@@ -113,32 +115,32 @@ def _repeated(scanned: Sequence[Scanned]) -> list[Exact]:
     The text is read from the end, so a block is deleted only for a copy that stays. Therefore a second pass finds
     nothing.
     """
-    kept: set[tuple[str, ...]] = set()
+    blocks: set[tuple[str, ...]] = set()
     cuts: list[Exact] = []
     for page in reversed(scanned):
-        gone: list[Span] = []
+        repeats: list[Span] = []
         for span in reversed(page.spans):
-            gone += _repeats(page, _lines(page.text, span), kept)
-        cuts += [Exact(page.page, start, stop) for start, stop in merge(gone)]
+            repeats += _repeats(page, _lines(page.text, span), blocks)
+        cuts += [Exact(page.page, start, stop) for start, stop in merge(repeats)]
     return cuts
 
 
-def _repeats(page: Scanned, spans: Sequence[Span], kept: set[tuple[str, ...]]) -> list[Span]:
-    """The lines of one stretch that `kept` has; what stays of the stretch is added to it."""
+def _repeats(page: Scanned, spans: Sequence[Span], blocks: set[tuple[str, ...]]) -> list[Span]:
+    """The lines of one stretch that are among the blocks; what stays of the stretch is added to it."""
     lines = [page.text[start:stop].rstrip("\r\n") for start, stop in spans]
     repeated = [False] * len(lines)
     # A block may be repeated until the reading is BLOCK lines further up: only then does it count as kept.
     for at in range(len(lines) - 1, -BLOCK - 1, -1):
         for size in (BLOCK, 1):
             block = tuple(lines[at : at + size]) if at >= 0 and not page.fixed else ()
-            if _counts(block, size) and block in kept:
+            if _counts(block, size) and block in blocks:
                 repeated[at : at + size] = [True] * size
         settled = at + BLOCK
         for size in (BLOCK, 1):
             block = tuple(lines[settled : settled + size])
             if _counts(block, size) and not any(repeated[settled : settled + size]):
-                kept.add(block)
-    return [span for span, gone in zip(spans, repeated, strict=True) if gone]
+                blocks.add(block)
+    return [span for span, is_repeated in zip(spans, repeated, strict=True) if is_repeated]
 
 
 def _counts(block: tuple[str, ...], size: int) -> bool:

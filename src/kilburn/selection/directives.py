@@ -42,13 +42,13 @@ def within(text: str, tag: str) -> str | Malformed | None:
 def without(text: str, tag: str) -> str:
     """The text without the tags and what is between them; after a tag that is never closed, everything is left out."""
     opening, closing = f"<{tag}>", f"</{tag}>"
-    kept: list[str] = []
+    pieces: list[str] = []
     at = 0
     while (start := text.find(opening, at)) >= 0:
-        kept.append(text[at:start])
+        pieces.append(text[at:start])
         end = text.find(closing, start)
         at = len(text) if end < 0 else end + len(closing)
-    return "".join([*kept, text[at:]])
+    return "".join([*pieces, text[at:]])
 
 
 def directive_of(text: str) -> Directive | Malformed | None:
@@ -56,21 +56,21 @@ def directive_of(text: str) -> Directive | Malformed | None:
 
     A directive inside the reply's thinking, up to `</think>`, does not count.
     """
-    said = within(text.rpartition("</think>")[2], "compress")
-    return decode(said) if isinstance(said, str) else said
+    content = within(text.rpartition("</think>")[2], "compress")
+    return decode(content) if isinstance(content, str) else content
 
 
 def decode(text: str) -> Directive | Malformed:
     """A directive from its JSON: two whole numbers, and a text."""
     try:
-        found = _DECODER.decode(text.encode("utf-8"))
+        directive = _DECODER.decode(text.encode("utf-8"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         field = str(error).rpartition(" - at ")[2] if isinstance(error, msgspec.ValidationError) else ""
         return Malformed(f"not a directive's JSON{f': {field}' if field.startswith('`$') else ''}")
-    return found if found.compress_text.strip() else Malformed("a directive without words")
+    return directive if directive.compress_text.strip() else Malformed("a directive without words")
 
 
 def state_of(text: str) -> str | Malformed | None:
     """The internal state of a reply: `<IS>...</IS>`, or, where there is none, the `<think>...</think>` of MEM1's own code."""
-    said = within(text, "IS")
-    return within(text, "think") if said is None else said
+    content = within(text, "IS")
+    return within(text, "think") if content is None else content

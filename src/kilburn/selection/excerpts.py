@@ -71,15 +71,17 @@ def cited_stretch(view: View, pages: Iterable[Page]) -> Stretch:
     """What an excerpt in place of pages cites: these, and what left before them without an excerpt; of very many originals
     the newest, and those of which an earlier excerpt keeps something."""
     going = list(pages)
-    most = max(CITED, view.budget.capacity // 8)
+    max_sources = max(CITED, view.budget.capacity // 8)
     last = max([source for page in going for source in (page.sources or (page.id,))], default=0)
     resident = {page.id for page in view.pages}
-    out = [number for number in range(max(1, last - most), last) if number not in resident and not view.gone(number)]
+    out = [number for number in range(max(1, last - max_sources), last) if number not in resident and not view.gone(number)]
     stretch = view.stretch([*out, *(page.id for page in going)])
-    if len(stretch.sources) <= most:
+    if len(stretch.sources) <= max_sources:
         return stretch
-    kept = {source for page in stretch.pages for source, _ in _kept(page)}
-    return view.stretch([*out, *(page.id for page in going)], within=kept.union(stretch.sources[most // 4 - most :]))
+    excerpted = {source for page in stretch.pages for source, _ in _kept(page)}
+    return view.stretch(
+        [*out, *(page.id for page in going)], within=excerpted.union(stretch.sources[max_sources // 4 - max_sources :])
+    )
 
 
 def excerpt_moves(
@@ -170,9 +172,9 @@ def parts_of(
         return ()
     grain = grain_of(room)
     talk = ANSWERS if is_asked(view) else TALK
-    found: list[PagePassage] = []
+    candidates: list[PagePassage] = []
     characters = tokens = 0
-    kept = {source: spans for page in stretch.pages for source, spans in _kept(page)}
+    excerpted = {source: spans for page in stretch.pages for source, spans in _kept(page)}
     older = iter(reversed(stretch.sources))
     for number in older:
         page = view.page(number)
@@ -180,18 +182,18 @@ def parts_of(
             continue
         text = view.text(number)
         characters, tokens = characters + len(text), tokens + page.tokens
-        found += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
+        candidates += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
         if tokens >= READ:
             break
-    for number in [number for number in older if number in kept]:
+    for number in [number for number in older if number in excerpted]:
         page = view.page(number)
-        for span in reversed(kept[number]):
-            found += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
-    found.reverse()
+        for span in reversed(excerpted[number]):
+            candidates += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
+    candidates.reverse()
     leaving = {page.id for page in stretch.pages} | view.copies
     life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
     return select(
-        found,
+        candidates,
         shown_texts(view, (page for page in reversed(view.pages) if page.id not in leaving)),
         focus_of(view),
         room,
@@ -216,13 +218,13 @@ def _kept(page: Page) -> Parts:
 def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
     """The newest texts of the pages that stay in the prompt whole, which are given newest first."""
     texts: list[str] = []
-    left = SHOWN
+    remaining = SHOWN
     for page in staying:
-        if left <= 0:
+        if remaining <= 0:
             break
         if not page.is_atomic:
             texts.append(view.text(page.id))
-            left -= len(texts[-1])
+            remaining -= len(texts[-1])
     return texts
 
 
@@ -234,12 +236,12 @@ def focus_of(view: View) -> dict[str, float]:
 
 def said_of(view: View) -> list[tuple[str, float]]:
     """The request and the agent's latest words, each with its weight."""
-    said = islice(reversed(view.pages), LATEST)
-    latest = next((page for page in said if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
-    asked = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
+    newest = islice(reversed(view.pages), LATEST)
+    latest = next((page for page in newest if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
+    task_weight = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
     # The agent may have said nothing since the request, and still be at work on it.
-    before = 1.0 - (1.0 - BEFORE) * asked if latest is None or latest.id < view.task_page else 1.0
-    return [(view.task, asked), (view.text(latest.id) if latest else "", before)]
+    reply_weight = 1.0 - (1.0 - BEFORE) * task_weight if latest is None or latest.id < view.task_page else 1.0
+    return [(view.task, task_weight), (view.text(latest.id) if latest else "", reply_weight)]
 
 
 def is_asked(view: View) -> bool:

@@ -45,8 +45,8 @@ class Piece:
 
 def piece_of(page: Page, text: str, label: str = "") -> Piece:
     """A page as a piece. A derived page is its own speaker, whatever message it stands in."""
-    made = page.depth and not page.message
-    role = f"{page.kind}, {page.trust.name.lower()} trust" if made else str(page.role)
+    is_derived = page.depth and not page.message
+    role = f"{page.kind}, {page.trust.name.lower()} trust" if is_derived else str(page.role)
     return Piece(page.id, role, str(page.kind), text, label)
 
 
@@ -158,9 +158,9 @@ def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "
 def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[str], int], query: str) -> tuple[Span, ...]:
     """The spans, and more of head and tail in the room that is left: in a list of like lines, few tell anything new."""
     grain, reach = GRAINS[0], min(4 * tokens, len(text) // 2)
-    found = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
+    passages = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
     more = select(
-        [PagePassage(0, 1, one, text, own=_edge(one, len(text))) for one in found],
+        [PagePassage(0, 1, passage, text, own=_edge(passage, len(text))) for passage in passages],
         [],
         _asked(query),
         tokens,
@@ -171,9 +171,9 @@ def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[st
     return merge([*spans, *more[0][1]]) if more else spans
 
 
-def _edge(one: TextPassage, length: int) -> float:
+def _edge(passage: TextPassage, length: int) -> float:
     """Worth of a place near the head or the tail of a text."""
-    near = min(one.start, length - one.end) / NEAR
+    near = min(passage.start, length - passage.end) / NEAR
     return EDGE * 0.5**near if near < 8 else 0.0
 
 
@@ -190,30 +190,30 @@ def _chosen(
     count: Callable[[str], int],
     query: str,
     reach: int,
-    held: Mapping[int, Sequence[Span]],
+    lasting: Mapping[int, Sequence[Span]],
     cost: Callable[[Parts], int],
 ) -> Parts:
     """The spans to keep of each piece, by its index; of near-duplicates the latest is a candidate."""
     total = sum(len(piece.text) for piece in pieces)
-    found: dict[str, PagePassage] = {}
+    candidates: dict[str, PagePassage] = {}
     for at, piece in enumerate(pieces):
         text, prose = piece.text, piece.is_prose
         share = len(text) if total <= reach else max(SAMPLED, reach * len(text) // total)
         weight = SPEAKER.get(piece.role, 1.0) if prose else 1.0
-        known = held.get(piece.page, ())
+        lasting_spans = lasting.get(piece.page, ())
         for row in rows_of(text, prose, share):
-            new = known and any(start < row.end and row.start < end for start, end in known)
-            own = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
-            own += _edge(row, len(text))
-            found.pop(row.shape, None)
-            found[row.shape] = PagePassage(at, len(pieces) if new else at + 1, row, text, weight, own)
+            new = lasting_spans and any(start < row.end and row.start < end for start, end in lasting_spans)
+            worth = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
+            worth += _edge(row, len(text))
+            candidates.pop(row.shape, None)
+            candidates[row.shape] = PagePassage(at, len(pieces) if new else at + 1, row, text, weight, worth)
     begins = "".join([piece.text[:500] for piece in pieces[-16:]])
     ratio = len(begins) / max(1, count(begins))
-    failed = {shape: one for shape, one in found.items() if one.passage.sign is Sign.FAILED}
-    if sum([one.passage.end - one.passage.start for one in failed.values()]) > MESSAGES * tokens * ratio:
-        found |= {shape: _named(one) for shape, one in failed.items()}
+    failed = {shape: candidate for shape, candidate in candidates.items() if candidate.passage.sign is Sign.FAILED}
+    if sum([candidate.passage.end - candidate.passage.start for candidate in failed.values()]) > MESSAGES * tokens * ratio:
+        candidates |= {shape: _named(candidate) for shape, candidate in failed.items()}
     return select(
-        list(found.values()),
+        list(candidates.values()),
         [],
         _asked(query),
         tokens,
@@ -245,14 +245,14 @@ def _header(piece: Piece) -> str:
 
 def _render(pieces: Sequence[Piece], chosen: Parts, count: Callable[[str], int]) -> Extract:
     parts: list[tuple[str, str]] = []
-    for at, kept in chosen:
+    for at, page_spans in chosen:
         text = pieces[at].text
         words: list[str] = []
-        for place, (start, end) in enumerate(kept):
-            if place and text[kept[place - 1][1] : start].strip():
+        for place, (start, end) in enumerate(page_spans):
+            if place and text[page_spans[place - 1][1] : start].strip():
                 words.append(OMISSION)
             piece = text[start:end]
             words.append(piece if piece.endswith("\n") else piece + "\n")
         parts.append((_header(pieces[at]), "".join(words)))
     text = with_headings(parts)
-    return Extract(text, tuple((pieces[at].page, kept) for at, kept in chosen), count(text), tuple(parts))
+    return Extract(text, tuple((pieces[at].page, page_spans) for at, page_spans in chosen), count(text), tuple(parts))

@@ -61,11 +61,11 @@ def facts(text: str, *, prose: bool) -> Mapping[FactKind, Sequence[Fact]]:
 
     A text of more than 2 million characters is sampled: head, tail, surroundings of error words.
     """
-    found: dict[FactKind, dict[str, Fact]] = {kind: {} for kind in FactKind}
+    by_kind: dict[FactKind, dict[str, Fact]] = {kind: {} for kind in FactKind}
 
     def note(kind: FactKind, value: str, span: Span) -> None:
-        known = found[kind].get(value)
-        found[kind][value] = Fact(value, span, known.times + 1 if known else 1)
+        fact = by_kind[kind].get(value)
+        by_kind[kind][value] = Fact(value, span, fact.times + 1 if fact else 1)
 
     frame: Span | None = None
     for low, high in sample(text, _LARGE):
@@ -83,10 +83,10 @@ def facts(text: str, *, prose: bool) -> Mapping[FactKind, Sequence[Fact]]:
                 note(_TOLD_BY[sign], plain(line), span)
             for mention, _ in zip(identifiers(line), range(_MOST_IN_A_LINE), strict=False):
                 note(_kind(mention), mention.text, span)
-    return {kind: tuple(known.values()) for kind, known in found.items()}
+    return {kind: tuple(by_value.values()) for kind, by_value in by_kind.items()}
 
 
-def _kind(found: Identifier) -> FactKind:
-    if found.kind in ("path", "line"):
+def _kind(mention: Identifier) -> FactKind:
+    if mention.kind in ("path", "line"):
         return FactKind.PATH
-    return FactKind.NUMBER if found.kind == "number" else FactKind.IDENTIFIER
+    return FactKind.NUMBER if mention.kind == "number" else FactKind.IDENTIFIER

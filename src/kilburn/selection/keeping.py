@@ -109,13 +109,13 @@ class Economy:
         reads all that it leaves again. Of a window that is almost full the edits are so frequent that nothing is worth its place.
         """
         prices, free = self.prices, max(1.0, self.capacity - stays - excerpt)
-        again = max(0.0, prices.written - prices.cached) * self.flow * self.capacity / free**2
-        return self.chance * (prices.cached + prices.written * 2 * self.flow / self.capacity + again) / prices.input
+        rewriting = max(0.0, prices.written - prices.cached) * self.flow * self.capacity / free**2
+        return self.chance * (prices.cached + prices.written * 2 * self.flow / self.capacity + rewriting) / prices.input
 
-    def rate(self, again: int, use: int) -> float:
-        """What a prompt costs after an edit that reads `again` tokens again and leaves `use` in the window."""
+    def rate(self, rewritten: int, use: int) -> float:
+        """Return what a prompt costs after an edit that rewrites `rewritten` tokens and leaves `use` in the window."""
         prices, until = self.prices, max(1.0, (self.capacity - use) / self.flow)
-        return again * max(0.0, prices.written - prices.cached) / until + prices.cached * (use + self.capacity) / 2
+        return rewritten * max(0.0, prices.written - prices.cached) / until + prices.cached * (use + self.capacity) / 2
 
 
 class _Edit(NamedTuple):
@@ -160,25 +160,25 @@ def keep(
     free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
-    needed = max(copied, int(HELD_ROOM * shape.copy)) if _holds_room(view, shape) else copied
-    if free >= needed and not free_edit:
+    reserve = max(copied, int(HELD_ROOM * shape.copy)) if _holds_room(view, shape) else copied
+    if free >= reserve and not free_edit:
         if view.cause is not Cause.ADMIT or not is_due(view):
             return []
         cached = shape.capacity > UNCACHED
-        wanted = yield from passages_asked(view, min(shape.copy, free) if cached else shape.copy)
-        leaving = [page for page in copies if leaves(view, page, wanted, prices)]
-        missing = unshown(wanted, [page for page in copies if page not in leaving])
+        passages = yield from passages_asked(view, min(shape.copy, free) if cached else shape.copy)
+        leaving = [page for page in copies if leaves(view, page, passages, prices)]
+        missing = unshown(passages, [page for page in copies if page not in leaving])
         fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
         if len(fit) < len(missing):
             # The copies that would stay leave no room for it.
-            leaving, missing, fit = copies, wanted, fitting(view, wanted, free)
+            leaving, missing, fit = copies, passages, fitting(view, passages, free)
         if cached or len(fit) == len(missing) or not is_asked(view):
             return copy_moves(leaving, fit)
     edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
-    wanted = (yield from passages_asked(view, room, staying=edit.staying, kept=edit.kept)) if is_due(view) else []
-    return [*edit.moves, *copy_moves(copies, wanted)]
+    passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.kept)) if is_due(view) else []
+    return [*edit.moves, *copy_moves(copies, passages)]
 
 
 def _holds_room(view: View, shape: WindowShape) -> bool:
@@ -190,8 +190,8 @@ def _is_cold(view: View, prices: Prices) -> bool:
     """Whether the provider's cache has expired: the newest message came more than its lifetime after the one before it."""
     if view.cause is not Cause.ADMIT:
         return False
-    before = [view.uses[page.id].time for page in view.pages if page.message < view.turn and page.id in view.uses]
-    return bool(before) and view.now - max(before) > prices.ttl
+    times = [view.uses[page.id].time for page in view.pages if page.message < view.turn and page.id in view.uses]
+    return bool(times) and view.now - max(times) > prices.ttl
 
 
 def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Economy] | None) -> _Edit:
@@ -205,23 +205,23 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     if not leaving:
         return _Edit(latest, [page for page in view.pages if page.id not in view.copies], (), use)
     excerpts, young = split_excerpts(leaving)
-    held = sum([page.tokens for page in excerpts])
-    stays = use - held - sum([page.tokens for page in young])
+    excerpt_tokens = sum([page.tokens for page in excerpts])
+    stays = use - excerpt_tokens - sum([page.tokens for page in young])
     spare = shape.spare + shape.copy if _holds_room(view, shape) else max(shape.spare, shape.copy * is_asked(view))
     room = capacity - stays - spare - 2 * view.handle
     if economy is not None:
         return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)
     floor = shape.floor - stays if shape.floor else 0
-    most = min(room, max(shape.held, floor + capacity // 5)) - held
-    if young and most > capacity // 20:
-        size = min(max(shape.added, floor), room - held)
-        if size > most > capacity // 10:
-            size = most
-        moves, kept = _excerpt(view, young, shape, size)
-        if _size(kept) <= most:
-            return _made(view, [*latest, *moves], young, kept, stays + held)
-    moves, kept = _excerpt(view, leaving, shape, min(max(shape.remade, floor), room))
-    return _made(view, [*latest, *moves], leaving, kept, stays)
+    max_added = min(room, max(shape.held, floor + capacity // 5)) - excerpt_tokens
+    if young and max_added > capacity // 20:
+        size = min(max(shape.added, floor), room - excerpt_tokens)
+        if size > max_added > capacity // 10:
+            size = max_added
+        moves, parts = _excerpt(view, young, shape, size)
+        if _size(parts) <= max_added:
+            return _made(view, [*latest, *moves], young, parts, stays + excerpt_tokens)
+    moves, parts = _excerpt(view, leaving, shape, min(max(shape.remade, floor), room))
+    return _made(view, [*latest, *moves], leaving, parts, stays)
 
 
 def _cheapest(
@@ -235,23 +235,23 @@ def _cheapest(
     stays: int,
 ) -> _Edit:
     """An excerpt of what is young after the others, or one in place of all, whichever makes the next prompts cheaper."""
-    held = sum([page.tokens for page in excerpts])
+    excerpt_tokens = sum([page.tokens for page in excerpts])
     edits: list[tuple[float, _Edit]] = []
-    for leaving, front in ((young, held), ([*excerpts, *young], 0)):
+    for leaving, front in ((young, excerpt_tokens), ([*excerpts, *young], 0)):
         # Without room for an excerpt, all leaves.
         if leaving and (room > front or not front):
-            moves, kept = _excerpt(view, leaving, shape, room - front, partial(economy.bar, stays + front))
-            edit = _made(view, [*latest, *moves], leaving, kept, stays + front)
+            moves, parts = _excerpt(view, leaving, shape, room - front, partial(economy.bar, stays + front))
+            edit = _made(view, [*latest, *moves], leaving, parts, stays + front)
             edits.append((economy.rate(edit.use - front, edit.use), edit))
         if not excerpts:
             break
     return min(edits, key=lambda priced: priced[0])[1]
 
 
-def _made(view: View, moves: list[Move], leaving: Sequence[Page], kept: Parts, use: int) -> _Edit:
-    gone = {page.id for page in leaving} | view.copies
-    staying = [page for page in view.pages if page.id not in gone]
-    return _Edit(moves, staying, kept, use + _size(kept) + MARKS * (len(kept) + 3) + 2 * view.handle)
+def _made(view: View, moves: list[Move], leaving: Sequence[Page], parts: Parts, use: int) -> _Edit:
+    leaving_ids = {page.id for page in leaving} | view.copies
+    staying = [page for page in view.pages if page.id not in leaving_ids]
+    return _Edit(moves, staying, parts, use + _size(parts) + MARKS * (len(parts) + 3) + 2 * view.handle)
 
 
 def _excerpt(

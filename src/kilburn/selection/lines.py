@@ -20,34 +20,34 @@ _HASH = re.compile(r"\b[a-f][0-9a-f]{6,63}\b")
 _LOUD = ("rror", "FAIL", "xception", "ailed", "assed", "anic", "raceback", "atal", "FATAL", "ERROR")
 
 
-def units(text: str, most: int = 320, start: int = 0, end: int | None = None) -> list[Span]:
+def units(text: str, max_chars: int = 320, start: int = 0, end: int | None = None) -> list[Span]:
     """Spans of the lines of `text[start:end]`, line ends included; they cover it exactly, in order.
 
-    A line longer than `most` characters is cut behind a sentence, a comma or a space, or hard where
+    A line longer than `max_chars` characters is cut behind a sentence, a comma or a space, or hard where
     there is none; all line ends that `str.splitlines` knows count.
     """
     spans: list[Span] = []
     at = start
     for line in text[start:end].splitlines(keepends=True):
         length = len(line)
-        if length <= most:
+        if length <= max_chars:
             spans.append((at, at + length))
         else:
-            spans.extend((at + low, at + high) for low, high in _cut(line, most))
+            spans.extend((at + low, at + high) for low, high in _cut(line, max_chars))
         at += length
     return spans
 
 
-def _cut(line: str, most: int) -> Iterator[Span]:
-    """A long line in pieces of at most `most` characters; a sentence's end is the best place."""
+def _cut(line: str, max_chars: int) -> Iterator[Span]:
+    """A long line in pieces of at most `max_chars` characters; a sentence's end is the best place."""
     at, length = 0, len(line)
-    while length - at > most:
+    while length - at > max_chars:
         best = 0
-        low, high = at + most // 3, at + most
+        low, high = at + max_chars // 3, at + max_chars
         for mark in (". ", "; ", ", ", " ", ","):
-            found = line.rfind(mark, low, high)
-            if found >= 0:
-                best = found + len(mark)
+            place = line.rfind(mark, low, high)
+            if place >= 0:
+                best = place + len(mark)
                 break
         stop = best or high
         yield at, stop
@@ -92,18 +92,18 @@ def merge(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def complement(spans: Sequence[Span], cuts: Sequence[Span]) -> tuple[Span, ...]:
     """What is left of sorted `spans` without the sorted `cuts`."""
-    left: list[Span] = []
+    remaining: list[Span] = []
     for start, stop in spans:
         at = start
         for low, high in cuts:
             if high <= at or low >= stop:
                 continue
             if low > at:
-                left.append((at, low))
+                remaining.append((at, low))
             at = max(at, high)
         if at < stop:
-            left.append((at, stop))
-    return tuple(left)
+            remaining.append((at, stop))
+    return tuple(remaining)
 
 
 def join(text: str, spans: Sequence[Span]) -> str:
@@ -123,20 +123,20 @@ def join(text: str, spans: Sequence[Span]) -> str:
     return "".join(parts)
 
 
-def sample(text: str, most: int) -> list[Span]:
-    """Line-aligned regions of a huge text, about `most` characters in all: its head, its tail and what
+def sample(text: str, max_chars: int) -> list[Span]:
+    """Line-aligned regions of a huge text, about `max_chars` characters in all: its head, its tail and what
     surrounds error words between. The whole text where it is short enough."""
     length = len(text)
-    if length <= most:
+    if length <= max_chars:
         return [(0, length)] if length else []
-    quarter = most // 4
+    quarter = max_chars // 4
     regions = [(0, quarter), (length - quarter, length)]
     width = 600
-    each = max(1, (most // 2) // (2 * width) // len(_LOUD))
+    per_word = max(1, (max_chars // 2) // (2 * width) // len(_LOUD))
     for word in _LOUD:
         at, low, high = quarter, quarter, length - quarter
-        stride = max(width, (high - low) // (each * 4))
-        for _ in range(each):
+        stride = max(width, (high - low) // (per_word * 4))
+        for _ in range(per_word):
             at = text.find(word, at, high)
             if at < 0:
                 break
@@ -148,16 +148,16 @@ def sample(text: str, most: int) -> list[Span]:
 def _aligned(text: str, region: Span) -> Span:
     """The region grown to whole lines where a line end is near (within 2,000 characters)."""
     start, end = region
-    before = text.rfind("\n", max(0, start - 2000), start)
-    after = text.find("\n", end, end + 2000)
-    return (before + 1 if before >= 0 else start), (after + 1 if after >= 0 else end)
+    line_start = text.rfind("\n", max(0, start - 2000), start)
+    line_end = text.find("\n", end, end + 2000)
+    return (line_start + 1 if line_start >= 0 else start), (line_end + 1 if line_end >= 0 else end)
 
 
-def whole_sentences(text: str, least: float = 0.0) -> str:
+def whole_sentences(text: str, min_share: float = 0.0) -> str:
     """A reply that was cut at its cap, without the sentence or line that it was cut in.
 
     Args:
-        least: share of the text that must be left; else it stays as it was cut.
+        min_share: share of the text that must be left; else it stays as it was cut.
     """
     end = max(text.rfind("\n"), text.rfind(". ")) + 1
-    return text if least and end <= least * len(text) else text[:end].rstrip()
+    return text if min_share and end <= min_share * len(text) else text[:end].rstrip()

@@ -42,7 +42,7 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
         sources: the originals that may be read, none of them of an image.
         text: the exact text of a page.
     """
-    found: dict[int, list[Span]] = {}
+    origins: dict[int, list[Span]] = {}
     page = at = 0
     nonce = ""
     for line in summary.splitlines():
@@ -51,12 +51,12 @@ def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> d
         if header and int(header[2]) in sources and (not page or (header[1] or "") == nonce):
             page, at, nonce = int(header[2]), 0, header[1] or ""
         elif quote and int(quote[1]) in sources:
-            _note(found, text, int(quote[1]), quote[2].strip(_MARK), 0)
+            _note(origins, text, int(quote[1]), quote[2].strip(_MARK), 0)
         elif page:
-            at = _note(found, text, page, line, at)
-    if not found:
-        found = _named(summary, sorted(sources), text)
-    return {number: merge(found[number]) for number in sorted(found)}
+            at = _note(origins, text, page, line, at)
+    if not origins:
+        origins = _named(summary, sorted(sources), text)
+    return {number: merge(origins[number]) for number in sorted(origins)}
 
 
 def words_at(text: str, spans: Iterable[Span]) -> str:
@@ -65,41 +65,41 @@ def words_at(text: str, spans: Iterable[Span]) -> str:
     return OMISSION.join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
-def _note(found: dict[int, list[Span]], text: Callable[[int], str], page: int, line: str, after: int) -> int:
-    """Note where the line stands in the page, behind `after` where it can; returns where it ends."""
+def _note(origins: dict[int, list[Span]], text: Callable[[int], str], page: int, line: str, start_at: int) -> int:
+    """Note where the line stands in the page, behind `start_at` where it can; returns where it ends."""
     if len(line.strip()) < 3:
-        return after
+        return start_at
     whole = text(page)
-    start = whole.find(line, after)
+    start = whole.find(line, start_at)
     start = whole.find(line) if start < 0 else start
     if start < 0:
-        return after
+        return start_at
     end = start + len(line)
     end += whole.startswith("\n", end)
-    found.setdefault(page, []).append((start, end))
+    origins.setdefault(page, []).append((start, end))
     return end
 
 
 def _named(summary: str, sources: Iterable[int], text: Callable[[int], str]) -> dict[int, list[Span]]:
     """The lines of the first sources that hold a name or number of the summary."""
     texts: dict[int, str] = {}
-    left = LOOKED
+    remaining = LOOKED
     for page in sources:
-        texts[page] = text(page)[:left]
-        left -= len(texts[page])
-        if left <= 0:
+        texts[page] = text(page)[:remaining]
+        remaining -= len(texts[page])
+        if remaining <= 0:
             break
     joined = "\n".join(texts.values())
-    ends = list(accumulate(len(one) + 1 for one in texts.values()))
+    ends = list(accumulate(len(source_text) + 1 for source_text in texts.values()))
     pages = list(texts)
-    found: dict[int, list[Span]] = {}
+    origins: dict[int, list[Span]] = {}
     for name in dict.fromkeys(mention.text.rstrip(":/.,") for mention in identifiers(summary)):
         places = _places(joined, name) if len(name) > 2 else []
         for place in places if len(places) <= OFTEN else ():
             index = bisect_right(ends, place)
             offset = ends[index - 1] if index else 0
-            found.setdefault(pages[index], []).append(_line(texts[pages[index]], place - offset))
-    return found
+            origins.setdefault(pages[index], []).append(_line(texts[pages[index]], place - offset))
+    return origins
 
 
 def _places(text: str, name: str) -> list[int]:
@@ -120,10 +120,10 @@ def _line(text: str, at: int) -> Span:
     return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
 
 
-def all_origins(many: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
+def all_origins(origins: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:
     """The origins of several summaries, together."""
     spans: dict[int, list[Span]] = {}
-    for one in many:
-        for page, kept in one.items():
-            spans.setdefault(page, []).extend(kept)
+    for pages in origins:
+        for page, page_spans in pages.items():
+            spans.setdefault(page, []).extend(page_spans)
     return {page: merge(spans[page]) for page in sorted(spans)}

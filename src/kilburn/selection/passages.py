@@ -69,19 +69,24 @@ class _Line(NamedTuple):
 
 def size_of(passages: Iterable[TextPassage]) -> int:
     """Bytes that passages take in memory, about, with their words and lines."""
-    return sum(560 + 85 * len(one.words) + 60 * len(one.lines) + 2 * (one.letters + one.end - one.start) for one in passages)
+    return sum(
+        560 + 85 * len(passage.words) + 60 * len(passage.lines) + 2 * (passage.letters + passage.end - passage.start)
+        for passage in passages
+    )
 
 
 @remembered(size_of)
-def passages_of(text: str, most: int, span: Span | None = None) -> tuple[TextPassage, ...]:
+def passages_of(text: str, max_chars: int, span: Span | None = None) -> tuple[TextPassage, ...]:
     """The passages of a text, or of a span of it, in order; what is blank belongs to none.
 
     Args:
-        most: characters of a passage. One that is longer is cut again, in the middle of a line only if that is too long.
+        max_chars: characters of a passage. One that is longer is cut again, in the middle of a line only if that is too long.
     """
     start, stop = span or (0, len(text))
-    lines = _lines(text[start:stop], start, most)
-    return tuple(_passage(text, *found) for found in _cut(lines, 0, len(lines), most) if text[slice(*found)].strip())
+    lines = _lines(text[start:stop], start, max_chars)
+    return tuple(
+        _passage(text, *span_cut) for span_cut in _cut(lines, 0, len(lines), max_chars) if text[slice(*span_cut)].strip()
+    )
 
 
 ROW, PROSE = 320, 240
@@ -90,14 +95,14 @@ CACHED = 64_000
 """Rows of a text of up to this many characters are cached."""
 
 
-def rows_of(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
+def rows_of(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
     """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
 
     Args:
         prose: whether a person or a model wrote it: a tool's output is read by other signs.
-        most: a text of more characters is sampled: head, tail, and what surrounds error words.
+        max_chars: a text of more characters is sampled: head, tail, and what surrounds error words.
     """
-    return _cached_rows(text, prose) if len(text) <= min(most, CACHED) else _rows(text, prose, most)
+    return _cached_rows(text, prose) if len(text) <= min(max_chars, CACHED) else _rows(text, prose, max_chars)
 
 
 @remembered(size_of)
@@ -105,40 +110,40 @@ def _cached_rows(text: str, prose: bool) -> tuple[TextPassage, ...]:
     return _rows(text, prose, len(text))
 
 
-def _rows(text: str, prose: bool, most: int) -> tuple[TextPassage, ...]:
+def _rows(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
     sign_by = sign_of_prose if prose else sign_of
-    found: dict[str, tuple[int, int, Sign]] = {}
-    known: dict[str, Sign] = {}
-    for low, high in sample(text, most):
+    rows: dict[str, tuple[int, int, Sign]] = {}
+    signs: dict[str, Sign] = {}
+    for low, high in sample(text, max_chars):
         for start, end in units(text, PROSE if prose else ROW, low, high):
             line = text[start:end]
             shape = skeleton(line)
             if len(shape) < 3:
                 continue
-            sign = known.get(shape)
+            sign = signs.get(shape)
             if sign is None:
-                sign = known[shape] = sign_by(line)
+                sign = signs[shape] = sign_by(line)
             if sign is Sign.FAILED:
                 shape = ".".join(("failed", *case_of(line)))
-            found.pop(shape, None)
-            found[shape] = (start, end, sign)
-    return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in found.items()])
+            rows.pop(shape, None)
+            rows[shape] = (start, end, sign)
+    return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in rows.items()])
 
 
-def _row(own: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
-    words = words_of(own)
-    told = (shape, outline(shape), *[word for word in words if len(word) >= 4])
-    names = sum(1 for _ in identifiers(own))
-    return TextPassage(start, end, words, sum(words.values()), told, sum(map(len, told)), sign, shape, names)
+def _row(line: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
+    words = words_of(line)
+    lines = (shape, outline(shape), *[word for word in words if len(word) >= 4])
+    names = sum(1 for _ in identifiers(line))
+    return TextPassage(start, end, words, sum(words.values()), lines, sum(map(len, lines)), sign, shape, names)
 
 
 def words_of(text: str) -> dict[str, int]:
     """How often each word occurs, in lower case: names as a whole, and in their pieces."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for word in _WORD.findall(text):
         for part in _parts_of(word) if len(word) <= LONG else _parts_of.__wrapped__(word):
-            found[part] = found.get(part, 0) + 1
-    return found
+            counts[part] = counts.get(part, 0) + 1
+    return counts
 
 
 @lru_cache(maxsize=16384)
@@ -165,45 +170,45 @@ def runs_of(text: str) -> frozenset[str]:
 
 
 def _passage(text: str, start: int, end: int) -> TextPassage:
-    own = text[start:end]
-    own = own.rstrip()
-    words = words_of(own)
-    lines = tuple([line for line in map(bare, own.split("\n")) if len(line) >= 4])
-    return TextPassage(start, start + len(own), words, sum(words.values()), lines, sum(map(len, lines)))
+    content = text[start:end]
+    content = content.rstrip()
+    words = words_of(content)
+    lines = tuple([line for line in map(bare, content.split("\n")) if len(line) >= 4])
+    return TextPassage(start, start + len(content), words, sum(words.values()), lines, sum(map(len, lines)))
 
 
-def _lines(text: str, at: int, most: int) -> list[_Line]:
+def _lines(text: str, at: int, max_chars: int) -> list[_Line]:
     lines: list[_Line] = []
     for raw in text.split("\n"):
         end = at + len(raw) + 1
-        while end - at > most:
-            lines.append(_Line(at, at + most, 0, False, False))
-            at += most
+        while end - at > max_chars:
+            lines.append(_Line(at, at + max_chars, 0, False, False))
+            at += max_chars
         number = _NUMBER.match(raw)
-        told = raw[number.end() :] if number else raw
-        inner = told.lstrip()
-        lines.append(_Line(at, end, len(told) - len(inner), not inner, bool(_BEGINS.match(inner))))
+        content = raw[number.end() :] if number else raw
+        inner = content.lstrip()
+        lines.append(_Line(at, end, len(content) - len(inner), not inner, bool(_BEGINS.match(inner))))
         at = end
     # The last line has no line end.
     lines[-1] = lines[-1]._replace(end=at - 1)
     return lines
 
 
-def _cut(lines: list[_Line], first: int, last: int, most: int) -> list[Span]:
+def _cut(lines: list[_Line], first: int, last: int, max_chars: int) -> list[Span]:
     """The spans of the lines from `first` to `last`, cut in two at the best place until each is short enough."""
     start, end = lines[first].start, lines[last - 1].end
     size = end - start
-    if size <= most or last - first < 2:
+    if size <= max_chars or last - first < 2:
         return [(start, end)]
-    least = most * LEAST
+    min_chars = max_chars * LEAST
     best, at = -100.0, (first + last) // 2
     for place in range(first + 1, last):
         line = lines[place]
-        left = line.start - start
-        if min(left, size - left) < least:
+        head_chars = line.start - start
+        if min(head_chars, size - head_chars) < min_chars:
             continue
-        worth = _BEGINNING * line.begins - abs(2 * left - size) / size
+        worth = _BEGINNING * line.begins - abs(2 * head_chars - size) / size
         worth += _BLANK * lines[place - 1].blank - (0.0 if line.blank else _INDENT * min(line.indent, 20))
         if worth > best:
             best, at = worth, place
-    return [*_cut(lines, first, at, most), *_cut(lines, at, last, most)]
+    return [*_cut(lines, first, at, max_chars), *_cut(lines, at, last, max_chars)]

@@ -99,7 +99,7 @@ def candidates_of(
 
 def select(
     candidates: Sequence[PagePassage],
-    shown: Sequence[str],
+    shown_texts: Sequence[str],
     focus: Mapping[str, float],
     room: int,
     count: Callable[[str], int],
@@ -116,7 +116,7 @@ def select(
 
     Args:
         candidates: oldest first.
-        shown: texts that stay in the prompt whole, so their lines need not be kept.
+        shown_texts: texts that stay in the prompt whole, so their lines need not be kept.
         focus: the words of what the agent is working on, with their weights.
         count: tokens of a text.
         ratio: characters of a token, about; `count` checks the result.
@@ -132,39 +132,39 @@ def select(
         return ()
     around = count(heading)
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
-    seen = set[str]().union(*map(lines_of, shown))
+    shown_lines = set[str]().union(*map(lines_of, shown_texts))
     parts: Parts = ()
     order: list[PagePassage] = []
-    left, used, small = room - around, 0, TINY if thrift else SMALL
-    begin = after = _begin(worth, seen)
+    room_left, tokens, small = room - around, 0, TINY if thrift else SMALL
+    begin = choice = _begin(worth, shown_lines)
     for _ in range(TRIES):
-        order, after = _greedy(candidates, worth, after, int(left * ratio), bar, ratio, small)
-        found = joined(order)
-        used = cost(found) if cost is not None else _cost(order, found, count) + around
-        if used <= room:
-            parts = found
-            if used >= FULL * room or not after.heap:
+        order, choice = _greedy(candidates, worth, choice, int(room_left * ratio), bar, ratio, small)
+        candidate_parts = joined(order)
+        tokens = cost(candidate_parts) if cost is not None else _cost(order, candidate_parts, count) + around
+        if tokens <= room:
+            parts = candidate_parts
+            if tokens >= FULL * room or not choice.heap:
                 break
         else:
-            after = begin
+            choice = begin
         # The estimate of what the choice costs was too high or too low.
-        ratio *= room / max(1, used) * (1.0 if used <= room else FULL)
+        ratio *= room / max(1, tokens) * (1.0 if tokens <= room else FULL)
     while not parts and order:
         # No estimate was near: the last ones chosen are given up.
-        order = order[: min(len(order) - 1, len(order) * room // used)]
-        found = joined(order)
-        used = cost(found) if cost is not None else _cost(order, found, count) + around
-        parts = found if used <= room else ()
+        order = order[: min(len(order) - 1, len(order) * room // tokens)]
+        candidate_parts = joined(order)
+        tokens = cost(candidate_parts) if cost is not None else _cost(order, candidate_parts, count) + around
+        parts = candidate_parts if tokens <= room else ()
     return parts
 
 
 def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
     """The words of some texts with the weight of their text, the largest if there are several."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for text, weight in texts:
         for word in words_of(text[-4000:]):
-            found[word] = max(found.get(word, 0.0), weight)
-    return found
+            weights[word] = max(weights.get(word, 0.0), weight)
+    return weights
 
 
 def _worths(
@@ -173,43 +173,49 @@ def _worths(
     """What each passage is worth before it is compared with what is shown."""
     like = _likeness(candidates, focus)
     # The agent's own words are the likest to what it says now; they must not be the measure.
-    most = max([value for one, value in zip(candidates, like, strict=True) if one.weight >= 1.0], default=0.0) or 1.0
+    max_likeness = (
+        max([value for candidate, value in zip(candidates, like, strict=True) if candidate.weight >= 1.0], default=0.0) or 1.0
+    )
     newest = candidates[-1].message
     worth = [
-        (value / most + recent * 0.5 ** ((newest - one.message) / half) + EARLY / one.message + one.own) * one.weight
-        for one, value in zip(candidates, like, strict=True)
+        (value / max_likeness + recent * 0.5 ** ((newest - candidate.message) / half) + EARLY / candidate.message + candidate.own)
+        * candidate.weight
+        for candidate, value in zip(candidates, like, strict=True)
     ]
     if thrift:
-        return [value / (one.passage.end - one.passage.start + 8) ** thrift for value, one in zip(worth, candidates, strict=True)]
+        return [
+            value / (candidate.passage.end - candidate.passage.start + 8) ** thrift
+            for value, candidate in zip(worth, candidates, strict=True)
+        ]
     return worth
 
 
 def _likeness(candidates: Sequence[PagePassage], focus: Mapping[str, float]) -> list[float]:
     """BM25 of each passage for the words of the focus (Robertson and Zaragoza, 2009)."""
-    asked = focus.keys()
-    hits = [asked & one.passage.words.keys() for one in candidates]
+    focus_set = focus.keys()
+    hits = [focus_set & candidate.passage.words.keys() for candidate in candidates]
     holding: dict[str, int] = {}
     for words in hits:
         for word in words:
             holding[word] = holding.get(word, 0) + 1
-    many = len(candidates)
+    total = len(candidates)
     # What half of the passages have tells nothing, and takes most of the time.
     rarity = {
-        word: focus[word] * math.log(1 + (many - times + 0.5) / (times + 0.5)) * (SATURATION + 1)
+        word: focus[word] * math.log(1 + (total - times + 0.5) / (times + 0.5)) * (SATURATION + 1)
         for word, times in holding.items()
-        if 2 * times <= many or many < 4
+        if 2 * times <= total or total < 4
     }
     rare = rarity.keys()
-    mean = sum([one.passage.size for one in candidates]) / many or 1.0
-    scores = [0.0] * many
+    mean = sum([candidate.passage.size for candidate in candidates]) / total or 1.0
+    scores = [0.0] * total
     for at, words in enumerate(hits):
         if words.isdisjoint(rare):
             continue
-        one, told = candidates[at], words & rare
-        known = one.passage.words
-        usual = SATURATION * (1 - LENGTH + LENGTH * one.passage.size / mean)
+        candidate, rare_hits = candidates[at], words & rare
+        counts = candidate.passage.words
+        usual = SATURATION * (1 - LENGTH + LENGTH * candidate.passage.size / mean)
         # The exact sum is the same in any order of the words, so that equals are equal in every process.
-        scores[at] = math.fsum([rarity[word] * known[word] / (known[word] + usual) for word in told])
+        scores[at] = math.fsum([rarity[word] * counts[word] / (counts[word] + usual) for word in rare_hits])
     return scores
 
 
@@ -244,17 +250,17 @@ class _Choice(NamedTuple):
         return _Choice(self.heap[:], self.seen.copy(), self.chosen[:], self.pages.copy(), self.spent)
 
 
-def _begin(worth: Sequence[float], seen: set[str]) -> _Choice:
+def _begin(worth: Sequence[float], shown_lines: set[str]) -> _Choice:
     """Nothing is chosen yet. What a passage is worth alone is an upper bound of its value."""
-    heap = [(-one, -at) for at, one in enumerate(worth) if one > 0]
+    heap = [(-value, -at) for at, value in enumerate(worth) if value > 0]
     heapq.heapify(heap)
-    return _Choice(heap, seen, [], set(), 0)
+    return _Choice(heap, shown_lines, [], set(), 0)
 
 
 def _greedy(
     candidates: Sequence[PagePassage],
     worth: Sequence[float],
-    begun: _Choice,
+    start: _Choice,
     room: int,
     bar: Callable[[int], float] | None,
     ratio: float,
@@ -266,66 +272,66 @@ def _greedy(
     Args:
         ratio: characters of a token.
     """
-    heap, seen, chosen, pages, spent = begun.copy()
-    after: _Choice | None = None
+    heap, shown_lines, chosen, pages, spent = start.copy()
+    resume: _Choice | None = None
     refused = 0
     room -= spent
     while heap and room > small and refused < REFUSED:
         bound, at = heapq.heappop(heap)
-        one = candidates[-at]
-        now = -worth[-at] * new_share(one.passage, seen)
-        if not now:
+        candidate = candidates[-at]
+        negative_value = -worth[-at] * new_share(candidate.passage, shown_lines)
+        if not negative_value:
             continue
-        if heap and now > heap[0][0] and now > bound:
-            heapq.heappush(heap, (now, at))
+        if heap and negative_value > heap[0][0] and negative_value > bound:
+            heapq.heappush(heap, (negative_value, at))
             continue
-        if bar is not None and -now < bar(int(spent / ratio)):
+        if bar is not None and -negative_value < bar(int(spent / ratio)):
             heapq.heappush(heap, (bound, at))
             break
-        cost = one.passage.end - one.passage.start + 3 + (0 if one.page in pages else 6 + len(MARK))
+        cost = candidate.passage.end - candidate.passage.start + 3 + (0 if candidate.page in pages else 6 + len(MARK))
         if cost > room:
-            if after is None:
-                after = _Choice(heap, seen, chosen, pages, spent).copy()
-                heapq.heappush(after.heap, (bound, at))
+            if resume is None:
+                resume = _Choice(heap, shown_lines, chosen, pages, spent).copy()
+                heapq.heappush(resume.heap, (bound, at))
             # The last one may be cut behind a line; what is too long for that is passed over.
-            end = one.text.rfind("\n", one.passage.start, one.passage.end - (cost - room))
-            if end - one.passage.start < GRAINS[0] // 2:
+            end = candidate.text.rfind("\n", candidate.passage.start, candidate.passage.end - (cost - room))
+            if end - candidate.passage.start < GRAINS[0] // 2:
                 refused += 1
                 continue
-            one, cost = one._replace(passage=one.passage._replace(end=end)), room
-        chosen.append(one)
-        pages.add(one.page)
-        seen.update(one.passage.lines)
+            candidate, cost = candidate._replace(passage=candidate.passage._replace(end=end)), room
+        chosen.append(candidate)
+        pages.add(candidate.page)
+        shown_lines.update(candidate.passage.lines)
         room -= cost
         spent += cost
-    return chosen, after or _Choice(heap, seen, chosen, pages, spent)
+    return chosen, resume or _Choice(heap, shown_lines, chosen, pages, spent)
 
 
-def new_share(passage: TextPassage, seen: Set[str]) -> float:
+def new_share(passage: TextPassage, shown_lines: Set[str]) -> float:
     """The share of the lines, by their characters, that are not shown yet."""
     lines, whole = passage.lines, passage.letters
-    new = whole if seen.isdisjoint(lines) else sum([len(line) for line in lines if line not in seen])
+    new = whole if shown_lines.isdisjoint(lines) else sum([len(line) for line in lines if line not in shown_lines])
     return new / whole if whole else 0.0
 
 
 def joined(chosen: Sequence[PagePassage]) -> Parts:
     """The spans of each page's passages, neighbours joined, with the blank or tiny lines between them."""
     spans: dict[int, list[Span]] = {}
-    for one in sorted(chosen, key=lambda one: (one.page, one.passage.start)):
-        start, end = one.passage.start, one.passage.end
-        kept = spans.setdefault(one.page, [])
-        if kept and start - kept[-1][1] <= JOINED:
-            kept[-1] = (kept[-1][0], max(end, kept[-1][1]))
+    for candidate in sorted(chosen, key=lambda candidate: (candidate.page, candidate.passage.start)):
+        start, end = candidate.passage.start, candidate.passage.end
+        page_spans = spans.setdefault(candidate.page, [])
+        if page_spans and start - page_spans[-1][1] <= JOINED:
+            page_spans[-1] = (page_spans[-1][0], max(end, page_spans[-1][1]))
         else:
-            kept.append((start, end))
-    return tuple((page, tuple(found)) for page, found in spans.items())
+            page_spans.append((start, end))
+    return tuple((page, tuple(page_spans)) for page, page_spans in spans.items())
 
 
 def _cost(chosen: Sequence[PagePassage], parts: Parts, count: Callable[[str], int]) -> int:
     """What the excerpt costs, with its omissions and addresses, a little over-estimated."""
-    texts = {one.page: one.text for one in chosen}
-    made = [
+    texts = {candidate.page: candidate.text for candidate in chosen}
+    blocks = [
         f"{MARK}{address_of(page)}:\n{OMISSION}" + "".join([f"{OMISSION}{texts[page][start:end]}\n" for start, end in spans])
         for page, spans in parts
     ]
-    return count("".join(made))
+    return count("".join(blocks))

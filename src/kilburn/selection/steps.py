@@ -16,15 +16,15 @@ from kilburn.policy import Cause, View
 
 def last_original(view: View) -> int:
     """Id of the last original that was admitted, as far as the window shows; 0 if there is none."""
-    shown = view.pages[-1].order[0] if view.pages else 0
-    return max(shown, *view.wanted, *view.stubs) if view.wanted or view.stubs else shown
+    last = view.pages[-1].order[0] if view.pages else 0
+    return max(last, *view.wanted, *view.stubs) if view.wanted or view.stubs else last
 
 
 def beginnings(view: View, last: int) -> list[int]:
     """The first page of each step, in order."""
-    here = {page.id: page.role for page in view.pages}
-    said = [number for number in range(1, last + 1) if (here.get(number) or view.page(number).role) is Role.ASSISTANT]
-    return [number for number, before in zip(said, [0, *said], strict=False) if number > before + 1 or not before]
+    roles = {page.id: page.role for page in view.pages}
+    replies = [number for number in range(1, last + 1) if (roles.get(number) or view.page(number).role) is Role.ASSISTANT]
+    return [number for number, previous in zip(replies, [0, *replies], strict=False) if number > previous + 1 or not previous]
 
 
 def latest_reply(view: View, last: int) -> list[Page]:
@@ -32,11 +32,11 @@ def latest_reply(view: View, last: int) -> list[Page]:
     number = last
     while number > 0 and view.page(number).role is not Role.ASSISTANT:
         number -= 1
-    found: list[Page] = []
+    pages: list[Page] = []
     while number > 0 and (page := view.page(number)).role is Role.ASSISTANT:
-        found.append(page)
+        pages.append(page)
         number -= 1
-    return found[::-1]
+    return pages[::-1]
 
 
 def arrived(view: View) -> range:
@@ -61,8 +61,8 @@ def new_messages(view: View) -> set[int]:
     """
     if view.cause is not Cause.ADMIT:
         return set()
-    wanted = [view.page(number) for number in view.wanted]
-    return {page.message for page in wanted} | {view.page(page.answers).message for page in wanted if page.answers}
+    pages = [view.page(number) for number in view.wanted]
+    return {page.message for page in pages} | {view.page(page.answers).message for page in pages if page.answers}
 
 
 def latest_step(view: View) -> int:
@@ -86,5 +86,5 @@ def _first(view: View, page: int) -> int:
 
 def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:
     """What the assistant wrote as plain text; a page that is forgotten or retired says nothing."""
-    written = [page.id for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT]
-    return [view.text(page) for page in written if not view.gone(page)]
+    texts = [page.id for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT]
+    return [view.text(page) for page in texts if not view.gone(page)]

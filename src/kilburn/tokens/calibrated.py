@@ -14,7 +14,7 @@ from typing import Any
 from kilburn.budget import Counter
 
 KEEP = 32
-LEAST = 256
+MIN_TOKENS = 256
 
 LOWEST, HIGHEST = 0.25, 8.0
 """Ratios of reported to counted tokens that are plausible. The extremes that were measured are 0.6, for prose under the
@@ -22,9 +22,9 @@ over-estimating counters, and 4.8, for text that was made to mislead one."""
 
 
 def is_plausible(counted: int, reported: int) -> bool:
-    """Whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are treated as 256,
+    """Return whether a prompt counted here as `counted` tokens can have cost `reported`. Numbers below 256 are treated as 256,
     so two small numbers are always plausible, and a small and a large one never."""
-    return LOWEST * counted <= max(reported, LEAST) and reported <= HIGHEST * max(counted, LEAST)
+    return LOWEST * counted <= max(reported, MIN_TOKENS) and reported <= HIGHEST * max(counted, MIN_TOKENS)
 
 
 class Calibrated:
@@ -57,13 +57,13 @@ class Calibrated:
         return f"Calibrated({self.inner!r}, factor={self.factor:.3f})"
 
     def copy(self) -> Calibrated:
-        """The same factor, to be corrected by itself."""
-        made = copy.copy(self)
-        made._ratios = self._ratios.copy()
-        return made
+        """Return a counter with the same factor, which learns by itself."""
+        duplicate = copy.copy(self)
+        duplicate._ratios = self._ratios.copy()
+        return duplicate
 
     def state(self) -> dict[str, Any]:
-        """What `adopt` takes, as plain numbers."""
+        """Return what `adopt` takes, as plain numbers."""
         return {"factor": self.factor, "ratios": list(self._ratios)}
 
     def adopt(self, factor: float, ratios: Iterable[float]) -> None:
@@ -72,17 +72,17 @@ class Calibrated:
         self._ratios = deque(ratios, maxlen=KEEP)
 
     def count(self, text: str) -> int:
-        """The inner counter's tokens, uncorrected."""
+        """Return the inner counter's tokens, uncorrected."""
         return self.inner.count(text)
 
     def observe(self, estimated: int, actual: int) -> float:
-        """A prompt counted here as `estimated` tokens cost `actual`; the factor from now on.
+        """Learn that a prompt counted here as `estimated` tokens cost `actual`; return the new factor.
 
         Both numbers must be of the whole prompt, tool schemas included. Prompts below 256 tokens, by either number,
         are ignored, because they say more about envelopes than about text. Implausible numbers (`is_plausible`) are
         ignored too, so that one wrong report cannot close the window.
         """
-        if min(estimated, actual) < LEAST or not is_plausible(estimated, actual):
+        if min(estimated, actual) < MIN_TOKENS or not is_plausible(estimated, actual):
             return self.factor
         self._ratios.append(actual / estimated)
         target = max(self._ratios) * (1 + self.margin)

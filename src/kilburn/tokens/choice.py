@@ -12,7 +12,7 @@ from kilburn.budget import Counter
 from kilburn.errors import SpecError
 from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
-from kilburn.tokens.estimate import ANY, OPEN, Characters, Estimate
+from kilburn.tokens.estimate import ANY_MODEL, OPEN, Characters, Estimate
 from kilburn.tokens.families import family_estimate
 
 RULER = re.compile(r"chars/(\d{1,6})")
@@ -27,13 +27,13 @@ OTHER_FAMILIES = (
     "chatgpt", "claude", "codex", "command", "computer-use", "gemini", "gemma", "glm", "grok", "kimi", "minimax", "nova", "o1",
     "o3", "o4",
 )  # fmt: skip
-OTHERS = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
+OPEN_NAMES = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
 FAMILIES = re.compile(rf"(?<![a-z])(code|open)?({'|'.join(OPEN_FAMILIES + OTHER_FAMILIES)})")
 RULERS = ("ctok/3", "ctok/4.7", "ctok/4.8")
 
 
 def counter_for(name: str | Counter) -> Counter:
-    """The counter for a model's name; a counter is passed through.
+    """Return the counter for a model's name; a counter is passed through.
 
     "auto" is an over-estimate for any model; "chars/4" counts four characters as one token; "ctok/4.8" counts
     Claude's tokens by the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
@@ -62,12 +62,12 @@ def counter_for(name: str | Counter) -> Counter:
 
 
 def counter_of_model(name: str) -> Counter | None:
-    """The counter for a model that a request names; None if nothing is known of the name."""
+    """Return the counter for a model that a request names; None if nothing is known of the name."""
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
 
 
 def counter_named(name: str | Counter) -> Counter:
-    """The same for a name that a person gives: one that is of no known family of models is refused.
+    """Return the same for a name that a person gives: one that is of no known family of models is refused.
 
     Raises:
         SpecError, MissingExtra: see `counter_for`. SpecError: nothing is known of the name.
@@ -89,7 +89,7 @@ def _plain(name: str) -> str:
 def _of_model(name: str) -> Counter:
     model = _plain(name)
     if "claude" in model:
-        return Claude(name) if available() else Estimate(name, ANY)
+        return Claude(name) if available() else Estimate(name, ANY_MODEL)
     family = _images_of(model)
     if O200K.match(model) and available():
         return Encoding(name, "o200k_base", family)
@@ -99,7 +99,7 @@ def _of_model(name: str) -> Counter:
         return Encoding(name, "qwen3.5")
     if available() and (estimate := family_estimate(name, model)) is not None:
         return estimate
-    return Estimate(name, OPEN if OTHERS.match(model) else ANY)
+    return Estimate(name, OPEN if OPEN_NAMES.match(model) else ANY_MODEL)
 
 
 def _images_of(model: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from kilburn.errors import MissingExtra
-from kilburn.tokens.families import FamilyEstimate
+from kilburn.tokens.families import Bound, FamilyEstimate
 from kilburn.tokens.shape import PatternWeights
 
 OLD = PatternWeights(
@@ -40,10 +40,10 @@ NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 def generation_of(name: str) -> str:
     """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
-    found = NUMBER.search(name.lower().partition("claude")[2])
-    if found is None:
+    version = NUMBER.search(name.lower().partition("claude")[2])
+    if version is None:
         return "new"
-    return "new" if (int(found[1]), int(found[2] or 0)) >= (4, 7) else "old"
+    return "new" if (int(version[1]), int(version[2] or 0)) >= (4, 7) else "old"
 
 
 class Claude(FamilyEstimate):
@@ -59,7 +59,7 @@ class Claude(FamilyEstimate):
     def __init__(self, name: str) -> None:
         generation = generation_of(name)
         weights, family = (NEW, "claude-large") if generation == "new" else (OLD, "claude")
-        super().__init__(name, SHARE[generation], weights, family=family)
+        super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
 
 
 class Ctok:
@@ -94,7 +94,7 @@ class Ctok:
         return f"Ctok({self.name!r})"
 
     def count(self, text: str) -> int:
-        """Tokens of `text` alone, without the frame of a message."""
+        """Return the tokens of `text` alone, without the frame of a message."""
         if not text:
             return 0
         if len(text) > self.limit:

@@ -14,12 +14,12 @@ from kilburn.errors import MissingExtra
 
 @cache
 def available() -> bool:
-    """Whether toktok is installed; it is not imported for the answer."""
+    """Return whether toktok is installed; it is not imported for the answer."""
     return find_spec("toktok") is not None
 
 
 def tokens_in(text: str, encoding: str) -> int:
-    """Tokens of `text` by an encoding of toktok; each lone surrogate counts as three U+FFFD.
+    """Return the tokens of `text` by an encoding of toktok; each lone surrogate counts as three U+FFFD.
 
     Raises:
         MissingExtra: toktok is not installed.
@@ -55,7 +55,7 @@ class Encoding:
         return f"Encoding({self.name!r}, {self.encoding!r})"
 
     def count(self, text: str) -> int:
-        """Tokens of `text` in this encoding.
+        """Return the tokens of `text` in this encoding.
 
         Raises:
             MissingExtra: toktok is not installed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kilburn.errors import SpecError
 from kilburn.tokens.shape import PatternWeights, weigh
 
-ANY = PatternWeights(
+ANY_MODEL = PatternWeights(
     start=103,
     shape={
         "aA": 79, "A": 76, "0": 117, "000": 34, ".": 82, " " * 16: 111, "n": 177, "^": 103, "l": 166, "g": 116, "h": 217,
@@ -45,12 +45,12 @@ class Estimate:
 
     Args:
         name: what `counter_for` takes for it.
-        weights: `ANY` or `OPEN`.
+        weights: `ANY_MODEL` or `OPEN`.
     """
 
     family = ""
 
-    def __init__(self, name: str = "auto", weights: PatternWeights = ANY) -> None:
+    def __init__(self, name: str = "auto", weights: PatternWeights = ANY_MODEL) -> None:
         self.name = name
         self.weights = weights
         self.envelope = 5
@@ -60,7 +60,7 @@ class Estimate:
         return f"Estimate({self.name!r})"
 
     def count(self, text: str) -> int:
-        """Tokens that `text` costs at most, in all likelihood; never raises."""
+        """Return the tokens that `text` costs at most, in all likelihood; never raises."""
         return -(-weigh(text, self.weights) // 100)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import math
 
-READ = 1 << 20
+MAX_HEADER_BYTES = 1 << 20
 """Characters of base64 that are read: a JPEG's size may come after its colour profile."""
 
 DEFAULT = 1600
@@ -23,7 +23,7 @@ STARTS_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def image_tokens(width: int, height: int, family: str = "", *, low: bool = False) -> int:
-    """Tokens of an image of `width` x `height` pixels, by the providers' published rules.
+    """Return the tokens of an image of `width` x `height` pixels, by the providers' published rules.
 
     "openai": 85 and 170 for each tile of 512 pixels after scaling into 2048 x 2048 and the short side
     to 768; "gpt-4o-mini": the same with 2833 and 5667; "openai-small" (mini and nano models): patches
@@ -38,8 +38,8 @@ def image_tokens(width: int, height: int, family: str = "", *, low: bool = False
     if width < 1 or height < 1:
         return UNREADABLE.get(family, DEFAULT)
     if family in _TILES:
-        start, each = _TILES[family]
-        return start + each * _tiles(width, height)
+        start, per_tile = _TILES[family]
+        return start + per_tile * _tiles(width, height)
     if family == "openai-small":
         return math.ceil(min(-(-width // 32) * -(-height // 32), 1536) * 2.46)
     if family in ("claude", "claude-large"):
@@ -56,11 +56,11 @@ def _tiles(width: int, height: int) -> int:
 def image_size(data_url: str) -> tuple[int, int] | None:
     """Width and height in pixels of the image in a base64 `data:` URL, or None where it is no such
     URL, no PNG, JPEG, GIF or WebP, or broken."""
-    head, comma, payload = data_url[: READ + 256].partition(",")
+    head, comma, payload = data_url[: MAX_HEADER_BYTES + 256].partition(",")
     if not comma or head[:5].lower() != "data:" or not head.lower().rstrip().endswith(";base64"):
         return None
     try:
-        encoded = "".join(payload[:READ].split()).rstrip("=")
+        encoded = "".join(payload[:MAX_HEADER_BYTES].split()).rstrip("=")
         data = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
     except (binascii.Error, ValueError):
         return None

@@ -26,7 +26,7 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.page import digest_of
 from kilburn.remembered import ENTRY, texts
-from kilburn.tokens.images import READ, image_size, image_tokens, size_of
+from kilburn.tokens.images import MAX_HEADER_BYTES, image_size, image_tokens, size_of
 from kilburn.tokens.pdf import pdf_text
 from kilburn.wire.plain import unpack
 
@@ -178,23 +178,23 @@ def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
 def block_tokens(counter: Counter, block: str) -> int:
     """Return what a provider's block, given as JSON, costs in a prompt, in tokens, without its message's envelope: its JSON
     without media, and its media."""
-    known = _read_block(block)
-    return counter.count(known.text) + sum(media_tokens(counter, item) for item in known.media)
+    reading = _read_block(block)
+    return counter.count(reading.text) + sum(media_tokens(counter, item) for item in reading.media)
 
 
-def describe(block: str, *, named: bool = True) -> str:
+def describe(block: str, *, use_name: bool = True) -> str:
     """Return one line on what a block is, such as `report.pdf, 3 pages`: its name or type, and the extent of its media.
 
     Args:
         block: as JSON.
-        named: whether to use the name that it gives itself.
+        use_name: whether to use the name that the block gives itself.
     """
-    known = _read_block(block)
-    main = next((item for item in known.media if item.type not in ("encrypted", "data")), None)
-    if named and known.name and (main is not None or known.type in _DOCUMENT_TYPES):
-        title = known.name
+    reading = _read_block(block)
+    main = next((item for item in reading.media if item.type not in ("encrypted", "data")), None)
+    if use_name and reading.name and (main is not None or reading.type in _DOCUMENT_TYPES):
+        title = reading.name
     else:
-        title = main.type if main is not None and main.type != "file" else known.type.replace("_", " ")
+        title = main.type if main is not None and main.type != "file" else reading.type.replace("_", " ")
     # Square brackets mark handles.
     title = title.replace("[", "(").replace("]", ")")
     return f"{title}, {main.extent}" if main is not None and main.extent else title
@@ -243,8 +243,8 @@ def read_media(key: str, text: str) -> Media | None:
         return None
     if isinstance(payload, str):
         return Media("file")
-    named = _RAW_SOUND.fullmatch(key)
-    rate = int(named[1]) if named else _bytes_per_second(text[5:64].partition(";base64")[0]) if text[:5] == "data:" else 0
+    match = _RAW_SOUND.fullmatch(key)
+    rate = int(match[1]) if match else _bytes_per_second(text[5:64].partition(";base64")[0]) if text[:5] == "data:" else 0
     if rate and not payload.startswith(b"RIFF"):
         return Media("audio", len(payload) / rate)
     for matches, measure in RULES:
@@ -256,8 +256,8 @@ def read_media(key: str, text: str) -> Media | None:
 def _read_block(block: str) -> _Block:
     """Return a block's reading. A request reads each block several times, so readings are kept by the digest of the block."""
     key = (_read_block, digest_of(block))
-    known: _Block | None = texts.get(key)
-    if known is None:
+    reading: _Block | None = texts.get(key)
+    if reading is None:
         value = unpack(block)
         media: list[Media] = []
         words: list[str] = []
@@ -270,25 +270,25 @@ def _read_block(block: str) -> _Block:
                 words.append(_LONG_RUN.sub("(base64)", text))
             if name in _NAME_KEYS and item is None and text.strip():
                 names.append(" ".join(text.split()))
-        known = _Block(
+        reading = _Block(
             type=str(value.get("type") or "block"),
             text=msgspec.json.encode(_without_media(value)).decode() if media else block,
             words="\n".join(words),
             name=names[0] if names else "",
             media=tuple(media),
         )
-        texts.keep(key, known, ENTRY + sys.getsizeof(known.text) + sys.getsizeof(known.words))
-    return known
+        texts.keep(key, reading, ENTRY + sys.getsizeof(reading.text) + sys.getsizeof(reading.words))
+    return reading
 
 
 def _by_digest(function: Callable[[bytes], Result], data: bytes) -> Result:
     """Return the result of a function that parses a file. It is kept by the file's digest: parsing takes up to a second."""
     key = (function, hashlib.sha256(data).digest())
-    known: Result | None = texts.get(key)
-    if known is None:
-        known = function(data)
-        texts.keep(key, known, ENTRY + sys.getsizeof(known))
-    return known
+    result: Result | None = texts.get(key)
+    if result is None:
+        result = function(data)
+        texts.keep(key, result, ENTRY + sys.getsizeof(result))
+    return result
 
 
 def _without_media(value: Any, key: str = "") -> Any:
@@ -400,7 +400,7 @@ def _pdf(data: bytes) -> Media:
 
 
 def _image(data: bytes) -> Media:
-    return Media("image", size=size_of(data[:READ]))
+    return Media("image", size=size_of(data[:MAX_HEADER_BYTES]))
 
 
 def _audio(data: bytes) -> Media:

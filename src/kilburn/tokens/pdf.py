@@ -44,7 +44,7 @@ def pdf_text(data: bytes) -> str:
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
         with _slots:
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-P", __file__],
                 input=data,
                 capture_output=True,
@@ -55,9 +55,9 @@ def pdf_text(data: bytes) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         log.info("the text of a PDF of %d bytes was not read: %s", len(data), type(error).__name__)
         return ""
-    if done.returncode:
-        log.info("the text of a PDF of %d bytes was not read to its end: exit status %d", len(data), done.returncode)
-    return done.stdout.decode("utf-8", "replace")
+    if result.returncode:
+        log.info("the text of a PDF of %d bytes was not read to its end: exit status %d", len(data), result.returncode)
+    return result.stdout.decode("utf-8", "replace")
 
 
 def _limit() -> None:
@@ -65,9 +65,9 @@ def _limit() -> None:
         import resource
     except ImportError:
         return  # Windows: the time that the other process waits is the limit.
-    for kind, most in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
+    for kind, bound in ((resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, MEMORY_BYTES)):
         hard = resource.getrlimit(kind)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        limit = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         resource.setrlimit(kind, (limit, limit))
 
 

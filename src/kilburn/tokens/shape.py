@@ -100,7 +100,7 @@ def _total(view: bytes, patterns: Patterns) -> int:
 
 
 def weigh(text: str, weights: PatternWeights) -> int:
-    """The weight of a text in hundredths of a token, 0 for the empty text. Never raises, in time
+    """Return the weight of a text in hundredths of a token, 0 for the empty text. Never raises, in time
     linear in the text; a longer text never weighs less than its beginning."""
     if not text:
         return 0

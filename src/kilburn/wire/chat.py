@@ -14,7 +14,6 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Request, Tokens, ToolSpec
-from kilburn.wire.oddities import counted
 from kilburn.wire.parts import (
     claim_call,
     kind_at,
@@ -26,7 +25,7 @@ from kilburn.wire.parts import (
     template_of,
     write_blocks,
 )
-from kilburn.wire.plain import pack, string_at, type_of, unpack
+from kilburn.wire.plain import counted, pack, string_at, type_of, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
@@ -46,7 +45,7 @@ ASIDES = (*THOUGHTS, *UNVOICED)
 
 
 def read(source: dict[str, Any], where: str = "message") -> Message:
-    """The message that a chat dict is. `source` is plain data (see `kilburn.wire.plain`).
+    """Return the message that a chat dict is. `source` is plain data (see `kilburn.wire.plain`).
 
     Raises:
         InvalidMessage: unknown role, content of the wrong type, a call or result without id.
@@ -78,7 +77,7 @@ def read(source: dict[str, Any], where: str = "message") -> Message:
 
 
 def _default(role: Role) -> dict[str, Any]:
-    """The template of a message that carries nothing special."""
+    """Return the template of a message that carries nothing special."""
     if role is Role.TOOL:
         return {"role": "tool", "tool_call_id": None, "content": None}
     return {"role": role.value, "content": None}
@@ -182,7 +181,7 @@ def _read_call(call: Any, where: str) -> Part:
 
 
 def write(message: Message) -> dict[str, Any]:
-    """The dict that `read` made this message from, exactly.
+    """Return the dict that `read` made this message from, exactly.
 
     Raises:
         InvalidMessage: the message is not as `read` gave it.
@@ -250,7 +249,7 @@ def _write_call(part: Part) -> dict[str, Any]:
 
 
 def render(messages: Sequence[Message], *, apart: bool = False) -> list[dict[str, Any]]:
-    """What OpenAI's chat API accepts for these messages, whatever form they came in.
+    """Return what OpenAI's chat API accepts for these messages, whatever form they came in.
 
     Parts of a message may be missing. Blocks and reasoning of another provider are left out. What is attached to tool results
     follows the results, in a user message that names the call. A message without anything that can be rendered is left out, and
@@ -288,7 +287,7 @@ def _is_plain(turn: Turn) -> bool:
 
 
 def _without_foreign(turn: Turn) -> Turn:
-    """A turn without the leftovers of another form."""
+    """Return a turn without the leftovers of another form."""
     if turn.form == "chat":
         return turn
     parts = (part if part.extra is None else msgspec.structs.replace(part, extra=None) for part in turn.parts)
@@ -296,7 +295,7 @@ def _without_foreign(turn: Turn) -> Turn:
 
 
 def _items(turn: Turn) -> list[Turn]:
-    """A turn of the shape "items", item by item; any other as it is."""
+    """Return a turn of the shape "items", item by item; any other as it is."""
     if turn.extra.get("shape") != "items":
         return [turn]
     groups: list[tuple[dict[str, Any] | None, list[Part]]] = []
@@ -314,7 +313,7 @@ def _items(turn: Turn) -> list[Turn]:
 
 
 def _template(turn: Turn, role: Role) -> dict[str, Any]:
-    """The message's own template, unless it has another role than the message."""
+    """Return the message's own template, unless it has another role than the message."""
     template: dict[str, Any] | None = turn.extra.get("dict")
     if template is not None and ROLES.get(template["role"]) is turn.role:
         return template
@@ -336,7 +335,7 @@ def _render_result(turn: Turn, images: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _render_other(turn: Turn) -> dict[str, Any] | None:
-    """A system or user message, or a tool message without a result (the old `function` role)."""
+    """Return a system or user message, or a tool message without a result (the old `function` role)."""
     role = Role.USER if turn.role is Role.TOOL else turn.role
     out = _template(turn, role)
     if out["role"] == "tool":
@@ -405,7 +404,7 @@ def _render_call(part: Part) -> dict[str, Any]:
 
 
 def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """The `tools` argument of a chat request."""
+    """Return the `tools` argument of a chat request."""
     return [
         {"type": "function", "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters}}
         for spec in specs

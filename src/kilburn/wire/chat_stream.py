@@ -38,7 +38,7 @@ class Halves:
         self._held: dict[Any, str] = {}
 
     def join(self, place: Any, text: str) -> str:
-        """The complete characters of a text after one more piece of it; a first half is kept until its second half
+        """Return the complete characters of a text after one more piece of it; a first half is kept until its second half
         comes."""
         text = self._held.pop(place, "") + text
         if "\ud800" <= text[-1:] <= "\udbff":
@@ -46,7 +46,7 @@ class Halves:
         return encodable(text)
 
     def rest(self) -> Iterator[tuple[Any, str]]:
-        """Each place with a first half that stayed alone, and its replacement."""
+        """Yield each place with a first half that stayed alone, and its replacement."""
         halves, self._held = self._held, {}
         return ((place, encodable(half)) for place, half in halves.items())
 
@@ -91,12 +91,12 @@ def _is_piece(entry: dict[str, Any], last: dict[str, Any]) -> bool:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a list; none where it is no list."""
+    """Yield the objects of a list; none where it is no list."""
     return (entry for entry in value if isinstance(entry, dict)) if isinstance(value, list) else iter(())
 
 
 def _joined(content: Any) -> str:
-    """A piece of a text; some servers send it as a list of blocks."""
+    """Return a piece of a text; some servers send it as a list of blocks."""
     if isinstance(content, list):
         texts = (block.get("text") for block in _objects(content))
         return "".join(text for text in texts if isinstance(text, str))
@@ -107,13 +107,13 @@ class Assembly:
     """Takes chunks in order and ends with a reply.
 
     Args:
-        who: the model's name, for errors.
+        name: the model's name, for errors.
         whole: whether a message without calls keeps fields that are not read here. One with calls always does, because its
             provider demands them back with the calls: signatures of thoughts, reasoning in a form of its own.
     """
 
     def __init__(self, name: str, *, whole: bool = False) -> None:
-        self._who, self._whole = name, whole
+        self._name, self._namele = name, whole
         self._beside: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": [], "reasoning": []}
         self._thinking: dict[str, Any] | None = None
@@ -129,7 +129,7 @@ class Assembly:
         return self._finish is not None or bool(self._calls or self._beside or self._thinking) or any(self._texts.values())
 
     def feed(self, chunk: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text in a chunk."""
+        """Yield the pieces of text in a chunk."""
         if chunk.get("usage") is not None:
             self._usage = chat.read_usage(chunk["usage"])
         for choice in _objects(chunk.get("choices")):
@@ -160,7 +160,7 @@ class Assembly:
                     yield Delta(text, key in chat.THOUGHTS)
 
     def feed_text(self, text: str) -> list[Delta]:
-        """The same for a chunk with a piece of the answer's text, and nothing else."""
+        """Return the same for a chunk with a piece of the answer's text, and nothing else."""
         text = self._halves.join("content", text)
         if not text:
             return []
@@ -205,7 +205,7 @@ class Assembly:
         _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
     def _last_if(self, call_id: str, name: Any) -> int | None:
-        """The last call, if a piece without a number goes on with it; not if it begins another one."""
+        """Return the last call, if a piece without a number goes on with it; not if it begins another one."""
         if not self._calls:
             return None
         last = self._calls[-1]
@@ -215,7 +215,7 @@ class Assembly:
         return None if name and called.get("name") else len(self._calls) - 1
 
     def reply(self, *, ended: bool = False) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Args:
             ended: whether it is known to be over, although nothing says why.
@@ -224,7 +224,7 @@ class Assembly:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
         if self._finish is None and not ended:
-            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+            raise Unavailable(f"{self._name}: the stream ended before the reply did", advice="try again")
         source: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts["content"])}
         for key in ("reasoning_content", "reasoning", "refusal"):
             if self._texts[key]:
@@ -238,14 +238,14 @@ class Assembly:
             source["content"] = [self._thinking, *([{"type": "text", "text": text}] if text else [])]
         if self._calls:
             source["tool_calls"] = self._calls
-        if self._calls or self._whole:
+        if self._calls or self._namele:
             source |= {key: value for key, value in self._beside.items() if value not in (None, "", [], {})}
         if isinstance(source.get("audio"), dict):
             source["audio"] = {"id": source["audio"].get("id")}  # which is all that is sent back
         try:
             message = chat.read(chat_message(plain(source, "reply")), "reply")
         except WireError as error:
-            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+            raise Unavailable(f"{self._name} sent what is no message: {error.what}", advice="try again") from error
         finish = _FINISHES.get(self._finish or "", Finish.STOP)
         if finish == Finish.STOP and any(part.kind is Kind.CALL for part in message.parts):
             finish = Finish.CALLS

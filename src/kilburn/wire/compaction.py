@@ -106,7 +106,7 @@ class ProviderReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_block(source: Any, where: str = "block") -> CompactionBlock:
-    """A compaction block; `write` gives it back equal.
+    """Return a compaction block; `write` gives it back equal.
 
     Raises:
         InvalidMessage: another type, a field of the wrong type, or an empty summary, which the provider refuses.
@@ -120,7 +120,7 @@ def read_block(source: Any, where: str = "block") -> CompactionBlock:
 
 
 def block_in(text: str) -> CompactionBlock | None:
-    """The compaction block in an opaque page's text, or None if it is another block, or malformed."""
+    """Return the compaction block in an opaque page's text, or None if it is another block, or malformed."""
     if '"type":"compaction"' not in text:
         return None
     try:
@@ -130,13 +130,13 @@ def block_in(text: str) -> CompactionBlock | None:
 
 
 def block_of(message: Message) -> CompactionBlock | None:
-    """The last compaction block of a message that has content, else the last one without; None if there is no block."""
+    """Return the last compaction block of a message that has content, else the last one without; None if there is no block."""
     blocks = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
     return next((block for block in reversed(blocks) if block.stands), blocks[-1] if blocks else None)
 
 
 def read_report(source: Mapping[str, Any], where: str = "reply") -> ProviderReport:
-    """The report in a reply's JSON.
+    """Return the report in a reply's JSON.
 
     Raises:
         InvalidMessage: a field of the wrong type.
@@ -161,7 +161,7 @@ def _read_list(form: type[T], holder: dict[str, Any], key: str, where: str) -> I
 
 
 def report_of(message: Message) -> ProviderReport:
-    """What the provider did with the prompt of a recorded reply; an empty report if it did nothing."""
+    """Return what the provider did with the prompt of a recorded reply; an empty report if it did nothing."""
     return read_report(unpack(message.extra).get("dict") or {})
 
 
@@ -211,7 +211,7 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
-    """The messages as the provider is to get them: the last compaction block with content first, exactly one.
+    """Return the messages as the provider is to get them: the last compaction block with content first, exactly one.
 
     Args:
         carry: what stands before the block comes behind it, in its order, so that it is read; False

@@ -83,7 +83,7 @@ def visible(messages: Iterable[Message]) -> Iterator[Message]:
 
 
 def apart(messages: Iterable[Message]) -> list[Message]:
-    """Each result as a message of its own, with what is attached to it."""
+    """Return each result as a message of its own, with what is attached to it."""
     out: list[Message] = []
     for message in messages:
         results = [at for at, part in enumerate(message.parts) if part.kind is Kind.RESULT]
@@ -100,7 +100,7 @@ def _is_hidden(part: Part) -> bool:
 
 
 def _sorted(arguments: str) -> str:
-    """A call's arguments whatever their spaces and the order of their keys."""
+    """Return a call's arguments whatever their spaces and the order of their keys."""
     value = load_object(arguments) if arguments.strip() else {}
     return arguments if value is None else _encoded(value)
 
@@ -110,7 +110,7 @@ def _encoded(value: Any) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """A value with 1 for 1.0: JavaScript does not know one from the other."""
+    """Return a value with 1 for 1.0: JavaScript does not know one from the other."""
     if isinstance(value, dict):
         return {key: _whole(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -119,7 +119,7 @@ def _whole(value: Any) -> Any:
 
 
 def _plain(block: str) -> str:
-    """What a block says that only its provider reads."""
+    """Return what a block says that only its provider reads."""
     value = load_object(block)
     return block if value is None else _encoded(_said(value, NAMES))
 

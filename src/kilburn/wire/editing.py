@@ -95,12 +95,12 @@ class Editable(Protocol):
     """A policy with settings that the provider has too."""
 
     def edit(self) -> Edit:
-        """The provider's form of these settings."""
+        """Return the provider's form of these settings."""
         ...
 
 
 def write(form: Any) -> Any:
-    """The JSON of a form, equal to what it was read from."""
+    """Return the JSON of a form, equal to what it was read from."""
     if isinstance(form, msgspec.Struct):
         fields = {name: write(getattr(form, name)) for name in form.__struct_fields__ if name != "more"}
         return {name: value for name, value in fields.items() if value is not UNSET} | getattr(form, "more", {})
@@ -111,7 +111,7 @@ Reader = Callable[[Any, str], Any]
 
 
 def read_form(form: type[T], source: Any, where: str, **readers: Reader) -> T:
-    """A form from plain data: known fields by their types, those in `readers` by their readers, all others under `more`.
+    """Return a form from plain data: known fields by their types, those in `readers` by their readers, all others under `more`.
 
     Raises:
         InvalidMessage: not an object, a field of the wrong type, or one that is missing.
@@ -177,7 +177,7 @@ _EDITS: dict[str, tuple[type[Edit], dict[str, Reader]]] = {
 
 
 def read_management(source: Any, where: str = "context_management") -> Management:
-    """The edits of a request.
+    """Return the edits of a request.
 
     Raises:
         InvalidMessage: what is wrong, and where; also the same edit twice, and thinking that is not
@@ -206,7 +206,7 @@ def _read_edit(source: Any, where: str) -> Edit:
 
 
 def read_summarize(source: Any, where: str = "compaction") -> SummarizeRequest:
-    """An on-demand compaction.
+    """Return an on-demand compaction.
 
     Raises:
         InvalidMessage: what is wrong, and where.
@@ -218,7 +218,7 @@ def read_summarize(source: Any, where: str = "compaction") -> SummarizeRequest:
 
 
 def number_of(quantity: object, unit: str) -> object:
-    """The plain number of an amount in that unit, `{"type": unit, "value": 3}`; anything else as it is."""
+    """Return the plain number of an amount in that unit, `{"type": unit, "value": 3}`; anything else as it is."""
     if isinstance(quantity, Mapping) and quantity.keys() == {"type", "value"} and quantity["type"] == unit:
         value: object = quantity["value"]
         return value
@@ -226,7 +226,7 @@ def number_of(quantity: object, unit: str) -> object:
 
 
 def edits_of(policy: object) -> dict[str, Any]:
-    """The `context_management` that makes the provider do what a policy, or a chain of policies, does here.
+    """Return the `context_management` that makes the provider do what a policy, or a chain of policies, does here.
 
     Raises:
         SpecError: the provider cannot do it.
@@ -247,7 +247,7 @@ def edits_of(policy: object) -> dict[str, Any]:
 
 
 def policy_of(source: Any) -> str:
-    """The spec of the policy that does here what a `context_management` asks of the provider.
+    """Return the spec of the policy that does here what a `context_management` asks of the provider.
 
     Raises:
         InvalidMessage: it is malformed. SpecError: it holds what no policy here does, or nothing.
@@ -277,7 +277,7 @@ def _amounts(edit: Edit) -> list[str]:
 
 
 def _value(name: str, setting: Any) -> Any:
-    """What a policy takes for it: a plain number where the unit is the usual one, else the object."""
+    """Return what a policy takes for it: a plain number where the unit is the usual one, else the object."""
     if isinstance(setting, tuple):
         return list(setting)
     if not isinstance(setting, Amount):

@@ -22,7 +22,7 @@ _MESSAGE_KEYS = ("stop_reason", "stop_sequence")
 
 
 def parse(value: Any) -> list[Message]:
-    """The messages that a value is: a dict of OpenAI's chat form or of Anthropic's messages form, an
+    """Return the messages that a value is: a dict of OpenAI's chat form or of Anthropic's messages form, an
     SDK's message object, a `Message`, or a list of any of those. One dict may give several messages.
 
     A call's arguments are kept exactly as the model wrote them, valid JSON or not.
@@ -69,7 +69,7 @@ def detect(source: dict[str, Any]) -> str:
 
 
 def _check(message: Message, where: str) -> Message:
-    """A `Message`, unchanged, if it keeps the contract of `kilburn.message`."""
+    """Return a `Message`, unchanged, if it keeps the contract of `kilburn.message`."""
     role = message.role
     if not isinstance(role, Role):
         raise InvalidMessage(f"{where}.role: {str(role)[:40]!r} is no Role")
@@ -142,7 +142,7 @@ def _check_extra(extra: str | None, where: str) -> None:
 
 
 def dump(parsed: Sequence[Message]) -> list[dict[str, Any]]:
-    """The original dicts of the messages that `parse` returned, equal in every key and in the order of keys.
+    """Return the original dicts of the messages that `parse` returned, equal in every key and in the order of keys.
 
     Messages that never had a wire form are returned in the chat form.
 

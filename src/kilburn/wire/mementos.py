@@ -168,7 +168,7 @@ class Parser(Grammar):
         return tags
 
     def close(self) -> Blocks:
-        """The text is complete: returns what was found, with a fault if something is still open."""
+        """End the text: return its blocks, with a fault if a block is still open."""
         rest, self._held = self._held, ""
         self._pass(rest)
         open_ones = {
@@ -199,7 +199,7 @@ class Parser(Grammar):
 
 
 def parse(text: str) -> Blocks:
-    """The blocks of a whole text."""
+    """Return the blocks of a whole text."""
     return _parsed(text) if any(tag in text for tag in TAGS) else Blocks()
 
 

@@ -23,7 +23,7 @@ _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
 def read(source: dict[str, Any], where: str = "message") -> list[Message]:
-    """The messages in a dict of this form, in order. Tool results are separated from what stands around them. `source`
+    """Return the messages in a dict of this form, in order. Tool results are separated from what stands around them. `source`
     is plain data (see `kilburn.wire.plain`).
 
     Raises:
@@ -85,7 +85,7 @@ def _check_place(part: Part, role: Role, ids: set[str | None], where: str) -> No
 
 
 def _read_block(block: Any, where: str) -> list[Part]:
-    """The part of a block, followed by the attached parts of a tool result."""
+    """Return the part of a block, followed by the attached parts of a tool result."""
     return _read_result(block, where) if kind_at(block, where) == "tool_result" else [_read_leaf(block, where)]
 
 
@@ -112,7 +112,7 @@ def _read_call(block: dict[str, Any], where: str) -> Part:
 
 
 def _read_image(block: dict[str, Any]) -> Part:
-    """An image as an URL; one whose source says more than that stays OPAQUE."""
+    """Return an image as an URL; one whose source says more than that stays OPAQUE."""
     source = block.get("source")
     if isinstance(source, dict) and source.get("type") == "url" and isinstance(source.get("url"), str):
         text, slot, keys = source["url"], "url", ["type", "url"]
@@ -154,7 +154,7 @@ def _read_result(block: dict[str, Any], where: str) -> list[Part]:
 
 
 def write(messages: Sequence[Message]) -> dict[str, Any]:
-    """The dict that `read` made these messages from, exactly.
+    """Return the dict that `read` made these messages from, exactly.
 
     Raises:
         InvalidMessage: the messages are not as `read` gave them.
@@ -190,7 +190,7 @@ def _write_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
-    """The tool_result block of a RESULT of this form and the parts attached to it.
+    """Return the tool_result block of a RESULT of this form and the parts attached to it.
 
     If its text was replaced, or attached parts are missing, the block has one text and the parts that are left.
     """
@@ -209,7 +209,7 @@ def _write_result(part: Part, attached: Sequence[Part]) -> dict[str, Any]:
 
 
 def _write_block(part: Part) -> dict[str, Any]:
-    """The block of a part of this form; for a tool result see `_write_result`."""
+    """Return the block of a part of this form; for a tool result see `_write_result`."""
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
     block = template_of(part)
@@ -226,7 +226,7 @@ def _write_block(part: Part) -> dict[str, Any]:
 
 
 def _call_input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
+    """Return a call's arguments as an object. Arguments that are not a JSON object are put under the key `_raw`, as text."""
     if not arguments.strip():
         return {}
     value = load_object(arguments)
@@ -234,7 +234,7 @@ def _call_input(arguments: str) -> dict[str, Any]:
 
 
 def _write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
-    """The image block of a URL: a data URL goes as base64, any other as it is.
+    """Return the image block of a URL: a data URL goes as base64, any other as it is.
 
     Args:
         block: the block that the image came in, with its data left out; None makes a plain one.
@@ -337,7 +337,7 @@ def _message_of(turn: Turn) -> Spoken:
 
 
 def _framed(texts: Blocks) -> Blocks:
-    """What the system says, as a user's text."""
+    """Return what the system says, as a user's text."""
     return [{**block, "text": f"<system>\n{block['text']}\n</system>"} for block in texts]
 
 
@@ -377,7 +377,7 @@ def _image(part: Part, native: bool) -> dict[str, Any]:
 
 
 def _result_blocks(turn: Turn) -> Blocks:
-    """A tool_result block, followed by what the API does not accept inside it."""
+    """Return a tool_result block, followed by what the API does not accept inside it."""
     result, attached = turn.parts[0], turn.parts[1:]
     native = turn.form == "messages"
     if native:
@@ -439,7 +439,7 @@ def _thinks(blocks: Blocks) -> bool:
 
 
 def as_blocks(content: str | Blocks) -> Blocks:
-    """A message's content as a list of blocks, also where it was one string."""
+    """Return a message's content as a list of blocks, also where it was one string."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
@@ -482,7 +482,7 @@ def _is_served_result(block: dict[str, Any]) -> bool:
 
 
 def marked(contents: Sequence[str | Blocks | None]) -> Blocks:
-    """The blocks that have a cache breakpoint, those inside of a tool's result too, in their order."""
+    """Return the blocks that have a cache breakpoint, those inside of a tool's result too, in their order."""
     marks: Blocks = []
     for content in contents:
         for block in content if isinstance(content, list) else ():
@@ -493,7 +493,7 @@ def marked(contents: Sequence[str | Blocks | None]) -> Blocks:
 
 
 def tools(specs: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """The `tools` argument of a messages request."""
+    """Return the `tools` argument of a messages request."""
     return [{"name": spec.name, "description": spec.description, "input_schema": spec.parameters} for spec in specs]
 
 

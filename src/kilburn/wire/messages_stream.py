@@ -18,8 +18,8 @@ from kilburn.model import Delta, Finish, Reply, Tokens, is_count
 from kilburn.wire import messages as wire
 from kilburn.wire.chat_stream import Halves
 from kilburn.wire.compaction import read_block, read_report, report_json
-from kilburn.wire.oddities import counted, messages_message, text_of
-from kilburn.wire.plain import load_object, plain
+from kilburn.wire.oddities import messages_message, text_of
+from kilburn.wire.plain import counted, load_object, plain
 
 STOP_REASONS = {
     Finish.STOP: "end_turn",
@@ -37,10 +37,10 @@ _PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta"
 
 
 class ReplyBlocks:
-    """Takes a stream's events in order and ends with a reply. `who` is the model's name, for errors."""
+    """Takes a stream's events in order and ends with a reply. `name` is the model's name, for errors."""
 
     def __init__(self, name: str) -> None:
-        self._who = name
+        self._name = name
         self._blocks: dict[int, dict[str, Any]] = {}
         self._arguments: dict[int, str] = {}
         self._halves = Halves()
@@ -55,7 +55,7 @@ class ReplyBlocks:
         return self._stop is not None or any(block.get("text") or block["type"] != "text" for block in self._blocks.values())
 
     def feed(self, event: dict[str, Any]) -> Iterator[Delta]:
-        """The pieces of text in an event."""
+        """Yield the pieces of text in an event."""
         kind = event.get("type")
         if kind == "message_start":
             message = _object(event.get("message"))
@@ -78,7 +78,7 @@ class ReplyBlocks:
                 yield from self._say(index, key, text)
 
     def _place(self, event: dict[str, Any], usual: int) -> int:
-        """The number of the block that an event is about; some servers leave it out."""
+        """Return the number of the block that an event is about; some servers leave it out."""
         index = event.get("index")
         return index if isinstance(index, int) else usual
 
@@ -116,7 +116,7 @@ class ReplyBlocks:
             self._said["context_management"] = management
 
     def reply(self, *, ended: bool = False) -> Reply:
-        """The whole reply.
+        """Return the whole reply.
 
         Args:
             ended: whether it is known to be over, although nothing says why.
@@ -125,7 +125,7 @@ class ReplyBlocks:
             Unavailable: the stream ended before the reply did, or it is no message.
         """
         if self._stop is None and not ended:
-            raise Unavailable(f"{self._who}: the stream ended before the reply did", advice="try again")
+            raise Unavailable(f"{self._name}: the stream ended before the reply did", advice="try again")
         arguments: list[str] = []
         for index, block in self._blocks.items():
             if block["type"] == "tool_use":
@@ -148,12 +148,12 @@ class ReplyBlocks:
             source = {"role": "assistant", "content": list(self._blocks.values()), **report_json(report)}
             message = _with_arguments(wire.read(messages_message(plain(source, "reply")), "reply")[0], arguments)
         except WireError as error:
-            raise Unavailable(f"{self._who} sent what is no message: {error.what}", advice="try again") from error
+            raise Unavailable(f"{self._name} sent what is no message: {error.what}", advice="try again") from error
         calling = Finish.CALLS if any(part.kind is Kind.CALL for part in message.parts) else Finish.STOP
         return Reply(message=message, finish=_FINISHES.get(self._stop or "", calling), usage=usage)
 
     def _tokens(self, report: dict[str, Any]) -> Tokens | None:
-        """What the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
+        """Return what the reply cost; None if the usage leaves out the prompt or the reply, or is impossible. An unreadable
         report of the provider's own work is removed from it."""
         fresh, reply = self._usage.get("input_tokens"), self._usage.get("output_tokens")
         cached, created = self._usage.get("cache_read_input_tokens", 0), self._usage.get("cache_creation_input_tokens", 0)
@@ -173,7 +173,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _with_arguments(message: Message, arguments: Sequence[str]) -> Message:
-    """The message with each call's arguments as they were streamed; the wire form holds them decoded."""
+    """Return the message with each call's arguments as they were streamed; the wire form holds them decoded."""
     remaining = iter(arguments)
     parts = tuple(
         msgspec.structs.replace(part, text=next(remaining)) if part.kind is Kind.CALL else part for part in message.parts

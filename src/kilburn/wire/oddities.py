@@ -24,7 +24,7 @@ _TEXTS = ("text", "refusal", "thinking", "input_text", "output_text")
 
 
 def chat_message(source: dict[str, Any]) -> dict[str, Any]:
-    """A message of the chat form; the same object if nothing is odd about it."""
+    """Return a message of the chat form; the same object if nothing is odd about it."""
     more: dict[str, Any] = {}
     role, content = source.get("role"), source.get("content")
     if content is None and role in ("user", "system", "developer", "tool"):
@@ -53,7 +53,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages_message(source: dict[str, Any]) -> dict[str, Any]:
-    """A message of the messages form; the same object if nothing is odd about it."""
+    """Return a message of the messages form; the same object if nothing is odd about it."""
     content = source.get("content")
     if content is None:
         return source if source.get("role") == "system" and "content" not in source else {**source, "content": ""}
@@ -83,7 +83,7 @@ def _used(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def response_item(source: dict[str, Any]) -> dict[str, Any]:
-    """An item of the responses form; the same object if nothing is odd about it."""
+    """Return an item of the responses form; the same object if nothing is odd about it."""
     kind = source.get("type") or "message"
     if kind in ("function_call", "custom_tool_call"):
         slot = "arguments" if kind == "function_call" else "input"
@@ -98,7 +98,7 @@ def response_item(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """A dict with other values; itself if it has these. What has no type needs none."""
+    """Return a dict with other values; itself if it has these. What has no type needs none."""
     if "type" in fields and "type" not in source:
         del fields["type"]
     same = all(key in source and source[key] == value for key, value in fields.items())
@@ -106,7 +106,7 @@ def _with(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def _content(content: Any, kind: str) -> Any:
-    """A content that is a string or a list of blocks; the same object if it is that already."""
+    """Return a content that is a string or a list of blocks; the same object if it is that already."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -150,7 +150,7 @@ def _name(holder: dict[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """What stands where a text belongs: nothing for null, JSON for anything else."""
+    """Return what stands where a text belongs: nothing for null, JSON for anything else."""
     if isinstance(value, str):
         return value
     return "" if value is None else pack(value)
@@ -200,15 +200,3 @@ def numbered(messages: Iterable[Message], *, whole: bool = False) -> list[Messag
         same = all(part is original for part, original in zip(parts, message.parts, strict=True))
         out.append(message if same else msgspec.structs.replace(message, parts=tuple(parts)))
     return out
-
-
-def whole_number(value: Any) -> Any:
-    """A number as an int where it is one, such as 100.0; anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
-
-
-def counted(usage: Any) -> dict[str, Any]:
-    """A report of usage whose whole numbers are ints, at every level; {} where it is none."""
-    if not isinstance(usage, dict):
-        return {}
-    return {key: counted(value) if isinstance(value, dict) else whole_number(value) for key, value in usage.items()}

@@ -16,7 +16,7 @@ from kilburn.wire.plain import pack, string_at, type_of, unpack
 
 
 def role_at(source: dict[str, Any], roles: Mapping[str, Role], form: str, where: str) -> Role:
-    """The role of a message.
+    """Return the role of a message.
 
     Raises:
         InvalidMessage: it is none of the form's.
@@ -30,7 +30,7 @@ def role_at(source: dict[str, Any], roles: Mapping[str, Role], form: str, where:
 
 
 def kind_at(block: Any, where: str) -> str:
-    """The type of a content block.
+    """Return the type of a content block.
 
     Raises:
         InvalidMessage: it has none.
@@ -53,7 +53,7 @@ def claim_call(call: str | None, ids: set[str | None], where: str) -> None:
 
 
 def only_text(parts: Sequence[Part]) -> str:
-    """The text of the one part that a message has whose content was one string.
+    """Return the text of the one part that a message has whose content was one string.
 
     Raises:
         InvalidMessage: it has another number of parts.
@@ -64,7 +64,7 @@ def only_text(parts: Sequence[Part]) -> str:
 
 
 def read_text(block: dict[str, Any], kind: str, where: str, into: Kind = Kind.TEXT) -> Part:
-    """The part of a block whose text stands under its own type; a block that has more than a text leaves a template."""
+    """Return the part of a block whose text stands under its own type; a block that has more than a text leaves a template."""
     text = string_at(block, kind, where, empty=True)
     default = kind == "text" and list(block) == ["type", "text"]
     return Part(kind=into, text=text, extra=None if default else pack({"block": {**block, kind: None}}))
@@ -76,7 +76,7 @@ def slots_of(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def template_of(part: Part, key: str = "block") -> dict[str, Any] | None:
-    """A fresh copy of the block that a part was read from, its texts taken out; None where it is the plain one."""
+    """Return a fresh copy of the block that a part was read from, its texts taken out; None where it is the plain one."""
     return unpack(part.extra).get(key)
 
 
@@ -90,7 +90,7 @@ _JOINT = "\n"
 def read_blocks(
     content: list[Any], call: str, where: str, read_block: Callable[[Any, str], Part]
 ) -> tuple[str, Layout, tuple[Part, ...]]:
-    """The text of a result's blocks (joined by a line break), the lengths to split it again, and the other blocks."""
+    """Return the text of a result's blocks (joined by a line break), the lengths to split it again, and the other blocks."""
     texts: list[str] = []
     layout: Layout = []
     attached: list[Part] = []
@@ -111,7 +111,7 @@ def read_blocks(
 def write_blocks(
     text: str, layout: Layout, attached: Sequence[Part], write_block: Callable[[Part], dict[str, Any]]
 ) -> list[dict[str, Any]] | None:
-    """The blocks that `read_blocks` read, or None if the text or the attached parts have changed since."""
+    """Return the blocks that `read_blocks` read, or None if the text or the attached parts have changed since."""
     sizes = [item if isinstance(item, int) else item["n"] for item in layout if item != "+"]
     whole = sum(sizes) + len(_JOINT) * max(0, len(sizes) - 1)
     if len(text) != whole or len(attached) != sum(item == "+" for item in layout):

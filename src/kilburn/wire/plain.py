@@ -23,7 +23,7 @@ _BITS = 14_000
 
 
 def check_text(value: str, where: str) -> str:
-    """The string itself, as an exact `str`, if it can be written in UTF-8. NUL is allowed.
+    """Return the string itself, as an exact `str`, if it can be written in UTF-8. NUL is allowed.
 
     Raises:
         InvalidMessage: a lone surrogate, with its position.
@@ -41,7 +41,7 @@ def check_text(value: str, where: str) -> str:
 
 
 def plain(value: Any, where: str = "message", depth: int = 0) -> Any:
-    """A deep copy made of dict, list, str, int, float, bool and None only; strings are shared.
+    """Return a deep copy made of dict, list, str, int, float, bool and None only; strings are shared.
 
     Tuples become lists. Objects with `model_dump`, as the providers' SDKs return them, become dicts,
     at any level.
@@ -88,7 +88,7 @@ def _number(value: int | float, where: str) -> int | float:
 
 
 def _dump(value: Any, where: str) -> dict[str, Any]:
-    """The fields that an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs do not
+    """Return the fields that an SDK's object was made from. The SDKs fill unset fields with None, which their own APIs do not
     always accept; other pydantic models may have their role as a default."""
     options = {"exclude_unset": True} if callable(getattr(value, "to_dict", None)) else {"exclude_none": True}
     try:
@@ -106,7 +106,7 @@ def pack(value: Any) -> str:
 
 
 def unpack(extra: str | None) -> dict[str, Any]:
-    """The JSON object of an `extra`; {} for None.
+    """Return the JSON object of an `extra`; {} for None.
 
     Raises:
         InvalidMessage: not a JSON object.
@@ -134,7 +134,7 @@ def load_object(text: str) -> dict[str, Any] | None:
 
 
 def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = False) -> str:
-    """The string under `key`, not empty unless `empty` is set.
+    """Return the string under `key`, not empty unless `empty` is set.
 
     Raises:
         InvalidMessage: it is missing, empty, or of another type.
@@ -147,5 +147,17 @@ def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = Fal
 
 
 def type_of(value: Any) -> str:
-    """A value's type in words for a message: `null`, `list`, `int`."""
+    """Return a value's type in words for a message: `null`, `list`, `int`."""
     return "null" if value is None else type(value).__name__
+
+
+def whole_number(value: Any) -> Any:
+    """Return a whole number such as 100.0 as an int, and any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def counted(usage: Any) -> dict[str, Any]:
+    """Return a report of usage whose whole numbers are ints, at every level, or {} for a value of another type."""
+    if not isinstance(usage, dict):
+        return {}
+    return {key: counted(value) if isinstance(value, dict) else whole_number(value) for key, value in usage.items()}

@@ -28,13 +28,13 @@ def nonce_of(text: str) -> str:
 
 
 def quote(name: str, text: str) -> str:
-    """The text between `<name-NONCE>` and `</name-NONCE>`, each on a line of its own."""
+    """Return the text between `<name-NONCE>` and `</name-NONCE>`, each on a line of its own."""
     mark = f"{name}-{nonce_of(text)}"
     return f"<{mark}>\n{text}\n</{mark}>"
 
 
 def with_headings(parts: Iterable[tuple[str, str]]) -> str:
-    """Each text under its heading, `NONCE who:`. The nonce occurs in none of the texts, so none of them can write a
+    """Return each text under its heading, `NONCE who:`. The nonce occurs in none of the texts, so none of them can write a
     heading.
 
     Args:

@@ -63,7 +63,7 @@ class Names:
         self._taken: set[str] = set()
 
     def given(self, name: str) -> str:
-        """The name, or the first of `NAME#2`, `NAME#3`, ... that is free."""
+        """Return the name, or the first of `NAME#2`, `NAME#3`, ... that is free."""
         free, times = name, 1
         while free in self._taken:
             times += 1
@@ -73,7 +73,7 @@ class Names:
 
 
 def read_runs(path: str | Path) -> Iterator[RecordedRun]:
-    """The runs of a file, or of all files of these kinds below a folder, sorted by name.
+    """Yield the runs of a file, or of all files of these kinds below a folder, sorted by name.
 
     A `.jsonl` file holds one message a line (one run), or one run a line: `{"messages": [...]}`, or the
     trajectory form `{"id", "head", "steps": [{"thought", "action", "observation"}]}`, where a step
@@ -90,12 +90,12 @@ def read_runs(path: str | Path) -> Iterator[RecordedRun]:
 
 
 def read_lines(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
+    """Yield the JSON objects of a file, one a line, each with its place (`file:line`); empty lines are skipped.
 
     A file that holds one object over several lines, as `.traj` files do, has that one.
 
     Args:
-        most: bytes that the file may have, unpacked.
+        max_bytes: bytes that the file may have, unpacked.
 
     Raises:
         InvalidMessage: the file cannot be read or is too large, or a line is no JSON object; it names the line.
@@ -106,10 +106,10 @@ def read_lines(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[tu
 def read_as(
     path: str | Path, form: type[T], advice: str, max_bytes: int = MAX_FILE_BYTES, *, spread: bool = False
 ) -> Iterator[tuple[str, T]]:
-    """The lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
+    """Yield the lines of a file, plain or gzipped, decoded as a `form`, each with where it stands; empty lines are skipped.
 
     Args:
-        advice: what a line should be, for the error. most: bytes that the file may have, unpacked.
+        advice: what a line should be, for the error. max_bytes: bytes that the file may have, unpacked.
         spread: whether the file may be one object over several lines.
 
     Raises:
@@ -139,7 +139,7 @@ def read_as(
 
 
 def _whole(line: bytes, lines: Iterator[tuple[int, bytes]], name: str, decode: Callable[[bytes], T]) -> T | None:
-    """The one object that a line begins and the following ones end; None if that is no JSON either."""
+    """Return the one object that a line begins and the following ones end; None if that is no JSON either."""
     if not line.lstrip().startswith(b"{"):
         return None
     whole = bytearray(line)
@@ -165,10 +165,10 @@ def _files(path: Path) -> list[Path]:
 
 
 def bounded_lines(lines: IO[bytes] | gzip.GzipFile, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[bytes]:
-    """The lines of a file, read up to a bound; `lines` unpacks while it is read.
+    """Yield the lines of a file, read up to a bound; `lines` unpacks while it is read.
 
     Raises:
-        InvalidMessage: a line of more than `LONGEST` bytes, or more than `most` in all.
+        InvalidMessage: a line of more than `MAX_LINE_BYTES` bytes, or more than `max_bytes` in all.
     """
     remaining, number = max_bytes, 0
     while line := lines.readline(min(remaining, MAX_LINE_BYTES) + 1):
@@ -239,7 +239,7 @@ def shared_beginning(value: Any, where: str, earlier: int) -> SharedBeginning:
     """Return the beginning that a line of an export names.
 
     Args:
-        before: messages that earlier such lines of the file stand for.
+        earlier: messages that earlier such lines of the file stand for.
 
     Raises:
         InvalidMessage: it is malformed, or they are too many; `where` is in its message.
@@ -256,17 +256,17 @@ def shared_beginning(value: Any, where: str, earlier: int) -> SharedBeginning:
 
 
 def stem_of(file: Path) -> str:
-    """What a file is called without its endings."""
+    """Return what a file is called without its endings."""
     return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
 
 
 def is_run(value: dict[str, Any]) -> bool:
-    """Whether a JSON object is a whole run."""
+    """Return whether a JSON object is a whole run."""
     return "role" not in value and any(isinstance(value.get(key), list) for key in ("messages", "steps", "trajectory"))
 
 
 def run_of(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
-    """The run that a JSON object is.
+    """Return the run that a JSON object is.
 
     Args:
         stem: the file's name; a run without an id is called after it and its line.

@@ -29,7 +29,7 @@ PROVIDER_KEYS = ("id", "status")
 
 
 def read(item: dict[str, Any], where: str = "input") -> dict[str, Any]:
-    """The message of the chat form that an item is.
+    """Return the message of the chat form that an item is.
 
     Raises:
         InvalidMessage: not an item.
@@ -79,7 +79,7 @@ def _begun(message: Message) -> tuple[Part, ...]:
 
 
 def _rest(item: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """What else an item has."""
+    """Return what else an item has."""
     excluded = {"type", "tool_calls", "tool_call_id", *PROVIDER_KEYS, *ASIDES, *keys}
     return {key: value for key, value in item.items() if key not in excluded}
 
@@ -103,7 +103,7 @@ def _block(block: Any, where: str) -> dict[str, Any]:
 
 
 def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of messages of the chat form. Reasoning with nothing of the assistant behind it is left out."""
+    """Return the items of messages of the chat form. Reasoning with nothing of the assistant behind it is left out."""
     items: list[dict[str, Any]] = []
     for message in messages:
         role, content = message["role"], message.get("content")

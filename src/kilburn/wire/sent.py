@@ -41,7 +41,7 @@ _SIGNED = frozenset(
 
 
 def form_of(extra: str | None) -> str | None:
-    """The wire form that a message came in, and the shape of its content, without its other leftovers."""
+    """Return the wire form that a message came in, and the shape of its content, without its other leftovers."""
     if extra is None:
         return None
     fields = {key: value for key, value in unpack(extra).items() if key in ("form", "shape")}
@@ -49,14 +49,14 @@ def form_of(extra: str | None) -> str | None:
 
 
 def is_plain(part: Part, role: Role, leftovers: str | None) -> bool:
-    """Whether both forms send a part's text and nothing else; this is so for most parts."""
+    """Return whether both forms send a part's text and nothing else; this is so for most parts."""
     if part.extra is not None or (leftovers is not None and '"dict"' in leftovers):
         return False
     return part.kind is Kind.RESULT or (part.kind is Kind.TEXT and role is not Role.TOOL)
 
 
 def is_signed(part: Part) -> bool:
-    """Whether a part is thinking that its provider signed: it is sent back whole, or not at all."""
+    """Return whether a part is thinking that its provider signed: it is sent back whole, or not at all."""
     if part.kind is not Kind.REASONING or part.extra is None:
         return False
     block = unpack(part.extra).get("block") or {}
@@ -66,7 +66,7 @@ def is_signed(part: Part) -> bool:
 
 
 def is_sent(part: Part, role: Role, form: str | None, into: str) -> bool:
-    """Whether a part that came in one wire form is sent in another.
+    """Return whether a part that came in one wire form is sent in another.
 
     Args:
         form: "chat", "messages" or None, as the message's extra says.
@@ -101,12 +101,12 @@ def _unsigned(value: Any, holder: str = "") -> Any:
 
 
 def sent_name(name: str | None, call: str | None) -> str:
-    """A call's name and id as they are sent; the longer one if the two forms differ."""
+    """Return a call's name and id as they are sent; the longer one if the two forms differ."""
     return f"{safe_name(name) if name else ''} {safe_id(call, MESSAGES_ID) if call else ''}"
 
 
 def sent_text(part: Part, role: Role, form: str | None) -> str:
-    """The text that is sent for a part, in the longer form; "" if none is sent."""
+    """Return the text that is sent for a part, in the longer form; "" if none is sent."""
     if not any(is_sent(part, role, form, into) for into in ("chat", "messages")):
         return ""
     if part.kind is Kind.CALL and form != "messages":

@@ -78,7 +78,7 @@ class _RunLine(msgspec.Struct):
 
 
 def read_trajectory(value: dict[str, Any], where: str, otherwise: str) -> Trajectory:
-    """The run that a JSON object `{id, head, steps}`, or the one of SWE-agent's `.traj` file, is.
+    """Return the run that a JSON object `{id, head, steps}`, or the one of SWE-agent's `.traj` file, is.
 
     The head of a `.traj` is what its history begins with, up to the agent's first reply; demonstrations are left out.
 
@@ -105,7 +105,7 @@ ADVICE = "a run is {id, head: [{role, content}], steps: [{thought, action, obser
 
 
 def _first(history: Iterable[_HeadLine]) -> Iterator[_HeadLine]:
-    """What was said before the agent's first reply, without demonstrations."""
+    """Yield what was said before the agent's first reply, without demonstrations."""
     for turn in history:
         if turn.is_demo:
             continue
@@ -115,7 +115,7 @@ def _first(history: Iterable[_HeadLine]) -> Iterator[_HeadLine]:
 
 
 def _text_of(content: Any, where: str) -> str:
-    """The text of a message's content: a string, or blocks of text."""
+    """Return the text of a message's content: a string, or blocks of text."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(block, dict) for block in content):
@@ -130,7 +130,7 @@ def _step(line: _StepLine) -> Step:
 
 
 def messages_of(run: Trajectory) -> list[dict[str, Any]]:
-    """A run as messages in the chat form: an action is a call of `run`, what came back its result."""
+    """Return a run as messages in the chat form: an action is a call of `run`, what came back its result."""
     return [*({"role": turn.role, "content": turn.content} for turn in run.head), *_told(run.steps)]
 
 
@@ -150,7 +150,7 @@ def _told(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
 
 
 def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:
-    """A run of messages as a head and steps.
+    """Return a run of messages as a head and steps.
 
     The head is what stands before the first reply. Each call is a step, with its result as the observation; the first
     call of a reply has its text as the thought. A reply without a call is an action of its own, and what the user says
@@ -209,7 +209,7 @@ def _answer(steps: list[Step], calls: dict[str | None, int], part: Part, where: 
 
 
 def _action(call: Part) -> str:
-    """A call as one would type it: a shell's command alone, else the tool's name and its arguments."""
+    """Return a call as one would type it: a shell's command alone, else the tool's name and its arguments."""
     try:
         arguments = msgspec.json.decode(call.text)
     except (msgspec.DecodeError, RecursionError):  # as the model wrote it

@@ -48,7 +48,7 @@ class Turn:
 
 
 def turns(messages: Sequence[Message]) -> list[Turn]:
-    """All messages as turns, each result after its call; messages without parts are left out.
+    """Return all messages as turns, each result after its call; messages without parts are left out.
 
     A result without a call stays where it is; `kilburn.wire.validity` reports it.
     """
@@ -97,7 +97,7 @@ _HASHED = re.compile(r"kilburn-[0-9a-f]{32}\Z")
 
 
 def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
-    """The call id itself if the provider accepts it, else 40 characters with a part of its SHA-256.
+    """Return the call id itself if the provider accepts it, else 40 characters with a part of its SHA-256.
 
     Ids that look like such a substitute are hashed too, so two ids never become one (short of a
     collision of 128 bits).
@@ -110,5 +110,5 @@ def safe_id(call: str | None, accepted: re.Pattern[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def safe_name(name: str | None) -> str:
-    """A tool's name in a form that providers accept: a model may have called a name that no tool can have."""
+    """Return a tool's name in a form that providers accept: a model may have called a name that no tool can have."""
     return _UNSAFE.sub("_", name or "")[:64] or "_"

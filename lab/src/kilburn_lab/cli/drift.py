@@ -9,7 +9,7 @@ Examples:
 
 from __future__ import annotations
 
-from kilburn.cli.access import model_of
+from kilburn.cli.model_loading import model_of
 from kilburn_lab.cli.verbs import DATA, Option, Work, verb
 from kilburn_lab.evals.drift import POLICIES, evaluate
 from kilburn_lab.evals.drift_report import draw

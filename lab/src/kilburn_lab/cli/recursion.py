@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.loop import UNLIMITED, Limits
-from kilburn.cli.access import model_of
+from kilburn.cli.model_loading import model_of
 from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.aggregation import TASKS
 from kilburn_lab.evals.recursion import SYSTEMS, RecursionReport, evaluate

@@ -77,7 +77,7 @@ SELECT pg_class.oid::regclass::text FROM unnest(%s::text[]) WITH ORDINALITY AS o
     ORDER BY place
 """
 
-_FILE = "SELECT pg_relation_filenode(%s::regclass)"
+_FILES = "SELECT name, pg_relation_filenode(name::regclass) FROM unnest(%s::text[]) AS own(name)"
 
 
 def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> None:
@@ -164,17 +164,15 @@ class _Vacuum:
         time.sleep(PAUSE)
 
     def run(self, table: sql.Identifier, option: str = "") -> None:
-        """Vacuum a table.
+        """Vacuum a table. Whether it was written anew by "FULL" is for the caller to check.
 
         Raises:
-            StoreBusy: others use it. StoreError: the server has skipped it.
+            StoreBusy: others use it. StoreError: the server warns of something.
         """
         options = [sql.SQL(word) for word in (option, "SKIP_LOCKED" * self._is_pooled) if word]
         vacuum = sql.SQL("VACUUM ({options}) {table}") if options else sql.SQL("VACUUM {table}")
         statement = vacuum.format(options=sql.SQL(", ").join(options), table=table)
-        name = table.as_string(self._connection)
         while True:
-            old_file = self._connection.execute(_FILE, (name,)).fetchall()
             self._notices.clear()
             try:
                 self._connection.execute(statement)
@@ -183,9 +181,9 @@ class _Vacuum:
                 warnings = {error.sqlstate: None}
             if errors.LockNotAvailable.sqlstate in warnings:
                 self.wait("others use the tables")
-            elif (self._connection.execute(_FILE, (name,)).fetchall() == old_file) if option == "FULL" else warnings:
-                reason = "; ".join(map(str, warnings.values())) or "it has the same file as before"
-                raise StoreError(f"the server has not vacuumed {name}: {reason}", advice="see the server's log")
+            elif warnings and option != "FULL":
+                what = f"the server warns of a vacuum: {'; '.join(map(str, warnings.values()))}"
+                raise StoreError(what, advice="see the server's log")
             else:
                 return
 
@@ -194,9 +192,11 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
     """Write tables anew, without what was erased up to a transaction, unless another program does it meanwhile.
 
     Raises:
-        StoreBusy: others use the tables, or older rows. StoreError: the tables have more than `largest` bytes.
+        StoreBusy: others use the tables, or older rows. StoreError: the tables have more than `largest` bytes, or one of them has
+            no new file.
     """
     names = [table.as_string(connection) for table in tables]
+    old_files: dict[str, int] = dict(connection.execute(_FILES, (names,)).fetchall())
     ((size,),) = connection.execute(
         "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS own(name)", (names,)
     ).fetchall()
@@ -210,6 +210,8 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
     _new_log(connection)
     if _is_wiped(connection, xid):
         return
+    if full and (unchanged := [name for name, file in connection.execute(_FILES, (names,)) if file == old_files[name]]):
+        raise StoreError(f"the server has not written {', '.join(unchanged)} anew", advice="see the server's log")
     if not full:
         raise StoreError(f"the tables have {size:,} bytes", advice="run `kilburn postgres wipe` when few use them")
     connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))

@@ -191,13 +191,8 @@ class Writing:
         self._own = tenant, segment
         self._memo: Memo = {}
         # What only adds rows, or changes those that are there, goes out as one statement.
-        removes = (
-            batch.unindex
-            or batch.erase
-            or batch.inherited
-            or batch.replaced
-            or (batch.digests is not None and not batch.digests.offset)
-        )
+        begins = batch.digests is not None and not batch.digests.offset
+        removes = batch.unindex or batch.erase or batch.inherited or batch.replaced or begins
         self._merged = None if removes else Merged()
         self._changes: Sender = self._merged or statements
         self.last: tuple[int, bytes] | None = None

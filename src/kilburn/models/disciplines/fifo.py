@@ -15,5 +15,5 @@ class Fifo:
     slice: ClassVar[int | None] = None
 
     def choose(self, line: Line) -> Job:
-        """The head of the line."""
+        """Return the head of the line."""
         return line.waiting[0]

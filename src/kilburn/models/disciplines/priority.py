@@ -31,6 +31,7 @@ class Priority:
             raise SpecError(f"{self}", advice="give an aging of 0 or more, and a slice of 1 or more")
 
     def choose(self, line: Line) -> Job:
-        """All jobs age alike, so how long a job waits already says how far it has risen in comparison with the others."""
+        """Return the job of the highest rank. All jobs age alike, so how long a job waits already says how far it has risen in
+        comparison with the others."""
         ranks = [self.aging * job.since - job.priority for job in line.waiting]
         return line.waiting[ranks.index(min(ranks))]

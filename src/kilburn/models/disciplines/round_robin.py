@@ -32,17 +32,17 @@ class RoundRobin:
             raise SpecError(f"a slice of {self.slice} tokens or {self.steps} steps serves nobody", advice="give 1 or more")
 
     def choose(self, line: Line) -> Job:
-        """The first job of the agent whose place is next."""
+        """Return the first job of the agent whose place is next."""
         if line.in_a_row < self.steps:
             for job in line.waiting:
                 if job.agent == line.holder:
                     return job
         best = line.waiting[0]
-        least = max(best.place, line.last.get(best.agent, 0))
+        best_place = max(best.place, line.last.get(best.agent, 0))
         for job in line.waiting:
-            if job.place >= least:  # all others came later still
+            if job.place >= best_place:  # all others came later still
                 break
             place = max(job.place, line.last.get(job.agent, 0))
-            if place < least:
-                best, least = job, place
+            if place < best_place:
+                best, best_place = job, place
         return best

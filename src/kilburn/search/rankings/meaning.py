@@ -12,9 +12,9 @@ class Meaning:
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
-        found = (
-            Scored(index=index, score=one.meaning, terms={"meaning": one.meaning})
-            for index, one in enumerate(candidates)
-            if one.meaning is not None
+        scored = (
+            Scored(index=index, score=candidate.meaning, terms={"meaning": candidate.meaning})
+            for index, candidate in enumerate(candidates)
+            if candidate.meaning is not None
         )
-        return best_first(found, candidates)
+        return best_first(scored, candidates)

@@ -12,9 +12,9 @@ class Words:
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
-        found = (
-            Scored(index=index, score=one.words, terms={"words": one.words})
-            for index, one in enumerate(candidates)
-            if one.words > 0
+        scored = (
+            Scored(index=index, score=candidate.words, terms={"words": candidate.words})
+            for index, candidate in enumerate(candidates)
+            if candidate.words > 0
         )
-        return best_first(found, candidates)
+        return best_first(scored, candidates)
