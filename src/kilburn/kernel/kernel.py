@@ -125,9 +125,8 @@ class Kernel:
         self.changes = 0
         # Whether a batch is open. Who opens one holds the lock, has called `check_free`, and resets this or calls `fail`, also
         # after an interrupt between any two lines.
-        self.busy = False
-        # Whether a batch ended in a way that the journal cannot undo.
-        self._broken = False
+        # `_broken`: whether a batch ended in a way that the journal cannot undo.
+        self.busy = self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
         self.contents = Contents(backend, self._needed)
