@@ -35,7 +35,8 @@ from kilburn.wire.form import parse
 Talk = list[dict[str, Any]]
 Step = Callable[[], None]
 
-STEPS = frozenset(vars(Backend)) - {"close", "settings", "together", "erasing"}
+PARTS = frozenset({"contents", "words", "vectors", "settings", "histories"})
+STEPS = frozenset(vars(Backend)) - PARTS - {"close", "together", "erasing"}
 
 ORDERS = int(os.environ.get("KILBURN_TEST_ORDERS", rounds(10, 40)))
 """Orders of a case that are tried: where there are more, these are drawn."""
@@ -48,12 +49,30 @@ class Stepped:
         self.inner, self.made, self.due = backend, 0, list[tuple[int, Step]]()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if name in STEPS and callable(found):
-            while self.due and self.due[0][0] <= self.made:
-                self.due.pop(0)[1]()
-            self.made += 1
-        return found
+        attribute = getattr(self.inner, name)
+        if name in PARTS:
+            return SteppedPart(self, attribute)
+        if name in STEPS and callable(attribute):
+            self.step()
+        return attribute
+
+    def step(self) -> None:
+        while self.due and self.due[0][0] <= self.made:
+            self.due.pop(0)[1]()
+        self.made += 1
+
+
+class SteppedPart:
+    """A part of that backend, such as its contents."""
+
+    def __init__(self, stepped: Stepped, part: Any) -> None:
+        self._stepped, self._part = stepped, part
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._part, name)
+        if name != "all" and not name.startswith("_") and callable(attribute):
+            self._stepped.step()
+        return attribute
 
 
 class Pair:
