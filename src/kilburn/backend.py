@@ -1,6 +1,6 @@
-"""The interface of a store: the durable level below the window.
+"""The interface of a backend: the durable level below a `Store`.
 
-A store holds pages by content, ledgers, the states of pages and an index for text search. One transaction changes all of
+A backend holds pages by content, ledgers, the states of pages and an index for text search. One transaction changes all of
 them. Every method succeeds as a whole or changes nothing.
 """
 
@@ -200,7 +200,7 @@ class Batch(msgspec.Struct, kw_only=True):
         inherited: pages of other segments that are forgotten: no event of this segment may quote them any more.
         digests: digests of the session's messages with the new pages. They are stored if the digests before them are complete up
             to the last page before the new ones.
-        copied: whether the batch comes from another store (`kernel.copying`): pages without a digest are forgotten, cited pages
+        copied: whether the batch comes from another store (`kilburn.copying`): pages without a digest are forgotten, cited pages
             may follow later, and erased pages may still be cited.
         replaced: in a copy, events that replace those with their numbers.
         wait: whether to wait for another writer; otherwise `StoreBusy` is raised at once.
@@ -469,7 +469,7 @@ class HistoryIndex(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A store: segments of pages with their ledgers, changed in transactions, and five further parts.
+    """A backend: segments of pages with their ledgers, changed in transactions, and five further parts.
 
     One object serves one tenant: the tenant is a partition, not a filter. All methods raise `StoreError`s.
     `kilburn.testing.check_store` holds an implementation to this contract.

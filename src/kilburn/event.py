@@ -57,7 +57,7 @@ STATE = frozenset({Act.ADMIT, Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.RES
 class Data(TypedDict, total=False):
     """What the acts say beside the fields that all events have: the keys that Kilburn itself writes and reads.
 
-    They are words of the files, so none changes its name. A policy's figures, and what another program or version wrote,
+    These keys stand in files, so none is ever renamed. A policy's figures, and what another program or version wrote,
     stand beside them and are kept as they are. What was read from a file is as its writer made it: nothing checks a value.
     """
 
@@ -212,7 +212,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pages: ids of the pages it happened to.
         boundary: "window" unless another level's boundary.
         policy: the policy's name, "kernel" for the kernel's own moves, "user" for calls from outside.
-        cause: "admit", "pressure", "fault", "advice", "idle", "tail" or "user".
+        cause: at a window a `kilburn.policy.Cause`, or "user"; in a collection also "accept", "forget", "learn", "mcp" or "undo".
         why: in the policy's words.
         tokens: use of the level above the boundary after the event.
         data: what is particular to the act, as plain JSON; see `Data`.

@@ -1,6 +1,7 @@
 """Opening a store, and copying one: `kilburn.open` and `kilburn.copy`.
 
-They stand apart from the package itself because they import the kernel and both backends, which `kilburn --help` has no use for.
+They stand apart from the package itself because they import the kernel and the SQLite backend, for which `kilburn --help` has no
+use.
 """
 
 from __future__ import annotations

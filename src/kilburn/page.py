@@ -93,7 +93,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         parts: for an EXCERPT of several sources, the kept spans of each source that has any.
         depth: 0 for originals, 1 for what is made from originals, and so on.
         order: where it stands in the window: (id of an original, rank). Originals are (id, 0).
-        label: one line on what it is, for handles; at most 80 characters.
+        label: one line on what it is, for handles; at most 60 characters (`kernel.admission.LABEL`).
         cites: sources in other segments of the tenant: (number of the segment, page id).
         since: from when what it says is true, in seconds since the epoch; None for `time`.
         until: when it stops being true, if that was known when it was written; `State.until` may close it earlier.

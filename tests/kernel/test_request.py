@@ -74,7 +74,7 @@ def test_of_a_long_request_head_and_tail_and_handle_are_in_every_prompt(policy: 
         assert "Head of the order." in prompt
         assert "End of the order." in prompt
     # A quarter where the window was full since; a policy that acts before it is full leaves more of it.
-    assert sum(map(session.window.cost, session.window.held())) <= window // 2
+    assert sum(map(session.window.cost, session.window.request_shown())) <= window // 2
     assert session.recall("p3") == long
     check_laws(session)
 
@@ -249,20 +249,20 @@ def test_in_a_smaller_window_head_and_tail_are_left(tmp_path: Path) -> None:
     with kilburn.open(path, window=8000, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         session.append(user(FIRST), assistant("ok"), user(order), assistant("well"))
-        assert session.window.held() == [3]
+        assert session.window.request_shown() == [3]
         session.edits.resize(Budget(2000))
         assert "Head of it." in shown(session)
         assert "End of it." in shown(session)
         session.append(*(assistant("on and on " * 60) for _ in range(9)))
         assert "End of it." in shown(session)
-        assert session.window.cost(session.window.held()[0]) <= 500
+        assert session.window.cost(session.window.request_shown()[0]) <= 500
         session.edits.resize(Budget(8000))
         session.edits.apply(Load((3,)))
         check_laws(session)
     with kilburn.open(path, window=1200, policy="fifo", tokenizer="chars/4") as store:
         session = store.session("a")
         assert "Head of it." in shown(session)
-        assert session.window.cost(session.window.held()[0]) <= 300
+        assert session.window.cost(session.window.request_shown()[0]) <= 300
         check_laws(session)
 
 

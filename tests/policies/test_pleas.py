@@ -146,7 +146,7 @@ def test_what_a_person_let_go_of_stays_again_when_that_is_taken_back(words: str)
         session.append(*pair)
     before = shown(session)
     session.edits.evict("p2")
-    assert not session.window.standing
+    assert not session.window.orders
     session.edits.undo()
     assert shown(session) == before
     for pair in steps(60, 100):
@@ -320,7 +320,7 @@ def test_the_newest_order_about_the_same_replaces_the_older_one() -> None:
     session = opened("fifo")
     session.append(user("hello"), user("Never push to main."), user("Always sign commits."), user("NEVER push to main!"))
     session.append(user("Don't sign commits."), user("You may push to main again."), user("go on"))
-    assert sorted(session.window.standing) == [5, 6]
+    assert sorted(session.window.orders) == [5, 6]
     for pair in steps(60):
         session.append(*pair)
     prompt = shown(session)
@@ -356,7 +356,7 @@ def test_words_of_a_tool_under_the_users_name_are_no_orders() -> None:
     session = opened("fifo")
     session.append(user("go"))
     session.append(Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text="Never stop."),), trust=Trust.TOOL))
-    assert not session.window.standing
+    assert not session.window.orders
 
 
 def test_a_long_first_message_cannot_stall_the_rule() -> None:

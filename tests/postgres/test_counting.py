@@ -20,7 +20,7 @@ from backends.test_counting import (
     test_together_they_let_in_what_one_would,
 )
 from kilburn.backends.counting import Turnstile
-from kilburn.backends.together import open_turnstile
+from kilburn.backends.gateways import open_turnstile
 
 __all__ = [
     "test_a_gateway_that_is_gone_holds_nothing_for_ever",

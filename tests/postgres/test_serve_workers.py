@@ -16,9 +16,9 @@ import kilburn
 from gateway.crew import REQUESTS, Crew, Talker, check_talks, reply
 from gateway.talk import said, user
 from kilburn.backends.counting import Demand
+from kilburn.backends.gateways import open_keys, open_turnstile
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
-from kilburn.backends.together import open_keys, open_turnstile
 from kilburn.errors import SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.testing.upstream import Upstream, serving

@@ -226,7 +226,7 @@ class ReasoningCache:
     def rounds(self, problem: str, summary: str = "") -> Iterator[Round]:
         """Yields each round when it is done. If a later round fails, the caller has the earlier ones."""
         session = self.session
-        task = session.window.task
+        task = session.window.request_page
         if not task or session.window.at(task) == Place.DROPPED or session.contents.text(task) != problem:
             task = parse_address(session.append({"role": "user", "content": problem}))[0]
         self._task = task

@@ -40,9 +40,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    plans._told.clear()
+    plans._logged.clear()
     yield tmp_path
-    plans._told.clear()
+    plans._logged.clear()
 
 
 COMMANDS = [

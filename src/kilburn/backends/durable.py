@@ -1,4 +1,4 @@
-"""What the stores in SQLite and PostgreSQL do alike, whatever their SQL."""
+"""What the backends in SQLite and PostgreSQL do alike, whatever their SQL."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FIRST_EVENTS = 16
 """Events that are read first: they include how a session was created."""
 
 
-class DurableStore(ABC):
-    """A store of one tenant."""
+class DurableBackend(ABC):
+    """What the backends of a file and of a database share."""
 
     path: str
     tenant: str

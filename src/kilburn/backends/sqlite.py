@@ -1,8 +1,8 @@
-"""The durable store: one SQLite file for content, ledger, state and text index.
+"""The backend in a file: one SQLite file for content, ledger, state and text index.
 
-Every write is one transaction with full sync: when `commit` returns, it survives a power cut. A caller that groups commits
-opens the store with less durability and calls `sync`. Several processes may read while one writes. One object serves one
-tenant. SQLite versions that can lose data and foreign files are refused.
+Every write is one transaction. With `synchronous="FULL"` it survives a power cut when `commit` returns; with "NORMAL", when the
+next `sync` has returned. Several processes may read while one writes. One object serves one tenant. SQLite versions that can lose
+data and foreign files are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kilburn.backends.schema import prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.storefile import StoreFile
 from kilburn.backends.textindex import TextIndex
-from kilburn.backends.transaction import Transaction, prepared, sealed_in
+from kilburn.backends.transaction import BatchWriter, prepared, sealed_in
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -314,7 +314,7 @@ class Sqlite(StoreFile):
         db.fetch = self._cold.fetch
         self._index, self._vector_table = TextIndex(db, number), VectorTable(db, number)
         texts = ContentTable(db, number)
-        self._transaction = Transaction(db, self._sealed, texts, self._index, self._vector_table, number)
+        self._batches = BatchWriter(db, self._sealed, texts, self._index, self._vector_table, number)
         self._chilling = self.contents = SqliteContents(self, texts, self._read_cold, self._change_cold)
         self.words = PassageIndex(SqliteView(self._index, self._directory, reading).read)
         self.vectors = SqliteVectors(db, self._vector_table, self._directory, reading, writing)
@@ -397,7 +397,7 @@ class Sqlite(StoreFile):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             created.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._transaction.write(created[0], batch, sealed_in(created[0], batch, work))
+            self._batches.write(created[0], batch, sealed_in(created[0], batch, work))
             stored_row = self._sealed.segment(self._number, created[0])
             assert stored_row is not None
         if self.anchor is not None:
@@ -423,7 +423,7 @@ class Sqlite(StoreFile):
         if self._surveyed is not None and self._surveyed.state == state:
             # Only this connection has written since. So the cost of a new session does not grow with their number.
             return
-        expected, survey = self._sessions_made(), self._surveyed
+        expected, survey = self._segments_made(), self._surveyed
         if survey is not None:
             # Others have written. Their new rows are checked once; all rows, if their number does not match.
             count, same, last = self._count_sessions(name, survey.last)
@@ -445,8 +445,8 @@ class Sqlite(StoreFile):
         ((total, same, last),) = rows(self._db, count, self._number, name, first)
         return total, same, last
 
-    def _sessions_made(self) -> int:
-        """Return how many sessions this tenant has created; 0 if unknown."""
+    def _segments_made(self) -> int:
+        """Return how many segments this tenant has created; 0 if unknown."""
         tenant_row = row(self._db, "SELECT sessions FROM tenant WHERE id = ?", self._number)
         return tenant_row[0] if tenant_row and isinstance(tenant_row[0], int) else 0
 
@@ -460,7 +460,7 @@ class Sqlite(StoreFile):
 
     def _missing(self, present: int) -> list[SegmentInfo]:
         """Return a placeholder for missing sessions, given how many are present."""
-        lost = self._sessions_made() - present
+        lost = self._segments_made() - present
         return [SegmentInfo(number=0, name="?", created=0.0, damaged=f"sessions that are missing: {lost}")] if lost > 0 else []
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
@@ -490,7 +490,7 @@ class Sqlite(StoreFile):
             self._remove_stale_marks(wait=batch.wait)
         work = sealed_in(segment, batch, prepared(batch))
         with self._writing("writing", wait=batch.wait, to=(segment,)):
-            unwiped = self._transaction.write(segment, batch, work)
+            unwiped = self._batches.write(segment, batch, work)
         if self.anchor is not None:
             self.anchor.note(segment, batch)
         if batch.erase:

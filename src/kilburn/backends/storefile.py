@@ -22,7 +22,7 @@ from kilburn.backends.connection import (
     write_transaction,
 )
 from kilburn.backends.directory import Directory
-from kilburn.backends.durable import DurableStore
+from kilburn.backends.durable import DurableBackend
 from kilburn.backends.schema import FLAG, check_library, schema_number
 from kilburn.backends.slack import logged_pages, wipe
 from kilburn.errors import StoreError, StoreReadOnly
@@ -43,7 +43,7 @@ MOVE_TIMEOUT_MS = 50
 """Milliseconds for which the end of such a move waits until no other process writes, and then until none reads the log."""
 
 
-class StoreFile(DurableStore):
+class StoreFile(DurableBackend):
     """A store in an SQLite file; see `kilburn.backends.sqlite.Sqlite` for the arguments and errors.
 
     A subclass reads and writes within `_reading` and `_writing`.
@@ -197,7 +197,9 @@ class StoreFile(DurableStore):
         Args:
             to: the segments whose rows the block changes, complete at its end; None for any.
         """
-        deadline, since, first = time.monotonic() + (self._patience if wait else 0.0), 0.0, False
+        # One waiting thread (`polls`, it holds `_queue`) tries again and again to become the writer; the others wait for
+        # `_queue`. The lock is free between two attempts, so readers go on.
+        deadline, since, polls = time.monotonic() + (self._patience if wait else 0.0), 0.0, False
         try:
             while True:
                 with self._lock:
@@ -213,8 +215,8 @@ class StoreFile(DurableStore):
                     if self.readonly:
                         raise StoreReadOnly(f"{self.path} was opened for reading", advice="open it without readonly")
                     if self._begin(last=time.monotonic() >= deadline):
-                        if first:
-                            first = False
+                        if polls:
+                            polls = False
                             self._queue.release()
                         if to is not None:
                             self._directory.begins()
@@ -226,13 +228,13 @@ class StoreFile(DurableStore):
                         if self._log - self._moved >= MAX_LOG_GROWTH:
                             self._move_log()
                         return
-                if first:
+                if polls:
                     time.sleep(min(max((time.monotonic() - since) / 4, MIN_PAUSE), MAX_PAUSE))
                 else:
-                    # Waits briefly: the first thread of the queue may need the lock that this thread holds.
-                    first, since = self._queue.acquire(timeout=MAX_PAUSE), time.monotonic()
+                    # Waits briefly: the thread that polls may need the lock that this thread holds.
+                    polls, since = self._queue.acquire(timeout=MAX_PAUSE), time.monotonic()
         finally:
-            if first:
+            if polls:
                 self._queue.release()
 
     @contextmanager
@@ -309,11 +311,11 @@ class StoreFile(DurableStore):
             upto = self._commits
             try:
                 # Without synchronous="FULL" SQLite writes the log, and the system decides when it reaches the disk.
-                log = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+                wal = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    SYNC(log)
+                    SYNC(wal)
                 finally:
-                    os.close(log)
+                    os.close(wal)
             except OSError as error:
                 raise StoreError(f"syncing {self.path}: {error.strerror}", advice="check the disk, then try again") from error
             self._synced = upto
@@ -393,9 +395,11 @@ class StoreFile(DurableStore):
         """Move the whole write-ahead log into the file, so that it restarts, and wipe the pages that were in it. Return False if
         another writer interfered, or a reader needs the log.
 
+        If others have moved a log into the file since its pages were last wiped, only an erasure wipes it again; any other call
+        leaves it as it is.
+
         Args:
-            erased: whether both may contain erased bytes. Then the log is truncated, and the whole file is wiped if others have
-                moved a log into it.
+            erased: whether both may contain erased bytes. Then the log is truncated, and in such a case the whole file is wiped.
         """
         if self.path == ":memory:":
             if erased:

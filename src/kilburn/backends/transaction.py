@@ -51,7 +51,11 @@ class Prepared(NamedTuple):
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
-    """Return the prepared parts of a batch; or the batch's error, which is raised unless the file causes another one first."""
+    """Return the prepared parts of a batch.
+
+    An error of the batch is returned, not raised: `BatchWriter.write` raises it, after its checks against the file, so that a
+    stale writer gets `StoreStale`.
+    """
     memo: Memo = {}
     quoting = {page.id: page for page in batch.pages if page.sources}
     texts = {"": "", **batch.texts}
@@ -99,7 +103,7 @@ def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepar
     return work._replace(pages=pages, events=events, mentions=[(segment, *mention[1:]) for mention in work.mentions])
 
 
-class Transaction:
+class BatchWriter:
     """Writes batches, one at a time."""
 
     def __init__(

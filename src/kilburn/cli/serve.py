@@ -23,8 +23,8 @@ from typing import IO, Annotated, Any
 import msgspec
 from typer import Exit, Option
 
+from kilburn.backends.gateways import open_keys
 from kilburn.backends.places import is_url, open_backend, shown
-from kilburn.backends.together import open_keys
 from kilburn.cli.access import Advanced, Options, with_options
 from kilburn.cli.model_loading import load_model
 from kilburn.cli.shell import Db, Tenant, app

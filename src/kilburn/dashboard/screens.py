@@ -144,7 +144,7 @@ def _window_screen(reading: LedgerReader, session: Session, query: Query, contex
     reasons = Counter[str]()
     ages = Counter[str]()
     why: dict[int, str] = {}
-    request = set(state.held())
+    request = set(state.request_shown())
     awaited = {member for call in state.awaited() for member in state.group(call)}
     for piece in pieces:
         kinds[piece.shade] += piece.tokens

@@ -18,7 +18,7 @@ import msgspec
 
 import kilburn
 from kilburn import tracing
-from kilburn.backends.together import open_turnstile
+from kilburn.backends.gateways import open_turnstile
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, Refused, SpecError, StoreError, Unavailable
 from kilburn.gateway import by_hand, spans
@@ -200,7 +200,8 @@ class Gateway:
 
     Args:
         turn: whether this process does what is done for a tenant in the background.
-        used: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is alone.
+        last_request: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is
+            alone.
 
     Raises:
         SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kilburn.backend import check_name
+from kilburn.backends.gateways import open_keys
 from kilburn.backends.places import is_url, shown
-from kilburn.backends.together import open_keys
 from kilburn.errors import SpecError, StoreError
 from kilburn.file import write_file
 

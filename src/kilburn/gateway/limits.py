@@ -101,7 +101,7 @@ class BodyTally:
     A body that does not begin with an object is not parsed here, and has no values. In a body with invalid JSON, at least the
     values before the error are counted.
 
-    Args:
+    Attributes:
         size: bytes. values, depth: as `RequestBounds` has them.
     """
 

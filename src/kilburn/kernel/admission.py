@@ -339,14 +339,18 @@ def line_of(text: str) -> str:
 def pins_on_arrival(pages: Sequence[Page], window: WindowState, capacity: int) -> dict[int, str]:
     """The new pages that are pinned without being asked for (law 3): system messages, and the task.
 
-    A leading system message is pinned if all pins then take at most three quarters of the window (for a longer one
-    the planner pins an excerpt), and a later one if they take at most half. The task, the first user message, is
-    pinned if it takes at most a quarter of the window.
+    A leading system message is pinned if all pins then take at most three quarters of the capacity (for a longer one the planner
+    pins an excerpt), and a later one if they take at most half. The task, the first user message, is pinned if it takes at most a
+    quarter, and all pins then at most half.
     """
     pinned: dict[int, str] = {}
     pinned_tokens = sum(window.cost(page) for page in window.pins)
-    # Whether anything but system messages came before.
-    began = window.said > 0 or window.turn >= 64 or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
+    # Whether anything but system messages came before. From 64 messages on it is taken for granted: no long session is searched.
+    began = (
+        window.spoken_messages > 0
+        or window.turn >= 64
+        or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
+    )
     for page in pages:
         leading = not began
         task = leading and page.role is Role.USER and page.kind is Kind.TEXT

@@ -71,7 +71,7 @@ class Lineage(NamedTuple):
     """Whose pages a session sees: its own, and those that its ancestors had when it forked.
 
     Args:
-        session: its own number.
+        segment: its own number.
         shares: of its ancestors, the oldest first.
     """
 

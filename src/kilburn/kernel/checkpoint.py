@@ -90,7 +90,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             last=window.last,
             last_derived=window.last_derived,
             turn=window.turn,
-            said=window.said,
+            said=window.spoken_messages,
             seen=window.seen,
             request=window.request,
             open=window.open,
@@ -106,7 +106,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             tokenizer=usage.tokenizer,
             **usage.calibrated.state(),
             **ledger.state(window.turn),
-            standing=packed(window.standing),
+            standing=packed(window.orders),
             atomic=_runs(window.atomic),
             compactions=window.compactions,
         )
@@ -136,12 +136,12 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         checkpoint = _decoder.decode(data)
         states = _states(checkpoint)
         folds = {fold: set(expanded(runs)) for fold, runs in checkpoint.folds.items()}
-        standing = unpacked(checkpoint.standing)
+        orders = unpacked(checkpoint.standing)
         uses: dict[int, Use] = {}
         for count, turn, time, runs in checkpoint.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
         atomic = expanded(checkpoint.atomic)
-        sound = all(0 < page <= checkpoint.last for page in (*standing, *atomic, *checkpoint.compactions))
+        sound = all(0 < page <= checkpoint.last for page in (*orders, *atomic, *checkpoint.compactions))
         sound = (
             sound
             and checkpoint.form == FORM
@@ -153,8 +153,9 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
     if not sound or checkpoint.counter != window.counter.name:
         return False
     window.last, window.last_derived, window.turn = checkpoint.last, checkpoint.last_derived, checkpoint.turn
-    window.said, window.seen, window.request, window.open = checkpoint.said, checkpoint.seen, checkpoint.request, checkpoint.open
-    window.standing, window.atomic, window.compactions = standing, list(atomic), checkpoint.compactions
+    window.spoken_messages, window.seen = checkpoint.said, checkpoint.seen
+    window.request, window.open = checkpoint.request, checkpoint.open
+    window.orders, window.atomic, window.compactions = orders, list(atomic), checkpoint.compactions
     window.pages.settle(checkpoint.last_derived, checkpoint.last)
     window.costs = dict(enumerate(checkpoint.costs, 1)) | checkpoint.others
     window.groups = {group: members for group, *members in checkpoint.groups}

@@ -29,8 +29,8 @@ SPARED = Answer(
     detail="the model failed too often, or freed nothing the last time; it is asked again some turns later",
 )
 
-MAX_HITS = 200
-"""Tokens of a passage that a search finds, roughly."""
+HIT_TOKENS = 200
+"""Tokens that a search for a policy reckons for each passage, where it names no number."""
 
 
 class _Course(PlanCourse, kw_only=True):
@@ -45,10 +45,10 @@ class _Course(PlanCourse, kw_only=True):
 
 
 FAILURES = 3
-"""Failures in a row after which it opens."""
+"""Failures in a row after which the breaker opens."""
 
 REST = 8
-"""Turns for which it stays open at first; doubled each time the next question fails too."""
+"""Turns for which the breaker stays open at first; doubled each time the next question fails too."""
 
 VAIN = 2
 """Turns after a compaction that asked a model and freed nothing, until a model is asked again; doubled each time the next one
@@ -225,7 +225,7 @@ class Consultation:
         kernel, limit = self.kernel, max(0, find.limit)
         is_shown = None if find.shown is None else find.shown.__contains__
         searcher = kernel.searching(is_shown=is_shown, by_words=find.by_words)
-        tokens = find.tokens or MAX_HITS * limit
+        tokens = find.tokens or HIT_TOKENS * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )

@@ -19,7 +19,7 @@ class Contents:
     """Texts by digest.
 
     Args:
-        needed: digests that must stay cached, a method that is held weakly.
+        needed_digests: a method that returns the digests that must stay cached; it is held weakly.
     """
 
     def __init__(self, backend: Backend, needed_digests: Callable[[], set[str]]) -> None:

@@ -90,7 +90,7 @@ def derived_page(
     """
     sources = move.pages
     single = window.pages[sources[0]] if isinstance(move, Fold) and len(sources) == 1 else None
-    stands_for = single if change.place is not None and single is not None and not is_bound(single) else None
+    stands_for = single if change.order is not None and single is not None and not is_bound(single) else None
     words, keep = (move.text, move.keep) if isinstance(move, Fold) else (None, ())
     kind = Kind.FOLD if words is not None else Kind.EXCERPT
     heading = _heading(kind, sources, window)
@@ -125,7 +125,7 @@ def derived_page(
         spans=tuple(keep),
         parts=move.parts,
         depth=1 + change.depth,
-        order=change.place or (window.last, 1 - window.last_derived),
+        order=change.order or (window.last, 1 - window.last_derived),
         label=heading[:80],
     )
     _check_progress(page, change, window)
@@ -270,7 +270,7 @@ def _heading(kind: Kind, sources: Sequence[int], window: WindowState) -> str:
 
 def _check_progress(page: Page, change: LegalMove, window: WindowState) -> None:
     """A summary that costs what it replaces, or more, would make the window worse."""
-    if page.kind is not Kind.FOLD or change.place is None:
+    if page.kind is not Kind.FOLD or change.order is None:
         return
     leaving = [member for member in change.at.keys() & window.shown if change.at[member] not in (Place.IN, Place.STUB)]
     freed = sum([window.stubs.get(member, window.cost(member)) for member in leaving])

@@ -59,7 +59,7 @@ from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import packed, update_standing
-from kilburn.kernel.window import GONE, PATIENCE, PENDING, WindowState
+from kilburn.kernel.window import GONE, NO_RESULT, PATIENCE, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, Span, address_of, parse_address
@@ -69,7 +69,7 @@ from kilburn.search.search import RANKING, Searcher
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
-PAGE = 2000
+PAGE_BYTES = 2000
 """Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
 
 FORCED_PATIENCE = 1
@@ -81,7 +81,8 @@ LONG, SHARE = 512, 32
 that what checkpoints cost does not grow with the session."""
 
 SHORT, BRANCHED = 64, 256
-"""The same when the session is released, or a branch begins from it; then too, in a long session, this share of its pages."""
+"""Work after which there is a checkpoint already: `SHORT` when the session is released; when a branch begins from it, `SHORT` or,
+in a long session, one page in `BRANCHED`."""
 
 LAST_TIME = 253_402_300_799.0
 """The end of the year 9999: no calendar of Python's goes on."""
@@ -141,8 +142,9 @@ class Kernel:
     def set_counter(self, counter: Counter) -> None:
         """Count what is appended from now on by another counter. The pages keep their counts; see `count_by`."""
         self.counter = counter
-        self._fixed = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
-        self._pending_cost = text_cost(counter, PENDING)
+        self._exact = bool(getattr(counter, "exact", False)) or counter.name.startswith("chars/")
+        # What a line of the kernel's own takes, about: it stands for a handle where none is made yet.
+        self._line_cost = text_cost(counter, NO_RESULT)
 
     def count_by(self, counter: Counter) -> None:
         """Count by another counter from now on; all pages are counted again. Observations that are not written yet are kept.
@@ -181,7 +183,7 @@ class Kernel:
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, about."""
-        return PAGE * self.window.pages.held + self.contents.size
+        return PAGE_BYTES * self.window.pages.held + self.contents.size
 
     def searching(
         self,
@@ -297,7 +299,8 @@ class Kernel:
         return True
 
     def overtaken(self) -> StoreStale:
-        """The error that says so. Whoever has this session has to open it again."""
+        """Mark this session as stale, and return the error to raise: another writer went on with it, so it has to be opened
+        again."""
         self.stale = True
         return StoreStale(f"another writer went on with session {self.info.name!r}", advice="reopen the session")
 
@@ -319,7 +322,7 @@ class Kernel:
         whole = self.budget.capacity
         # What stands beside the pages is counted as they are: the correction is of both.
         beside = self.budget.overhead
-        room = whole if self._fixed else self.usage.calibrated.room(whole + beside) - beside
+        room = whole if self._exact else self.usage.calibrated.room(whole + beside) - beside
         if room >= whole:
             return room
         return max(room, min(whole, sum(map(self.window.cost, self.window.pins)) + whole // 8))
@@ -431,7 +434,7 @@ class Kernel:
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
         user_texts = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
-        data: Data = self._standing(user_texts, pinned) if user_texts else {}
+        data: Data = self._orders_with(user_texts, pinned) if user_texts else {}
         data["to"] = {Place.IN: numbers}
         data["tokens"] = sum(page.tokens for page in pages)
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, **data)
@@ -443,12 +446,12 @@ class Kernel:
                 self._join(page)
         return numbers[0], numbers[-1]
 
-    def _standing(self, user_texts: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
-        """What is to stay of what the user said, where that changes with these pages."""
+    def _orders_with(self, user_texts: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
+        """Return the standing orders, for the event that admits these pages; nothing if they do not change."""
         window = self.window
-        excluded = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
-        stays = update_standing(user_texts, window.standing, window.pages, self.capacity, excluded, self.text)
-        return {} if stays == window.standing else {"standing": packed(stays)}
+        excluded = {page for page in window.orders if window.at(page) in GONE} | window.pins | set(pinned)
+        orders = update_standing(user_texts, window.orders, window.pages, self.capacity, excluded, self.text)
+        return {} if orders == window.orders else {"standing": packed(orders)}
 
     def _cited(self, citations: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:
         """The pages of other segments that are cited; those that never were are left out.
@@ -484,16 +487,16 @@ class Kernel:
         self.carry(Evict(pages=(late.id,), why=why), policy="kernel", cause="admit")
 
     def _fits_beside_loop(self, late: Page) -> bool:
-        """Whether a late result's group, with its results as stubs, fits beside an open tool loop."""
+        """Whether a late result's group, with its results as stubs, fits beside an open tool loop and one handle for the rest."""
         window = self.window
         loop = window.loop(FORCED_PATIENCE)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
-        stays = back.union(loop, window.pins, window.held())
-        handles = self._pending_cost * (1 + len(window.group(late.id)) - len(back))
+        stays = back.union(loop, window.pins, window.request_shown())
+        handles = self._line_cost * (1 + len(window.group(late.id)) - len(back))
         return not loop or sum(map(window.cost, stays)) + handles <= self.capacity
 
     def check_pins(self) -> None:
-        """Law 2 against law 3: the pins, and one handle for the rest, must fit.
+        """Law 2 against law 3: the pins must fit, with one handle for the rest where not every page is pinned.
 
         Raises:
             PinsExceedWindow: they do not.
@@ -501,10 +504,10 @@ class Kernel:
         window = self.window
         if not window.pins:
             return
-        minimum = sum(map(window.cost, window.pins)) + self._pending_cost
+        minimum = sum(map(window.cost, window.pins)) + self._line_cost
         if minimum > self.capacity and len(window.pins) == len(window.pages):
-            # There is no rest.
-            minimum -= self._pending_cost
+            # There is no rest. (To count the pages takes long, so it is done last.)
+            minimum -= self._line_cost
         if minimum > self.capacity:
             raise self.too_much(minimum)
 
@@ -582,9 +585,9 @@ class Kernel:
         if policy not in ("kernel", "user"):
             check_standing(window, move, change)
         data: Data = {"to": _by_place(change.at)}
-        if policy == "user" and (dropped := {page for page in window.standing if _leaves(change, window.stands_itself(page))}):
+        if policy == "user" and (dropped := {page for page in window.orders if _leaves(change, window.stands_itself(page))}):
             # A person lets go of it.
-            data["standing"] = packed({page: sentences for page, sentences in window.standing.items() if page not in dropped})
+            data["standing"] = packed({page: sentences for page, sentences in window.orders.items() if page not in dropped})
         derived, texts = self._derived(move, change) if isinstance(move, Fold | Bring) else (None, {})
         if derived is not None:
             data["fold"] = derived.id
@@ -641,12 +644,12 @@ class Kernel:
             data["covers"] = list(change.covers.items())
         restored = {
             page: sentences
-            for page, sentences in earlier.standing.items()
-            if page not in window.standing and window.at(page) not in GONE and earlier.stands_itself(page) in back
+            for page, sentences in earlier.orders.items()
+            if page not in window.orders and window.at(page) not in GONE and earlier.stands_itself(page) in back
         }
         if restored:
             # A person let go of it by what is taken back.
-            data["standing"] = packed(dict(sorted({**restored, **window.standing}.items())))
+            data["standing"] = packed(dict(sorted({**restored, **window.orders}.items())))
         self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
         check_paired(window, change.at)
         return back
@@ -809,7 +812,7 @@ class Kernel:
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
-        """Drop a batch that was set aside; its observations are kept."""
+        """Discard a batch that was set aside; its observations are kept."""
         self.pending.add(event for event in batch.events if event.act not in STATE)
 
     def flush(self, *, wait: bool = True, closing: bool = False) -> None:
@@ -825,6 +828,7 @@ class Kernel:
             if self.backend.readonly:
                 raise StoreReadOnly("this store was opened for reading", advice="open it without readonly=True to write")
             changed = window.changed()
+            # A copy: if the commit fails, nothing was counted.
             ledger = self.ledger.copy() if due else self.ledger
             batch = pending.batch(window.pages, changed, self.lineage.owns, wait=wait)
             if due:
@@ -865,13 +869,13 @@ class Kernel:
         self.changes += window.keep()
 
     @property
-    def is_long(self) -> bool:
+    def is_slow_to_read(self) -> bool:
         """Whether reading this session again, for a branch, would replay more than a little."""
         return self._work >= max(SHORT, (self.window.last - self.window.last_derived) // BRANCHED)
 
     # The ledger
 
-    def settle_ruler(self) -> None:
+    def note_counter(self) -> None:
         """Record which counter the costs come from."""
         if self.usage.tokenizer != self.counter.name:
             self.record(Act.NOTE, tokenizer=self.counter.name)

@@ -23,7 +23,7 @@ DERIVED = (Kind.FOLD, Kind.EXCERPT)
 
 class LegalMove(msgspec.Struct, kw_only=True):
     """What a legal move does: pages' new places, and for a fold what it stands for (`cited`: exactly what it cites),
-    where, and how deep its sources are. `covers` is what folds that come back stand for again."""
+    its `order` (see `Page.order`), and how deep its sources are. `covers` is what folds that come back stand for again."""
 
     at: dict[int, Place] = {}
     uncover: list[int] = []
@@ -31,7 +31,7 @@ class LegalMove(msgspec.Struct, kw_only=True):
     cover: Collection[int] = ()
     cited: bool = False
     depth: int = 0
-    place: tuple[int, int] | None = None
+    order: tuple[int, int] | None = None
 
 
 def as_move(value: object) -> Move:
@@ -280,7 +280,7 @@ def _leave_alone(window: WindowState, page: Page, leaving: set[int], checked: _S
         thoughts = [member for member in visible if _acts_as(window, window.pages[member]) is Kind.REASONING]
         checked.thoughts[number] = (not any(map(window.is_awaited, group)), leaving.issuperset(thoughts))
     over, all_leave = checked.thoughts[number]
-    return (forced or (over and page.id < window.task)) and all_leave
+    return (forced or (over and page.id < window.request_page)) and all_leave
 
 
 def _departures(window: WindowState, leaving: set[int]) -> dict[int, Place]:
@@ -321,7 +321,7 @@ def _uncovered(window: WindowState, leaving: Iterable[int]) -> list[int]:
 def check_fold(window: WindowState, move: Fold, depth: int) -> LegalMove:
     """A fold cites originals (unless `depth` allows more), keeps the transcript valid, adds words.
 
-    `place` is where it stands: that of the first source that leaves, or None for the window's end.
+    Its `order` is that of the first source that leaves, or None for the window's end.
     """
     chosen, fresh = _named(window, move.pages)
     derived = [page for page in move.pages if page < 0] if min(move.pages) < 0 else []
@@ -358,8 +358,8 @@ def check_fold(window: WindowState, move: Fold, depth: int) -> LegalMove:
         further = [source for page in derived for source in _covered_by(window, page) if source not in chosen]
         covered = [*(page for page in move.pages if page > 0), *further]
     # These include what the replaced folds stood for, so nothing has to be uncovered first.
-    place = min(window.pages[page].order for page in leaving)
-    return LegalMove(at=at, cover=covered, cited=not derived, place=place, depth=deepest)
+    order = min(window.pages[page].order for page in leaving)
+    return LegalMove(at=at, cover=covered, cited=not derived, order=order, depth=deepest)
 
 
 def _named(window: WindowState, pages: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -485,7 +485,7 @@ def check_bring(window: WindowState, move: Bring) -> LegalMove:
         raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
     end = window.prompt_end()
     # A rank below that of the originals: before all parts of the message.
-    return LegalMove(place=(window.last, 1 - window.last_derived) if end is None else (end, -1))
+    return LegalMove(order=(window.last, 1 - window.last_derived) if end is None else (end, -1))
 
 
 def check_retire(window: WindowState, move: Retire) -> LegalMove:

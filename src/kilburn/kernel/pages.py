@@ -1,4 +1,4 @@
-"""The pages of a process, which are read from the store when they are needed.
+"""The pages of a session, which are read from the store when they are needed.
 
 A session of a million pages is opened as fast as an empty one: what is in the window is read, and anything else when somebody
 asks for it. Nothing changes a page, but forgetting it.
@@ -49,7 +49,7 @@ class PagesById(MutableMapping[int, Page]):
     """Pages by their ids.
 
     Args:
-        read: reads pages that are not here; None if all of them are.
+        reader: reads pages that are not here; None if all of them are.
     """
 
     def __init__(self, reader: Reader | None = None) -> None:

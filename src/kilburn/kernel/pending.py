@@ -58,8 +58,8 @@ class Pending:
         self.budget: Budget | None = None
         # Of a branch that begins: the session that it forks from, and that one's last event.
         self.above: tuple[int, int] | None = None
-        # What the session has said with the new pages.
-        self.said: Digests | None = None
+        # Digests of the session's messages with the new pages; see `Batch`.
+        self.digests: Digests | None = None
 
     @property
     def next(self) -> int:
@@ -110,14 +110,14 @@ class Pending:
         del self.events[point.events :], self.new[point.new :]
         self.add(observed)
         if not self.new:
-            self.said = None
+            self.digests = None
         return undone
 
     def take(self) -> Pending:
         """Remove and return the whole batch; an empty one stays."""
         batch = Pending()
         batch.events, batch.new, batch.texts, batch.budget = self.events, self.new, self.texts, self.budget
-        batch.pieces, batch.above, batch.said = self.pieces, self.above, self.said
+        batch.pieces, batch.above, batch.digests = self.pieces, self.above, self.digests
         self.clear()
         return batch
 
@@ -127,7 +127,7 @@ class Pending:
         self.new += batch.new
         self.texts |= batch.texts
         self.pieces |= batch.pieces
-        self.above, self.said = batch.above, batch.said
+        self.above, self.digests = batch.above, batch.digests
 
     def batch(
         self, pages: Mapping[int, Page], changed: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True
@@ -156,7 +156,7 @@ class Pending:
             unindex=sorted(retired),
             erase=[page for page in dropped if owns(page)],
             inherited=[pages[page] for page in dropped if not owns(page)],
-            digests=self.said,
+            digests=self.digests,
             wait=wait,
         )
 

@@ -1,8 +1,9 @@
 """Consults the policy and keeps the budget: what happens between admitting pages and the commit.
 
-The policy is asked once for every admission, and again as long as the window is over its capacity and its moves make
-progress. Moves that break a law are undone and recorded. If the window is then still over its capacity, the kernel
-makes room itself, oldest pages first, so that law 2 never depends on a policy.
+The policy is asked at an admission, unless it has nothing to do while there is room (`Acts`) or a call waits for its result. It
+is asked again as long as the window is over its capacity and its moves make progress. Moves that break a law are undone and
+recorded. If the window is then still over its capacity, the kernel makes room itself, oldest pages first, so that law 2 never
+depends on a policy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger("kilburn")
 
 
 ROUNDS = 4
-"""Times a policy is asked for one admission, at most."""
+"""Times a policy is asked with cause PRESSURE in one batch, at most; the question with the batch's own cause comes before."""
 
 STAYS = "the user said that it is to stay"
 
@@ -91,10 +92,11 @@ class Planner:
             if not (yield from self._consult(Cause.PRESSURE, pages, waits=waits)):
                 pages, old_use = self._begin(cause, change), -1
             rounds += 1
-        if window.standing:
-            self._hold_standing()
+        # Not `window`: while a model was asked, all may have been read again.
+        if kernel.window.orders:
+            self._hold_orders()
             if cause is Cause.ADMIT:
-                self._repeat_standing()
+                self._repeat_orders()
         if kernel.excess:
             self.enforce(eases=eases)
             if cause is Cause.ADMIT:
@@ -118,14 +120,14 @@ class Planner:
         pages = change()
         arrivals = pages if cause is Cause.ADMIT else ()
         if any(window.pages[number].role is Role.SYSTEM for number in arrivals):
-            self._page_system(arrivals)
-        # What stands in the prompt itself is held.
+            self._pin_system_excerpt(arrivals)
+        # First the large things that may stay: the provider's compaction, then the request.
         if kernel.excess:
-            self._drop_oversized_compaction()
-        if kernel.excess or (not window.shown.issuperset(window.request) and len(window.held()) < len(window.request)):
+            self._evict_oversized_compaction()
+        if kernel.excess or (not window.shown.issuperset(window.request) and len(window.request_shown()) < len(window.request)):
             self._hold_request()
-        if window.use + self._handle_costs[bool(window.atomic)] > kernel.capacity:
-            self._page_oversized(arrivals)
+        if window.use + self._handle > kernel.capacity:
+            self._shorten_oversized(arrivals)
         return pages
 
     def load(self, pages: Sequence[int]) -> None:
@@ -168,7 +170,7 @@ class Planner:
         be read, and mended by `unpin`, and the log says so."""
         kernel = self.kernel
         with kernel.batch():
-            kernel.settle_ruler()
+            kernel.note_counter()
         try:
             with kernel.batch():
                 # Where all of it fits, nothing moves: what was live, and what is opened again, are the same.
@@ -187,7 +189,7 @@ class Planner:
     def view(self, cause: Cause, subject: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
         kernel, window = self.kernel, self.kernel.window
-        request = window.task
+        request = window.request_page
         return View(
             cause=cause,
             pages=window.resident(),
@@ -196,7 +198,7 @@ class Planner:
             wanted=subject,
             turn=window.turn,
             now=kernel.clock(),
-            pins=self._fixed(),
+            pins=self._immovable(),
             open=self._open(PATIENCE) if window.open else frozenset(),
             stubs=frozenset(window.stubs),
             importance=MappingProxyType(window.importance),
@@ -214,16 +216,16 @@ class Planner:
             copies=window.copies(),
         )
 
-    def _fixed(self) -> frozenset[int]:
+    def _immovable(self) -> frozenset[int]:
         """Pages that no policy may move: pins, the provider's newest compaction, the user's latest message, and what excerpts
         among them stand for.
 
         While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
-        older = (page for page in (*window.held(), *window.unread()) if window.pages[page].message != window.turn)
+        older = (page for page in (*window.request_shown(), *window.unread()) if window.pages[page].message != window.turn)
         pins = self._pinned().union(older, window.kept())
-        if window.standing and (reminder := window.reminder()) is not None:
+        if window.orders and (reminder := window.reminder()) is not None:
             pins = pins.union((reminder,))
         return pins.union(*(window.stand_ins.of(page) for page in pins if page < 0))
 
@@ -252,7 +254,7 @@ class Planner:
                 Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0
             )
 
-    def _page_system(self, arrivals: tuple[int, ...]) -> None:
+    def _pin_system_excerpt(self, arrivals: tuple[int, ...]) -> None:
         """Pin head and tail of a leading system prompt that is too long to pin (law 3)."""
         kernel, window = self.kernel, self.kernel.window
         for number in arrivals:
@@ -269,7 +271,7 @@ class Planner:
             ):
                 kernel.mark(Act.PIN, [window.last_derived], why="the system prompt is too long to pin whole")
 
-    def _drop_oversized_compaction(self) -> None:
+    def _evict_oversized_compaction(self) -> None:
         """Evict the provider's newest compaction if it takes more than three quarters of what pins leave: it would leave no room
         for what is said."""
         window = self.kernel.window
@@ -306,12 +308,12 @@ class Planner:
                 if fits and window.cost(page) > share and (not self._shorten(window.pages[page], share) or kernel.excess):
                     kernel.undo(point)
 
-    def _hold_standing(self) -> None:
+    def _hold_orders(self) -> None:
         """Keep what the user said that is to stay (`kilburn.kernel.standing`) in the window: what had to leave comes back when
         there is room. Of a long message an excerpt comes back; it is put in the place of the whole one only if the policy has
         not made room."""
         kernel, window = self.kernel, self.kernel.window
-        for page, sentences in window.standing.items():
+        for page, sentences in window.orders.items():
             if page in window.request or window.at(page) in GONE:
                 continue
             standing = window.stands(page)
@@ -329,11 +331,11 @@ class Planner:
                 if not loaded or kernel.excess:
                     kernel.undo(point)
 
-    def _repeat_standing(self) -> None:
+    def _repeat_orders(self) -> None:
         """Copy the standing orders to a place before the user's newest message where they are far in front of it. Models follow
         an order less the further it is away (arXiv 2606.22528, 2608.11242)."""
         kernel, window = self.kernel, self.kernel.window
-        if kernel.capacity <= FAR or window.task != window.last:
+        if kernel.capacity <= FAR or window.request_page != window.last:
             return
         reminder, behind = window.reminder(), 0
         near = {reminder, *window.kept()}
@@ -343,7 +345,9 @@ class Planner:
                 return
             if behind > FAR:
                 break
-        orders = [(page, spans) for page, spans in window.standing.items() if window.at(page) not in GONE and page != window.task]
+        orders = [
+            (page, spans) for page, spans in window.orders.items() if window.at(page) not in GONE and page != window.request_page
+        ]
         tokens = sum(excerpt_tokens(spans) for _, spans in orders)
         if orders and behind > FAR and kernel.use + tokens <= kernel.capacity:
             self._try(Bring(tuple(orders), why="standing orders, repeated"))
@@ -356,7 +360,7 @@ class Planner:
         """The capacity less pins, the provider's newest compaction, and one handle."""
         return self.kernel.capacity - sum(map(self.kernel.window.cost, self._pinned())) - self._handle
 
-    def _page_oversized(self, arrivals: tuple[int, ...]) -> None:
+    def _shorten_oversized(self, arrivals: tuple[int, ...]) -> None:
         """Replace a message that cannot fit by its head and tail."""
         window = self.kernel.window
         room = self._room()
@@ -402,10 +406,10 @@ class Planner:
             PinsExceedWindow: everything left is pinned, or waits for its result.
         """
         kernel, window = self.kernel, self.kernel.window
-        self._drop_oversized_compaction()
+        self._evict_oversized_compaction()
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
-        small = sum(map(window.cost, window.held())) <= 2 * self._share()
-        stays = self._fixed() if small else self._pinned().union(window.kept(), window.unread())
+        small = sum(map(window.cost, window.request_shown())) <= 2 * self._share()
+        stays = self._immovable() if small else self._pinned().union(window.kept(), window.unread())
         loop = window.loop(FORCED_PATIENCE)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
@@ -416,7 +420,7 @@ class Planner:
         if kernel.excess:
             # The user's latest message comes back if thinking has to leave in any case.
             kernel.undo(point)
-            self._drop_thinking(window.last + 1)
+            self._evict_thinking(window.last + 1)
             self._crowd_out(self._pinned())
             self._crowd_out(frozenset(window.pins))
         if kernel.excess:
@@ -432,12 +436,12 @@ class Planner:
         for page in self.view(Cause.PRESSURE, ()).pages if self.kernel.excess else ():
             if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
-        self._drop_thinking(window.task)
+        self._evict_thinking(window.request_page)
         # Stubs leave with calls that nothing else keeps in the window.
         self._relieve(stays, FORCED_PATIENCE, {window.pages[stub].answers for stub in window.stubs})
         self._crowd_out(stays)
 
-    def _drop_thinking(self, end: int) -> None:
+    def _evict_thinking(self, end: int) -> None:
         """Evict thinking before a page, message by message, as long as the window is over its capacity."""
         kernel, window = self.kernel, self.kernel.window
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
@@ -481,7 +485,7 @@ class Planner:
             if kernel.window.at(page.id) == Place.IN and page.id not in stays:
                 target = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # A shorter excerpt of the user's latest message is better than none.
-                whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
+                whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.request_shown() else page
                 if page.tokens <= target or not self._shorten(whole, target):
                     self._evict(page, view, tried)
                 elif page.id in opened:

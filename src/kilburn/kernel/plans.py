@@ -30,10 +30,10 @@ a plan that never yields cannot be stopped."""
 MOVES = 10_000
 """Moves that one plan may return."""
 
-FAILURES = 1000
-"""Distinct failures of policies that are remembered, so that each is told once."""
+MAX_LOGGED = 1000
+"""Distinct failures of policies that are remembered, so that each is logged once."""
 
-_told: set[tuple[str, str, str, int]] = set()
+_logged: set[tuple[str, str, str, int]] = set()
 
 
 class PlanCourse(msgspec.Struct):
@@ -149,12 +149,12 @@ def _tell_failure(name: str, error: Exception) -> None:
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     key = (name, type(error).__name__, place.tb_frame.f_code.co_filename if place else "", place.tb_lineno if place else 0)
-    if key in _told:
+    if key in _logged:
         log.debug("policy %s failed again: %s", name, type(error).__name__)
         return
-    if len(_told) >= FAILURES:
-        _told.clear()
-    _told.add(key)
+    if len(_logged) >= MAX_LOGGED:
+        _logged.clear()
+    _logged.add(key)
     log.error("policy %s failed; where it fails so again, this is not repeated", name, exc_info=error)
 
 

@@ -1,4 +1,4 @@
-"""Renders the prompts of one process, and records what each costs an engine that caches prefixes."""
+"""Renders the prompts of one session, and records what each costs an engine that caches prefixes."""
 
 from __future__ import annotations
 

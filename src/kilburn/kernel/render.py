@@ -14,7 +14,7 @@ import msgspec
 from kilburn.errors import EmptyPrompt
 from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.folding import shown_part
-from kilburn.kernel.window import PENDING, WindowState
+from kilburn.kernel.window import NO_RESULT, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page, searchable_words
 from kilburn.wire.sent import unsigned
@@ -139,7 +139,7 @@ def _pending(messages: list[Message], answered: set[str | None]) -> list[Message
     """`[no result]` for the last message's calls without a result in the prompt."""
     parts = messages[-1].parts if messages else ()
     calls = [part.call for part in parts if part.kind is Kind.CALL and part.call not in answered]
-    return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),)) for call in calls]
+    return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=NO_RESULT, call=call),)) for call in calls]
 
 
 def _shown(

@@ -137,8 +137,8 @@ def last_of(backend: Backend, segment: int, turn: int, head: int) -> int:
 def steps(
     backend: Backend, info: SegmentInfo, counter: Counter, start: int, until: int, begin: tuple[int, bytes] | None = None
 ) -> Iterator[tuple[Event, WindowState]]:
-    """The events of a session after `after` up to `until`, each with the window that it left: the same object each time, which
-    the next step changes.
+    """Yield the events of a session after `start` up to `until`, each with the window that it left: the same object each time,
+    which the next step changes.
 
     Args:
         begin: a checkpoint that the caller has, with the number of its event, for where the store has none so near.

@@ -219,10 +219,11 @@ class Session(Segment):
     ) -> str:
         """Admit messages: OpenAI-style or Anthropic-style dicts, or `Message`s.
 
-        When it returns, they are admitted and durable. When it raises, whatever it raises, none of them was admitted,
-        and trying again admits them once. While a policy asks a model, everyone else sees the session as it was
-        before. (After a Ctrl-C during the commit itself, an error of the disk during its last sync, or a database that does not
-        answer any more, the messages may be admitted. After the second and the third, trying again raises `StoreStale`.)
+        When it returns, they are admitted and durable. When it raises, none of them was admitted (three exceptions are below),
+        and trying again admits them once. While a policy asks a model, everyone else sees the session as it was before.
+
+        After a Ctrl-C during the commit itself, an error of the disk during its last sync, or a database that does not answer any
+        more, the messages may be admitted. After the second and the third, trying again raises `StoreStale`.
 
         Args:
             time: when they were said, in seconds since the epoch, for conversations of the past; None for now.
@@ -259,13 +260,13 @@ class Session(Segment):
             raise KernelError("append without a message", advice="give at least one message")
 
         def admit() -> tuple[int, ...]:
-            # The commit makes sure that the store has no more than is known here.
+            # `after` is compared with what is known here. If the store has a newer message, the commit raises `StoreStale`.
             if after is not None and after != self.window.turn:
                 raise self._kernel.overtaken()
             if instead_of:
                 self._kernel.take_back(instead_of)
             first, last = self._kernel.take_in(parsed, time)
-            self._kernel.pending.said = said
+            self._kernel.pending.digests = said
             return tuple(range(first, last + 1))
 
         admitted = yield from self._settling(admit, Cause.ADMIT)
@@ -287,7 +288,8 @@ class Session(Segment):
             try:
                 kernel.busy = True
                 if cause is not Cause.ADMIT:
-                    # Where nothing is written in the end, no commit finds out.
+                    # An admission always commits, which finds another writer. Any other change may write nothing, so the store
+                    # is asked first.
                     kernel.check_current()
                 pages = yield from planner.settle(cause, change, waits=waits, eases=eases)
                 kernel.flush()

@@ -215,8 +215,8 @@ class Branches:
             call_page = window.calls.get(call or "", 0)
             if call is not None and call_page not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
-            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
-                kernel.flush(closing=kernel.is_long)
+            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_slow_to_read:
+                kernel.flush(closing=kernel.is_slow_to_read)
             fork = Fork(
                 forked=session.number,
                 inherit=inherit,

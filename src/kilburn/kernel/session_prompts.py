@@ -120,7 +120,7 @@ class SessionPrompts:
             if not (is_count(counted) and usage.sound and is_plausible(counted, usage.prompt)):
                 kernel.observe(Act.NOTE, why="a provider's count of a prompt cannot be true")
                 return False
-            kernel.settle_ruler()
+            kernel.note_counter()
             kernel.observe(Act.USAGE, counted=counted, prompt=usage.prompt, cached=usage.cached, reply=usage.reply)
             if kernel.excess:
                 run(self._session._settling(tuple, Cause.PRESSURE, waits=False), self._session._answer)

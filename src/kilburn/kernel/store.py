@@ -68,7 +68,7 @@ class Store:
     """A one-level store for the agents of one tenant.
 
     Args:
-        store: an open store; it serves exactly one tenant.
+        backend: an open backend; it serves exactly one tenant.
         budget: what each segment's window may hold.
         policy: a spec such as "hybrid" or "summarize(keep=4)", or an object with `plan`.
         tokenizer: "auto", a model's name, "chars/4", or a `Counter`.
@@ -170,7 +170,7 @@ class Store:
             return session if session.number == opened.number else opened
 
     def release(self, name: str) -> None:
-        """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
+        """Keep a session in memory no longer: what waits is written, and `session` reads it again. Unknown names are ignored."""
         with self._lock:
             session = self._sessions.pop(name, None)
         if session is not None:
@@ -320,7 +320,7 @@ class Store:
             if not self.backend.readonly and (opened is None or not opened.number) and self._is_new(name):
                 _check_new(name)
                 session = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
-                session._kernel.settle_ruler()
+                session._kernel.note_counter()
                 # One that was prepared before, and never began, is another one's, or was given up.
                 self._sessions[name] = session
                 return session

@@ -30,7 +30,7 @@ from kilburn.wire.sent import COMPACTION, OPENING, sent_name
 
 IN = State(at=Place.IN)
 
-PENDING = "[no result]"
+NO_RESULT = "[no result]"
 """The text in a prompt for a call without a result, or whose result was forgotten."""
 
 PATIENCE = 8
@@ -43,8 +43,7 @@ BELOW = {place: State(at=place) for place in (Place.OUT, Place.FOLDED)}
 """Where a page is that left the window and can come back."""
 
 MANY = 16
-"""Pages of a move from which on those that are below the window are moved together."""
-
+"""A move of so many pages or more moves, in one step, those that are below the window (`_set_plain`)."""
 
 MAX_LABELS = 2
 """Attachments that one handle names."""
@@ -57,12 +56,15 @@ def stub_of(page: Page, label: str) -> str:
 
 
 class _Before(NamedTuple):
-    """What a new page changes of a window. `request` is the list itself, and `asked` how long it was."""
+    """The fields of a window before pages are added, for `_remove_added`.
+
+    A message's later parts are appended to the same `request`, so `asked` is its length, and `atomic` that of `atomic`.
+    """
 
     last: int
     last_derived: int
     turn: int
-    said: int
+    spoken_messages: int
     request: list[int]
     asked: int
     seen: int
@@ -92,9 +94,9 @@ class WindowState:
         self.folded: set[int] = set()
         self.gone: set[int] = set()
         self.groups: MutableMapping[int, list[int]] = {}
-        # Those of which a branch has the same list, unless it is among these.
+        # None while no branch shares the lists of `groups`; then the groups whose list was copied here since, and may be changed.
         self._own_groups: set[int] | None = None
-        # The same as tuples, of those that were asked for since they last changed.
+        # The members of `groups` as tuples: of the groups asked for since they last changed.
         self._together: dict[int, tuple[int, ...]] = {}
         self.pins: set[int] = set()
         self.importance: dict[int, float] = {}
@@ -103,10 +105,11 @@ class WindowState:
         self.calls = Calls() if calls is None else calls
         # The ids of the last original and the last derived page, and the number of the last message.
         self.last = self.last_derived = self.turn = 0
-        self.said = 0
+        # Messages of the user and the assistant so far; `open` and `awaited` compare with it.
+        self.spoken_messages = 0
         self.request: list[int] = []
         # The standing orders of the user, oldest first: pages, each with the spans of its orders.
-        self.standing: Mapping[int, tuple[Span, ...]] = {}
+        self.orders: Mapping[int, tuple[Span, ...]] = {}
         self.seen = 0
         self._order: list[Key] = []
         # Results that stand as a handle in place, with what the handle costs.
@@ -206,7 +209,7 @@ class WindowState:
         self._waited -= self._waiting.pop(call, 0)
         if self._is_waiting(call):
             name = sent_name(None, self.pages[call].call)
-            self._waiting[call] = cost = text_cost(self.counter, PENDING) + self.counter.count(name)
+            self._waiting[call] = cost = text_cost(self.counter, NO_RESULT) + self.counter.count(name)
             self._waited += cost
 
     def _is_waiting(self, call: int) -> bool:
@@ -262,11 +265,11 @@ class WindowState:
         return standing if standing is not None and self.pages[standing].message else None
 
     @property
-    def task(self) -> int:
+    def request_page(self) -> int:
         """The page of the user's latest text, or 0."""
         return self.request[-1] if self.request else 0
 
-    def held(self) -> list[int]:
+    def request_shown(self) -> list[int]:
         """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
 
@@ -274,7 +277,7 @@ class WindowState:
         """The pages that show what the user said that is to stay (see `kilburn.kernel.standing`). Of a long message that is an
         excerpt; the whole message may leave."""
         found = []
-        for page, sentences in self.standing.items():
+        for page, sentences in self.orders.items():
             standing = self.stands_itself(page)
             if (
                 standing is not None
@@ -287,7 +290,7 @@ class WindowState:
     def reminder(self) -> int | None:
         """The newest copy in the prompt whose sources are all pages with standing orders, or None."""
         copies = map(self.pages.__getitem__, sorted(self.copies()))
-        return next((page.id for page in copies if all(source in self.standing for source in page.sources)), None)
+        return next((page.id for page in copies if all(source in self.orders for source in page.sources)), None)
 
     @property
     def compaction(self) -> int | None:
@@ -351,12 +354,12 @@ class WindowState:
     def awaited(self, patience: int = PATIENCE) -> set[int]:
         """Open calls: less than `patience` messages of the user and the assistant came after them. They may not leave;
         calls that wait longer are abandoned."""
-        return {call for call, said in self.open.items() if self.said - said < patience}
+        return {call for call, spoken in self.open.items() if self.spoken_messages - spoken < patience}
 
     def is_awaited(self, call: int, patience: int = PATIENCE) -> bool:
         """Whether a page is among those; without looking at the others."""
-        said = self.open.get(call)
-        return said is not None and self.said - said < patience
+        spoken = self.open.get(call)
+        return spoken is not None and self.spoken_messages - spoken < patience
 
     def loop(self, patience: int) -> set[int]:
         """The resident part of the open tool loop: open calls, each with its group."""
@@ -422,11 +425,11 @@ class WindowState:
                 for number in event.pages:
                     self._set(number, msgspec.structs.replace(self.states[number], importance=event.data["importance"]))
         if "standing" in event.data:
-            standing = unpacked(event.data["standing"])
-            if not self.pages.has_all(set(standing)):
+            orders = unpacked(event.data["standing"])
+            if not self.pages.has_all(set(orders)):
                 raise StoreCorrupt(f"event {event.number} keeps a page that is missing", advice="run kilburn fsck")
-            self._journal.append(partial(setattr, self, "standing", self.standing))
-            self.standing = standing
+            self._journal.append(partial(setattr, self, "orders", self.orders))
+            self.orders = orders
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
@@ -454,9 +457,9 @@ class WindowState:
     def add(self, pages: Sequence[Page], state: State) -> None:
         """Add new pages in their state."""
         asked, atomic = len(self.request), len(self.atomic)
-        before = _Before(self.last, self.last_derived, self.turn, self.said, self.request, asked, self.seen, atomic)
+        before = _Before(self.last, self.last_derived, self.turn, self.spoken_messages, self.request, asked, self.seen, atomic)
         added: list[tuple[Page, int | None]] = []
-        self._journal.append(partial(self._take_back, added, before))
+        self._journal.append(partial(self._remove_added, added, before))
         for page in pages:
             self.pages[page.id] = page
             self.costs.setdefault(page.id, page.tokens)
@@ -482,9 +485,9 @@ class WindowState:
     def _take_note_of(self, page: Page) -> None:
         """Update who spoke last, from a new original."""
         if page.role in (Role.USER, Role.ASSISTANT) and page.message > self.turn:
-            self.said += 1
-        said = page.kind is Kind.TEXT and not page.is_blank
-        if page.role is Role.USER and said and page.trust >= Trust.USER:
+            self.spoken_messages += 1
+        has_words = page.kind is Kind.TEXT and not page.is_blank
+        if page.role is Role.USER and has_words and page.trust >= Trust.USER:
             same = bool(self.request) and self.pages[self.request[-1]].message == page.message
             # A message of so many parts is so many pages: what the journal holds of each must not grow with them.
             if same:
@@ -508,22 +511,22 @@ class WindowState:
         """Keep track of calls without a result; a forgotten page has lost its call's id, not what it answers. Returns how many
         messages there were before the call that this page answers, if it waited."""
         if page.kind is Kind.CALL:
-            self.open[page.id] = self.said
+            self.open[page.id] = self.spoken_messages
             if page.call is not None:
                 self.calls[page.call] = page.id
             return None
         return self._close(page.answers) if page.answers in self.open else None
 
     def _close(self, call: int) -> int:
-        said = self.open.pop(call)
+        spoken = self.open.pop(call)
         self._wait(call)
-        return said
+        return spoken
 
-    def _open_again(self, call: int, said: int) -> None:
-        self.open[call] = said
+    def _open_again(self, call: int, spoken: int) -> None:
+        self.open[call] = spoken
         self._wait(call)
 
-    def _take_back(self, added: Sequence[tuple[Page, int | None]], before: _Before) -> None:
+    def _remove_added(self, added: Sequence[tuple[Page, int | None]], before: _Before) -> None:
         """Undo `add`: the pages, each with how many messages there were before the call that it answered."""
         for page, answered in reversed(added):
             if page.kind is Kind.CALL and page.id > 0:
@@ -538,8 +541,8 @@ class WindowState:
                 if not self.groups[page.group]:
                     del self.groups[page.group]
             del self.pages[page.id], self.costs[page.id]
-        self.last, self.last_derived, self.turn, self.said = before.last, before.last_derived, before.turn, before.said
-        self.request, self.seen = before.request, before.seen
+        self.last, self.last_derived, self.turn = before.last, before.last_derived, before.turn
+        self.spoken_messages, self.request, self.seen = before.spoken_messages, before.request, before.seen
         del self.atomic[before.atomic :]
         while self.compactions and self.compactions[-1] > self.last:
             self.compactions.pop()

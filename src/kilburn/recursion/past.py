@@ -26,7 +26,7 @@ class Past:
     Args:
         past: one session, or all sessions of a store.
         reader: the session of the run. It cannot cite pages of another store.
-        own: name of that session, and first page of the run: later pages, and its branches, are not past.
+        own_run: name of that session, and first page of the run: later pages, and its branches, are not past.
         sub_calls: of the run: records the reads, and has the reads of a recorded run.
         readable: returns whether a session may be read. Other sessions are not found either.
     """

@@ -31,7 +31,7 @@ def vectors_for(backend: Backend, embedder: Any = "auto", *, foreign: bool = Tru
     """The `Vectors` of a store, or None for search by words alone.
 
     Args:
-        store: an open store.
+        backend: an open backend.
         embedder: a spec or an object; None or "none" for none; "auto" for the one that made the store's vectors, in a
             store without vectors for `minilm`, and for none where that one is not installed or not on this machine.
         foreign: see `kilburn.open`.

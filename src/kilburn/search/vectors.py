@@ -165,7 +165,7 @@ class Vectors:
     """The vectors of a store's passages. Any number of threads may use one object.
 
     Args:
-        store: its owner closes it, after `close`.
+        backend: its owner closes it, after `close`.
         embedder: an object, or a spec of kind `search.embedders`.
 
     Raises:

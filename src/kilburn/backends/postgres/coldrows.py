@@ -158,9 +158,9 @@ def text_at(row: Row, fetch: Callable[[str, bytes], bytes], reread: Callable[[by
     """The text of a row, verified; of one that is cold, what its object holds.
 
     Args:
-        known: size, codec, data, digest.
+        row: size, codec, data, digest.
         fetch: what an object holds, by its name and the digest of its text.
-        again: the row as it is by now: a text may have been brought back, and its object be gone.
+        reread: returns the row as it is by now: a text may have been brought back, and its object be gone.
 
     Raises:
         StoreCorrupt: altered, or its object is missing. StoreError: the cold place cannot be reached.

@@ -26,7 +26,7 @@ from kilburn.backend import (
 from kilburn.backends import citations, mentions
 from kilburn.backends.chilling import ColdRows, OpenPlace
 from kilburn.backends.codec import inflate
-from kilburn.backends.durable import DurableStore, PassageIndex
+from kilburn.backends.durable import DurableBackend, PassageIndex
 from kilburn.backends.postgres import halves, schema, writing
 from kilburn.backends.postgres.coldrows import PostgresColdRows
 from kilburn.backends.postgres.connection import Database, checked_url, connected, split_connections
@@ -70,7 +70,7 @@ _NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 
 
-class Postgres(DurableStore):
+class Postgres(DurableBackend):
     """A store in a database of PostgreSQL.
 
     Args:
