@@ -229,6 +229,28 @@ def test_what_others_did_meanwhile_stays_and_the_words_come_too_late() -> None:
         check_laws(session)
 
 
+def test_orders_that_another_writer_admits_while_a_model_is_asked_are_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    def admit_an_order(request: Request) -> str:
+        with opened(path, "fifo", window=60_000) as other:
+            other.session("a").append(user("Never push to main."), {"role": "assistant", "content": "word " * 12_000})
+        assert len(session.contents.messages()) == 3
+        return "words"
+
+    def plan(view: View) -> Generator[Effect, Answer, Sequence[Any]]:
+        yield Ask(prompt="question", timeout=GUARD)
+        return []
+
+    with opened(path, Plain(plan), Scripted(["words", admit_an_order]), window=60_000) as store:
+        session = store.session("a")
+        session.append(user("hello"))
+        session.append(user("go on"))
+        assert len(session.contents.messages()) == 4
+        assert session.window.reminder() is not None
+        check_laws(session)
+
+
 def test_many_threads_append_beside_a_slow_model_and_each_message_is_there_once() -> None:
     def slow(request: Request) -> str:
         threading.Event().wait(0.002)

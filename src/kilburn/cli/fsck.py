@@ -202,7 +202,18 @@ def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
     # The costs of handles are not compared, because `CheapCounter` counts them differently.
     return any(
         getattr(short, name) != getattr(window, name)
-        for name in ("states", "groups", "open", "request", "turn", "said", "seen", "last", "last_derived", "stand_ins")
+        for name in (
+            "states",
+            "groups",
+            "open",
+            "request",
+            "stand_ins",
+            "turn",
+            "spoken_messages",
+            "seen",
+            "last",
+            "last_derived",
+        )
     ) or [page.id for page in short.visible()] != [page.id for page in window.visible()]
 
 

@@ -346,11 +346,7 @@ def pins_on_arrival(pages: Sequence[Page], window: WindowState, capacity: int) -
     pinned: dict[int, str] = {}
     pinned_tokens = sum(window.cost(page) for page in window.pins)
     # Whether anything but system messages came before. From 64 messages on it is taken for granted: no long session is searched.
-    began = (
-        window.spoken_messages > 0
-        or window.turn >= 64
-        or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
-    )
+    began = window.spoken_messages > 0 or window.turn >= 64 or any(page.role is not Role.SYSTEM for page in window.pages.values())
     for page in pages:
         leading = not began
         task = leading and page.role is Role.USER and page.kind is Kind.TEXT

@@ -141,9 +141,8 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         for count, turn, time, runs in checkpoint.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
         atomic = expanded(checkpoint.atomic)
-        sound = all(0 < page <= checkpoint.last for page in (*orders, *atomic, *checkpoint.compactions))
         sound = (
-            sound
+            all(0 < page <= checkpoint.last for page in (*orders, *atomic, *checkpoint.compactions))
             and checkpoint.form == FORM
             and len(checkpoint.costs) == checkpoint.last
             and len(states) == checkpoint.last - checkpoint.last_derived

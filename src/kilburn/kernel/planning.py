@@ -345,9 +345,7 @@ class Planner:
                 return
             if behind > FAR:
                 break
-        orders = [
-            (page, spans) for page, spans in window.orders.items() if window.at(page) not in GONE and page != window.request_page
-        ]
+        orders = [(page, spans) for page, spans in window.orders.items() if window.at(page) not in GONE and page != window.last]
         tokens = sum(excerpt_tokens(spans) for _, spans in orders)
         if orders and behind > FAR and kernel.use + tokens <= kernel.capacity:
             self._try(Bring(tuple(orders), why="standing orders, repeated"))

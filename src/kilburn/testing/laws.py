@@ -213,7 +213,8 @@ def _calls(window: WindowState) -> dict[str, int]:
 
 def _check_rebuilt(session: Session, rebuilt: WindowState) -> None:
     window = session.window
-    for name in ("groups", "request", "open", "turn", "spoken_messages", "seen", "last", "last_derived", "stubs", "pins", "importance"):
+    positions = ("turn", "spoken_messages", "seen", "last", "last_derived")
+    for name in (*positions, "groups", "request", "open", "stubs", "pins", "importance"):
         assert getattr(rebuilt, name) == getattr(window, name), f"law 8: {name} differs"
     assert _calls(rebuilt) == _calls(window), "law 8: other calls"
     assert (rebuilt.shown, rebuilt.folded, rebuilt.gone) == (window.shown, window.folded, window.gone), (
