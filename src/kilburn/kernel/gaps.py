@@ -124,8 +124,8 @@ class Gaps:
             at = bisect_left(self._starts, first)
             near = [start for start in self._starts[max(0, at - 1) : at + 1] if self._meet(start, first)]
             for start in near:
-                begun, ended, members, cost = self._take(start)
-                first, last, count, total = min(first, begun), max(last, ended), count + members, total + cost
+                near_first, near_last, members, cost = self._take(start)
+                first, last, count, total = min(first, near_first), max(last, near_last), count + members, total + cost
             self._put((first, last, count, total))
             begin = end
 

@@ -276,8 +276,8 @@ def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
     # Most messages are one line, which is the user's own unless it looks like code or output.
     is_line = "\n" not in text and len(text) <= LONG
-    own = [(0, len(text), False)] if is_line and not _pattern(_FOREIGN).match(text) else []
-    for begin, end, listed in own if is_line else _own_text(text):
+    spans = [(0, len(text), False)] if is_line and not _pattern(_FOREIGN).match(text) else []
+    for begin, end, listed in spans if is_line else _own_text(text):
         prefix = _pattern(_BRIDGE).match(text, begin, end)
         for match in _pattern(_SENTENCE).finditer(text, prefix.end() if prefix else begin, end):
             sentence = match[0].strip()
@@ -300,15 +300,15 @@ def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
     opens = True
     for line, follower in zip_longest(lines, lines[1:]):
         opens = opens and not line.foreign and line.paragraph == 0
-        own = not line.foreign and (not pasted or opens or (closes and line.paragraph == last))
+        is_own = not line.foreign and (not pasted or opens or (closes and line.paragraph == last))
         listed = line.paragraph == rules and not line.fence
         goes_on = line.wrapped and follower is not None and follower.paragraph == line.paragraph
-        if own or listed:
+        if is_own or listed:
             begin = line.start if begin < 0 else begin
             if not goes_on:
                 yield begin, line.stop, listed
                 begin = -1
-        if own and follower is not None and _pattern(_RULES).search(text, line.start, line.stop):
+        if is_own and follower is not None and _pattern(_RULES).search(text, line.start, line.stop):
             rules = follower.paragraph
 
 
@@ -319,7 +319,7 @@ def _lines(text: str) -> list[_Line]:
         ends = [(0, LONG), (text.find("\n", len(text) - LONG) % len(text), len(text))]
     lines: list[_Line] = []
     fenced = mailed = False
-    paragraph, before = 0, 0
+    paragraph, last_stop = 0, 0
     speakers = [re.sub(r"[\W\d]+", "", name) for name in _pattern(f"^{_BRIDGE}").findall(text, 0, LONG)]
     # In the export of a chat somebody speaks twice.
     exported = len(speakers) > max(2, len(set(speakers)))
@@ -330,7 +330,7 @@ def _lines(text: str) -> list[_Line]:
             words = match[0]
             fence = words.lstrip().startswith("```")
             # A blank line, and code, end a paragraph.
-            if lines and not fenced and (fence or lines[-1].fence or start > before + 1):
+            if lines and not fenced and (fence or lines[-1].fence or start > last_stop + 1):
                 paragraph += 1
             mailed = mailed or (mail and _pattern(_HEADER).match(words) is not None)
             foreign = fenced or fence or mailed or _pattern(_FOREIGN).match(words) is not None
@@ -338,5 +338,5 @@ def _lines(text: str) -> list[_Line]:
             fenced = fenced is not fence
             wrapped = len(words) > 40 and words[-1] not in ".!?:;" and text[stop + 1 : stop + 2].islower()
             lines.append(_Line(start, stop, paragraph, foreign, fence, wrapped))
-            before = stop
+            last_stop = stop
     return lines

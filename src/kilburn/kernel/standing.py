@@ -42,7 +42,7 @@ _FUNCTION_WORDS = frozenset(_COMMON.split())
 
 def update_standing(
     new: Sequence[tuple[Page, str]],
-    before: Standing,
+    previous: Standing,
     pages: Mapping[int, Page],
     capacity: int,
     free: Iterable[int],
@@ -51,12 +51,12 @@ def update_standing(
     """Return the orders that stay once these pages are admitted.
 
     Args:
-        new: the new pages, each with its text. before: the orders so far. pages: those of the session.
+        new: the new pages, each with its text. previous: the orders so far. pages: those of the session.
         free: pages that are pinned, or cannot stay any more.
         text_of: the text of any other page with orders.
     """
     unavailable = set(free)
-    orders = {number: spans for number, spans in before.items() if number not in unavailable}
+    orders = {number: spans for number, spans in previous.items() if number not in unavailable}
     topics: dict[frozenset[str], tuple[int, Span]] = {}
     for page, text in new:
         if page.role is not Role.USER or page.kind is not Kind.TEXT or page.trust < Trust.USER or page.id in unavailable:
@@ -69,7 +69,7 @@ def update_standing(
             number, older = topics.pop(topic, (0, span))
             if number:
                 # The newest order about the same replaces it.
-                orders[number] = tuple([each for each in orders[number] if each != older])
+                orders[number] = tuple([order for order in orders[number] if order != older])
             orders[page.id] = (*orders.get(page.id, ()), span)
             topics[topic] = page.id, span
     added = {page.id: page for page, _ in new}

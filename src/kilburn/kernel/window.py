@@ -42,7 +42,7 @@ GONE = frozenset({Place.RETIRED, Place.DROPPED})
 BELOW = {place: State(at=place) for place in (Place.OUT, Place.FOLDED)}
 """Where a page is that left the window and can come back."""
 
-MANY = 16
+BULK = 16
 """A move of so many pages or more moves, in one step, those that are below the window (`_set_plain`)."""
 
 MAX_LABELS = 2
@@ -55,10 +55,10 @@ def stub_of(page: Page, label: str) -> str:
     return f"[{page.address} out: {page.tokens} tokens{label}]"
 
 
-class _Before(NamedTuple):
+class _Former(NamedTuple):
     """The fields of a window before pages are added, for `_remove_added`.
 
-    A message's later parts are appended to the same `request`, so `asked` is its length, and `atomic` that of `atomic`.
+    A message's later parts are appended to the same `request`, so the length says what it had; `atomic` is a length, too.
     """
 
     last: int
@@ -66,7 +66,7 @@ class _Before(NamedTuple):
     turn: int
     spoken_messages: int
     request: list[int]
-    asked: int
+    request_length: int
     seen: int
     atomic: int
 
@@ -137,17 +137,17 @@ class WindowState:
         # What has an entry for each page that there ever was is shared too, until one of the two changes it.
         for name in ("states", "costs", "groups"):
             setattr(self, name, sheets_of(getattr(self, name)))
-        made = copy.copy(self)
+        twin = copy.copy(self)
         sets = ("shown", "made", "folded", "gone", "pins")
         for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request", "atomic", "compactions"):
-            setattr(made, name, getattr(self, name).copy())
-        made.pages = self.pages.part([*self.shown, *self.open, *self.request])
-        self._own_groups, made._own_groups, made._together = set(), set(), {}
-        made.stand_ins, made.stubs, made._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
-        made._spoken, made._waiting = self._spoken.copy(), None
-        made.gaps, made._journal, made._before = self.gaps.copy(made._cost_of_gap, made._order), [], {}
-        made._resident = self._resident and self._resident.copy()
-        return made
+            setattr(twin, name, getattr(self, name).copy())
+        twin.pages = self.pages.part([*self.shown, *self.open, *self.request])
+        self._own_groups, twin._own_groups, twin._together = set(), set(), {}
+        twin.stand_ins, twin.stubs, twin._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
+        twin._spoken, twin._waiting = self._spoken.copy(), None
+        twin.gaps, twin._journal, twin._before = self.gaps.copy(twin._cost_of_gap, twin._order), [], {}
+        twin._resident = self._resident and self._resident.copy()
+        return twin
 
     def adopt(
         self, states: MutableMapping[int, State], folds: Mapping[int, set[int]], stubs: dict[int, int], gaps: Sequence[Gap]
@@ -221,13 +221,13 @@ class WindowState:
 
     def cost(self, page: int) -> int:
         """What a page costs when it is resident and whole, in tokens of this session's counter."""
-        known = self.costs.get(page)
-        return self.pages[page].tokens if known is None else known
+        cost = self.costs.get(page)
+        return self.pages[page].tokens if cost is None else cost
 
     def priced(self, page: int) -> Page:
         """A page with its cost in this window."""
-        known, cost = self.pages[page], self.cost(page)
-        return known if known.tokens == cost else msgspec.structs.replace(known, tokens=cost)
+        row, cost = self.pages[page], self.cost(page)
+        return row if row.tokens == cost else msgspec.structs.replace(row, tokens=cost)
 
     def resident(self) -> tuple[Page, ...]:
         """The resident pages, in window order, with their costs in this window."""
@@ -276,16 +276,13 @@ class WindowState:
     def kept(self) -> list[int]:
         """The pages that show what the user said that is to stay (see `kilburn.kernel.standing`). Of a long message that is an
         excerpt; the whole message may leave."""
-        found = []
-        for page, sentences in self.orders.items():
-            standing = self.stands_itself(page)
-            if (
-                standing is not None
-                and (standing < 0 or stays_whole(self.pages[page], sentences))
-                and shows(self.pages[standing], page, sentences)
-            ):
-                found.append(standing)
-        return found
+        return [
+            standing
+            for page, sentences in self.orders.items()
+            if (standing := self.stands_itself(page)) is not None
+            and (standing < 0 or stays_whole(self.pages[page], sentences))
+            and shows(self.pages[standing], page, sentences)
+        ]
 
     def reminder(self) -> int | None:
         """The newest copy in the prompt whose sources are all pages with standing orders, or None."""
@@ -300,14 +297,14 @@ class WindowState:
 
     def unread(self) -> list[int]:
         """Results of sub-agents, and of memory's tools, that came since the assistant's last words: nobody has read them."""
-        found = []
+        results = []
         for key in reversed(self._order):
             page = self.pages[key[2]]
             if page.role is Role.ASSISTANT and page.message:
                 break
             if page.answers and (page.cites or page.sources) and page.id > 0 and page.id not in self.stubs:
-                found.append(page.id)
-        return found
+                results.append(page.id)
+        return results
 
     def newest(self) -> range:
         """The originals of the message that was admitted last."""
@@ -368,22 +365,22 @@ class WindowState:
 
     def handle(self, gap: Gap) -> str:
         """Return the handle of a gap. It says what the newest attachments are that are out there."""
-        named: dict[int, str] = {}
+        labels: dict[int, str] = {}
         for page in self.atomic[bisect_left(self.atomic, gap[0]) : bisect_right(self.atomic, gap[1])][::-1]:
             if page in self.gaps and (label := self.pages[page].label):
-                named[page] = label
-            if len(named) == MAX_LABELS:
+                labels[page] = label
+            if len(labels) == MAX_LABELS:
                 break
-        return handle_of(gap, dict(sorted(named.items())))
+        return handle_of(gap, dict(sorted(labels.items())))
 
     def _cost_of_gap(self, gap: Gap) -> int:
         return text_cost(self.counter, self.handle(gap))
 
     def stub(self, page: int) -> str:
         """The text of a result's stub."""
-        known = self.pages[page]
-        call = self.pages.get(known.answers)
-        return stub_of(known, call.label if call else known.label)
+        row = self.pages[page]
+        call = self.pages.get(row.answers)
+        return stub_of(row, call.label if call else row.label)
 
     def _opens_with_user(self) -> bool:
         """Whether the first message after the system messages is a user's, or there is none."""
@@ -433,14 +430,14 @@ class WindowState:
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
         for where, members in event.data.get("to", {}).items():
-            for number in self._set_plain(members, Place(where)) if len(members) >= MANY else members:
-                before = self.states[number]
+            for number in self._set_plain(members, Place(where)) if len(members) >= BULK else members:
+                state = self.states[number]
                 dropped = where == Place.DROPPED
-                self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(before, at=Place(where)))
-                if dropped and (cost := self.cost(number)) != (made := self.pages[number].tokens):
+                self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(state, at=Place(where)))
+                if dropped and (cost := self.cost(number)) != (tokens := self.pages[number].tokens):
                     # There is no text any more that a replay could count again: it costs what it cost when it was made.
                     self._journal.append(partial(self._reprice, number, cost))
-                    self._reprice(number, made)
+                    self._reprice(number, tokens)
         if "uncover" in event.data:
             self._journal.append(self.stand_ins.take(event.data["uncover"]))
             self._waiting = None
@@ -456,10 +453,10 @@ class WindowState:
 
     def add(self, pages: Sequence[Page], state: State) -> None:
         """Add new pages in their state."""
-        asked, atomic = len(self.request), len(self.atomic)
-        before = _Before(self.last, self.last_derived, self.turn, self.spoken_messages, self.request, asked, self.seen, atomic)
+        length, atomic = len(self.request), len(self.atomic)
+        former = _Former(self.last, self.last_derived, self.turn, self.spoken_messages, self.request, length, self.seen, atomic)
         added: list[tuple[Page, int | None]] = []
-        self._journal.append(partial(self._remove_added, added, before))
+        self._journal.append(partial(self._remove_added, added, former))
         for page in pages:
             self.pages[page.id] = page
             self.costs.setdefault(page.id, page.tokens)
@@ -526,7 +523,7 @@ class WindowState:
         self.open[call] = spoken
         self._wait(call)
 
-    def _remove_added(self, added: Sequence[tuple[Page, int | None]], before: _Before) -> None:
+    def _remove_added(self, added: Sequence[tuple[Page, int | None]], former: _Former) -> None:
         """Undo `add`: the pages, each with how many messages there were before the call that it answered."""
         for page, answered in reversed(added):
             if page.kind is Kind.CALL and page.id > 0:
@@ -541,107 +538,107 @@ class WindowState:
                 if not self.groups[page.group]:
                     del self.groups[page.group]
             del self.pages[page.id], self.costs[page.id]
-        self.last, self.last_derived, self.turn = before.last, before.last_derived, before.turn
-        self.spoken_messages, self.request, self.seen = before.spoken_messages, before.request, before.seen
-        del self.atomic[before.atomic :]
+        self.last, self.last_derived, self.turn = former.last, former.last_derived, former.turn
+        self.spoken_messages, self.request, self.seen = former.spoken_messages, former.request, former.seen
+        del self.atomic[former.atomic :]
         while self.compactions and self.compactions[-1] > self.last:
             self.compactions.pop()
-        del self.request[before.asked :]
+        del self.request[former.request_length :]
 
     def _set(self, page: int, state: State) -> None:
-        before = self.states[page]
-        if before != state:
-            self._journal.append(lambda: self._put(page, state, before))
-            self._put(page, before, state)
+        old_state = self.states[page]
+        if old_state != state:
+            self._journal.append(lambda: self._put(page, state, old_state))
+            self._put(page, old_state, state)
 
     def _set_plain(self, pages: Sequence[int], where: Place) -> Sequence[int]:
         """Move those of many pages that go from one place below the window to another and have nothing but a place, all in
         one step; returns the others."""
-        there: Set[int] = self.folded if where is Place.OUT else self.gaps.out() if where is Place.FOLDED else frozenset()
-        plain = {page for page in there & set(pages) if page > 0}.difference(self.pins, self.importance, self.open)
+        candidates: Set[int] = self.folded if where is Place.OUT else self.gaps.out() if where is Place.FOLDED else frozenset()
+        plain = {page for page in candidates & set(pages) if page > 0}.difference(self.pins, self.importance, self.open)
         if plain:
-            some, was = [page for page in pages if page in plain], Place.FOLDED if where is Place.OUT else Place.OUT
-            self._journal.append(partial(self._shift, some, where, was))
-            self._shift(some, was, where)
+            chosen, origin = [page for page in pages if page in plain], Place.FOLDED if where is Place.OUT else Place.OUT
+            self._journal.append(partial(self._shift, chosen, where, origin))
+            self._shift(chosen, origin, where)
             return [page for page in pages if page not in plain]
         return pages
 
-    def _shift(self, pages: Sequence[int], was: Place, now: Place) -> None:
+    def _shift(self, pages: Sequence[int], origin: Place, target: Place) -> None:
         """Move pages from one place below the window to another."""
-        before: dict[int, State | None] = dict.fromkeys(pages, BELOW[was])
-        self._before = before | self._before
-        self.states.update(dict.fromkeys(pages, BELOW[now]))
+        old_states: dict[int, State | None] = dict.fromkeys(pages, BELOW[origin])
+        self._before = old_states | self._before
+        self.states.update(dict.fromkeys(pages, BELOW[target]))
         self._use = None
-        if was is Place.OUT:
+        if origin is Place.OUT:
             self.gaps.remove_all(pages)
         else:
             self.folded.difference_update(pages)
-        if now is Place.OUT:
+        if target is Place.OUT:
             costs = self.costs
             self.gaps.add_all({page: costs.get(page) or self.cost(page) for page in pages})
         else:
             self.folded.update(pages)
 
-    def _put(self, page: int, before: State | None, after: State | None) -> None:
+    def _put(self, page: int, old_state: State | None, new_state: State | None) -> None:
         """Set a page's state, or remove the page if it is None, and update the order, the gaps and the use."""
-        was, now = before.at if before else None, after.at if after else None
-        self._before.setdefault(page, before)
-        if after is None:
+        origin, target = old_state.at if old_state else None, new_state.at if new_state else None
+        self._before.setdefault(page, old_state)
+        if new_state is None:
             del self.states[page]
         else:
-            self.states[page] = after
-        (self.pins.add if after and after.pinned else self.pins.discard)(page)
-        if after and after.importance:
-            self.importance[page] = after.importance
+            self.states[page] = new_state
+        (self.pins.add if new_state and new_state.pinned else self.pins.discard)(page)
+        if new_state and new_state.importance:
+            self.importance[page] = new_state.importance
         else:
             self.importance.pop(page, None)
         self._use = None
-        if was == now:
+        if origin == target:
             return
         for places, members in ((VISIBLE, self.shown), (GONE, self.gone), ((Place.FOLDED,), self.folded)):
-            if now in places:
+            if target in places:
                 members.add(page)
-            elif was in places:
+            elif origin in places:
                 members.discard(page)
         if page in self.open:
             self._wait(page)
         elif page < 0:
             # It may stand for one.
             self._waiting = None
-        if was in VISIBLE or now in VISIBLE:
+        if origin in VISIBLE or target in VISIBLE:
             if page < 0:
-                (self.made.add if now in VISIBLE else self.made.discard)(page)
-            self._put_in_order(page, was, now)
-        elif was == Place.OUT and page > 0:
+                (self.made.add if target in VISIBLE else self.made.discard)(page)
+            self._put_in_order(page, origin, target)
+        elif origin == Place.OUT and page > 0:
             self.gaps.remove(page)
-        if now == Place.OUT and page > 0:
+        if target == Place.OUT and page > 0:
             self.gaps.add(page, self.cost(page))
 
-    def _put_in_order(self, page: int, was: Place | None, now: Place | None) -> None:
+    def _put_in_order(self, page: int, old: Place | None, new: Place | None) -> None:
         key = (*self.pages[page].order, page)
         # Usually a page is added at the end. Otherwise the list is rebuilt on next use.
-        if self._resident is not None and now == Place.IN and was not in VISIBLE and (not self._order or key > self._order[-1]):
+        if self._resident is not None and new == Place.IN and old not in VISIBLE and (not self._order or key > self._order[-1]):
             self._resident.append(self.priced(page))
         else:
             self._resident = None
-        if was in VISIBLE:
-            self._taken -= self.stubs.pop(page) if was == Place.STUB else self.cost(page)
-            if now not in VISIBLE:
+        if old in VISIBLE:
+            self._taken -= self.stubs.pop(page) if old == Place.STUB else self.cost(page)
+            if new not in VISIBLE:
                 del self._order[bisect_left(self._order, key)]
                 if (at := bisect_left(self._spoken, key)) < len(self._spoken) and self._spoken[at] == key:
                     del self._spoken[at]
                 self.gaps.close(key)
-        if now in VISIBLE:
-            if was not in VISIBLE:
-                if was == Place.OUT and page > 0:
+        if new in VISIBLE:
+            if old not in VISIBLE:
+                if old == Place.OUT and page > 0:
                     self.gaps.remove(page)
                 insort(self._order, key)
                 if _speaks(self.pages[page]):
                     insort(self._spoken, key)
                 self.gaps.part(key)
-            if now == Place.STUB:
+            if new == Place.STUB:
                 self.stubs[page] = self._cost_of_stub(self.pages[page])
-            self._taken += self.stubs[page] if now == Place.STUB else self.cost(page)
+            self._taken += self.stubs[page] if new == Place.STUB else self.cost(page)
 
     def _cost_of_stub(self, page: Page) -> int:
         """A stub is sent with the id of its call, as the result was; attachments of the result are not shown."""
@@ -678,7 +675,7 @@ class WindowState:
     def changed(self) -> dict[int, State]:
         """The pages whose states the batch has changed so far, with the states that they have now."""
         states = self.states
-        return {page: states[page] for page, before in self._before.items() if page in states and states[page] != before}
+        return {page: states[page] for page, old_state in self._before.items() if page in states and states[page] != old_state}
 
     def scrub(self, pages: Iterable[int]) -> None:
         """Remove every word of forgotten pages, outside of any batch."""
@@ -698,12 +695,12 @@ def _speaks(page: Page) -> bool:
     return page.role is not Role.SYSTEM and page.kind not in (Kind.REASONING, Kind.OPAQUE) and not page.is_blank
 
 
-def _after(event: Event, before: State) -> State:
+def _after(event: Event, state: State) -> State:
     """The state of a collection's page after an event."""
     at = Place(event.data["at"])
     if at is Place.DROPPED:
         return State(at=at)
-    return msgspec.structs.replace(before, at=at, until=event.data.get("until"))
+    return msgspec.structs.replace(state, at=at, until=event.data.get("until"))
 
 
 def _page_of(event: Event, number: int, pages: Mapping[int, Page]) -> Page:
