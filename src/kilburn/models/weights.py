@@ -224,19 +224,6 @@ def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
         return _hub_file(spec) or fetch_from_hub(target, f"{owner}/{repo}", file, spec, report)
 
 
-def verify(name: str) -> bool:
-    """Hash a file again, and return whether it is still the one that was pulled.
-
-    Raises what `find` raises, and `SpecError` for a path of which no digest is known.
-    """
-    weights = _by_name(name)
-    path = find(name, weights.form if weights else "GGUF")
-    record = recorded_digest(path)
-    if weights is None and record is None:
-        raise SpecError(f"{name}: no digest is known", advice="only files that were pulled by name can be verified")
-    return digest(path) == (weights.sha256 if weights else record[0] if record else "")
-
-
 def present() -> dict[str, Path]:
     """Return the names and paths of the files in the cache: those of the catalogue first, then `hf:` ones, sorted."""
     paths = {weights.name: path for weights in _CATALOGUE if (path := _whole_file(weights)) is not None}
