@@ -42,8 +42,6 @@ async def test_a_session_is_read_as_it_is_written(tmp_path: Path) -> None:
         assert [hit.text for hit in found] == [hit.text for hit in again]
         with pytest.raises(UnknownAddress):
             await session.arecall("p99")
-        with pytest.raises(UnknownAddress):
-            await memory.arecall("p99")
         check_laws(session)
     with pytest.raises(StoreError):
         store.sessions()
