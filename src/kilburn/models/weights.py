@@ -1,8 +1,8 @@
 """Weights: which model files Kilburn knows, and where they are on this machine.
 
 A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. A path that could be taken for a
-catalogue name is written `./name`. `pull` downloads, `find` works without a network, `verify` hashes again. Nothing
-is loaded or imported here.
+catalogue name is written `./name`. `pull` downloads, `find` works without a network. Nothing is loaded or
+imported here.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ class Vectors:
         except KilburnError as error:
             log.warning("searches by meaning go on as before, and may be slow: %s", error)
 
-    def _let_others(self) -> None:
+    def _let_others(self, embedded: int = 0) -> None:
         end, busy = time.monotonic() + PATIENCE, self._busy or self._others_compute
         while busy() and time.monotonic() < end and not self._stop.wait(GLANCE):
             pass
