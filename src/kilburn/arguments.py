@@ -140,7 +140,7 @@ def taking(hint: Any) -> Takes | None:
     if inspect.isclass(origin):
         return functools.partial(_instance, origin)
     # Other protocols are looked through by those who use them.
-    if not inspect.isclass(hint) or (getattr(hint, "_is_protocol", False) and not _is_runtime(hint)):
+    if not inspect.isclass(hint) or (getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)):
         return None
     return functools.partial(_instance, hint)
 
@@ -221,10 +221,6 @@ def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
     if all(map(operator.is_, fits, value)):
         return value
     return next((kind(fits) for kind in (tuple, set, frozenset) if isinstance(value, kind)), fits)
-
-
-def _is_runtime(hint: Any) -> bool:
-    return bool(getattr(hint, "_is_runtime_protocol", False))
 
 
 def _refusal(argument: str, value: Any, hint: Any) -> SpecError:

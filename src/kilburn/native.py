@@ -189,8 +189,10 @@ def give_memory_back() -> bool:
 M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt` that bounds the number of heaps."""
 
+MAX_HEAPS = 2
 
-def limit_heaps(count: int = 2) -> bool:
+
+def limit_heaps() -> bool:
     """Bound the number of heaps from which threads that are started later allocate, where the C library can do that; return
     whether it can.
 
@@ -200,4 +202,4 @@ def limit_heaps(count: int = 2) -> bool:
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and bool(mallopt(M_ARENA_MAX, count))
+    return mallopt is not None and bool(mallopt(M_ARENA_MAX, MAX_HEAPS))

@@ -74,10 +74,6 @@ def test_the_last_block_comes_first_alone_and_what_still_stands_before_it_behind
         said("assistant", "c", "d"),
         said("user", "e"),
     ]
-    assert put_block_first(messages, carry=False) == [
-        {"role": "assistant", "content": [BLOCK, *said("", "d")["content"]]},
-        said("user", "e"),
-    ]
     assert put_block_first(sent) == sent
     assert json.dumps(messages) == before
     assert put_block_first(messages[:3])[0] == {"role": "assistant", "content": [old]}, "a failed one behind it changes nothing"

@@ -206,7 +206,7 @@ def _print(text: str = "", style: str | None = None) -> None:
     console().print(text, style=style, soft_wrap=True)
 
 
-def _short(text: str, limit: int = 150) -> str:
-    """Return a text on one line, with single blanks, shortened to `limit` characters."""
+def _short(text: str) -> str:
+    """Return a text on one line, with single blanks, shortened to 150 characters."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+    return flat if len(flat) <= 150 else f"{flat[:149]}…"

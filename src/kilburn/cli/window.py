@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from typer import Argument, Option
@@ -168,10 +168,7 @@ def undo(
 
         kilburn window undo session-1 --window 16000 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "undo", tokens=size)
-    receipt = change.receipt
-    _report(change, where.json, f", by {receipt.policy} at turn {receipt.turn}" if receipt is not None else "")
+    _change(name, where, "undo", tokens=size)
 
 
 @window.command("compact")
@@ -222,9 +219,7 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
 
         kilburn window evict session-1 p4-p5 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "evict", address, why=why)
-    _report(change, where.json)
+    _change(name, where, "evict", address, why=why)
 
 
 @window.command("pin")
@@ -238,9 +233,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 
         kilburn window pin session-1 p1 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "pin", address)
-    _report(change, where.json)
+    _change(name, where, "pin", address)
 
 
 @window.command("unpin")
@@ -254,14 +247,16 @@ def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 
         kilburn window unpin session-1 p1 --json
     """
+    _change(name, where, "unpin", address)
+
+
+def _change(name: str, where: StorePlace, verb: str, address: str = "", **options: Any) -> None:
+    """Change a window by hand, and print what was moved."""
     with where.writing() as store:
-        change = by_hand.change(session(store, name), "unpin", address)
-    _report(change, where.json)
-
-
-def _report(change: by_hand.WindowChange, json: bool, detail: str = "") -> None:
-    if json:
+        change = by_hand.change(session(store, name), verb, address, **options)
+    if where.json:
         emit(change.figures())
         return
+    by = f", by {change.receipt.policy} at turn {change.receipt.turn}" if change.receipt is not None else ""
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{PAST_TENSE[change.verb]}{detail}: {address_list(change.pages)}; {window}"))
+    tell(line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))

@@ -99,6 +99,9 @@ WHOLE = 1 << 20
 LINGER = 1.0
 """Seconds that an endpoint may keep its stream open after a reply."""
 
+DEFAULT_REPLY_TOKENS = 1024
+"""Tokens of a reply if a request names no number."""
+
 THREADS = 64
 """Maximum number of concurrent requests to a model in this process."""
 
@@ -522,14 +525,11 @@ class InProcess:
 
     Args:
         model: the model.
-        cap: tokens of a reply where a request says nothing.
-        threads: requests that it is asked at the same time; others wait.
     """
 
-    def __init__(self, model: Model, cap: int = 1024, threads: int = THREADS) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self._cap = cap
-        self._pool = ThreadPoolExecutor(threads, "kilburn-model")
+        self._pool = ThreadPoolExecutor(THREADS, "kilburn-model")
 
     def speaks(self, form: Form) -> bool:
         """See `UpstreamApi`."""
@@ -544,7 +544,7 @@ class InProcess:
         if form is None:
             yield self._other(path, body)
             return
-        req = await _read(form, body, self.model.form, self._cap)
+        req = await _read(form, body, self.model.form, DEFAULT_REPLY_TOKENS)
         thread = _Thread(self.model.name, iter(self.model.stream(req.request)), self._pool)
         try:
             pieces = thread.pieces() if req.streamed else thread.reply()

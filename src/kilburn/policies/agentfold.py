@@ -124,7 +124,7 @@ class Partition:
 
     def shown(self, last: int) -> int:
         """Resident pages that stand before the step behind `last`."""
-        return bisect_left(self.view.pages, self.starts[last], key=_origin)
+        return bisect_left(self.view.pages, self.starts[last], key=lambda page: page.order[0])
 
     def stretch(self, first: int, last: int) -> Stretch:
         """The pages of some whole items, including those that left the window earlier."""
@@ -169,10 +169,6 @@ def _intervals(view: View, starts: list[int]) -> Iterable[tuple[int, int]]:
             low, high = max(1, bisect_right(starts, min(roots))), min(len(starts) - 1, bisect_right(starts, max(roots)))
             if low <= high:
                 yield low, high
-
-
-def _origin(page: Page) -> int:
-    return page.order[0]
 
 
 @dataclass(frozen=True)

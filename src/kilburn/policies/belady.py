@@ -24,8 +24,6 @@ __all__ = ["Belady"]
 Future = Mapping[int, Sequence[tuple[int, Sequence[Span]]]]
 """By original page: the turns at which it is needed, in order, and which spans of it."""
 
-NEVER = 10**12
-
 
 @dataclass(frozen=True)
 class Belady:

@@ -87,7 +87,6 @@ def judge(
     tokens: int | None = None,
     count: Callable[[str], int] = len,
     keep: float = 0.5,
-    invent: float = 0.15,
 ) -> Judgement:
     """The first verdict that applies; garbage comes before lost facts.
 
@@ -95,7 +94,6 @@ def judge(
         prompt: the instruction that the model was given, so that its echo is known.
         tokens: what the summary may cost at most by `count`; None for no limit.
         keep: share of the key facts' weight that it must keep.
-        invent: share of its names and numbers that may occur in no source (one always may).
     """
     words = re.findall(r"\w+", summary.lower())
     letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
@@ -120,7 +118,7 @@ def judge(
     total = sum(fact.weight for fact in wanted)
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
-    if len(invented) > max(1, invent * named):
+    if len(invented) > max(1, MAX_INVENTED * named):
         return Judgement(Verdict.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
         return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
@@ -201,6 +199,9 @@ def _loop(summary: str, words: list[str]) -> str:
 
 
 _RUN = 6
+MAX_INVENTED = 0.15
+"""Share of the names and numbers of a summary that may occur in no source; one always may."""
+MAX_KEY_FACTS, MAX_QUOTE_CHARS = 20, 240
 _LARGE = 2_000_000
 
 
@@ -247,7 +248,7 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
     return ""
 
 
-def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
+def key_facts(pieces: Sequence[Piece]) -> tuple[KeyFact, ...]:
     """What a summary of the pieces should not lose, the weightiest first: the last test state, error
     classes, files that were changed or spoken of, names and numbers in decisions and errors.
 
@@ -269,7 +270,7 @@ def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
     ranked = sorted(scores, key=lambda key: (-scores[key], key))
     chosen: list[KeyFact] = []
     for kind, value in ranked:
-        if len(chosen) >= most or scores[kind, value] < 1.0:
+        if len(chosen) >= MAX_KEY_FACTS or scores[kind, value] < 1.0:
             break
         if any(value in fact.value for fact in chosen):
             continue
@@ -391,11 +392,11 @@ def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], 
     return done + added if added else summary
 
 
-def _quote(text: str, fact: KeyFact, most: int = 240) -> str:
+def _quote(text: str, fact: KeyFact) -> str:
     """The fact's line, stripped; of a long one the part around the fact."""
     line = text[fact.span[0] : fact.span[1]].strip()
-    if len(line) <= most:
+    if len(line) <= MAX_QUOTE_CHARS:
         return line
-    at = max(0, line.lower().find(fact.value.lower()) - most // 2)
+    at = max(0, line.lower().find(fact.value.lower()) - MAX_QUOTE_CHARS // 2)
     mark = OMISSION.strip()
-    return (mark if at else "") + line[at : at + most] + (mark if at + most < len(line) else "")
+    return (mark if at else "") + line[at : at + MAX_QUOTE_CHARS] + (mark if at + MAX_QUOTE_CHARS < len(line) else "")

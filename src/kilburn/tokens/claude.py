@@ -62,25 +62,26 @@ class Claude(FamilyEstimate):
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
 
 
+MAX_CHARS = 100_000
+
+
 class Ctok:
     """Claude's tokens by the unofficial `ctok` (Python 3.12 or later). It reads about a tenth of a megabyte a second, so
-    texts of more than `limit` characters are estimated instead.
+    texts of more than `MAX_CHARS` characters are estimated instead.
 
     Args:
         name: "ctok/3", "ctok/4.7" or "ctok/4.8".
-        limit: characters of the longest text that is tokenised.
 
     Raises:
         MissingExtra: ctok is not installed.
     """
 
-    def __init__(self, name: str, limit: int = 100_000) -> None:
+    def __init__(self, name: str) -> None:
         try:
             from ctok import token_count  # type: ignore[import-not-found, unused-ignore]
         except ImportError as error:
             raise MissingExtra("ctok", "claude-tokens") from error
         self.name = name
-        self.limit = limit
         self.envelope = 8
         self._count = token_count
         self._version = name.partition("/")[2]
@@ -97,7 +98,7 @@ class Ctok:
         """Return the tokens of `text` alone, without the frame of a message."""
         if not text:
             return 0
-        if len(text) > self.limit:
+        if len(text) > MAX_CHARS:
             return self._estimate.count(text)
         whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         return max(1, int(self._count(whole, self._version)) - self._frame)

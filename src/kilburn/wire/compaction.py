@@ -210,13 +210,9 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (block for block in (content if isinstance(content, list) else ()) if block.get("type") == "compaction")
 
 
-def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
-    """Return the messages as the provider is to get them: the last compaction block with content first, exactly one.
-
-    Args:
-        carry: what stands before the block comes behind it, in its order, so that it is read; False
-            leaves it out, as the provider would.
-    """
+def put_block_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as the provider is to get them: the last compaction block with content first, exactly one, and after
+    it what stood before it, in its order, so that it is read."""
     at = next(
         (
             (index, place)
@@ -234,10 +230,10 @@ def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -
     earlier = [*messages[:index], {"role": role, "content": content[:place]}]
     if earlier[0]["content"] == OPENING:
         del earlier[0]
-    carried = [{**message, "content": _without_blocks(message["content"])} for message in earlier] if carry else []
+    carried = [{**message, "content": _without_blocks(message["content"])} for message in earlier]
     rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
     thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in THOUGHTS
-    if thinks and carried and _join(carried)[-1:] and _join(carried)[-1]["role"] == role:
+    if thinks and (ahead := _join(carried)) and ahead[-1]["role"] == role:
         # A turn that thinks must begin with its thinking.
         carried.append({"role": "user", "content": OPENING})
     return _join([{"role": role, "content": [content[place]]}, *carried, *rest])

@@ -85,6 +85,18 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class ComparedRow(CostRow, frozen=True, kw_only=True):
+    """A row with the 95% interval of its mean, and with its difference from the best baseline: see
+    `kilburn_lab.evals.baselines.compared`."""
+
+    low: float
+    high: float
+    best: str
+    gain: float
+    gain_low: float
+    gain_high: float
+
+
 def figures_of(cell: PolicyCounts, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
     """The fields of a row that follow from a cell alone."""
     return {

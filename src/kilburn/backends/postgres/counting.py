@@ -23,18 +23,21 @@ _OLD = (
 )
 
 
+PATIENCE = 5.0
+"""Seconds to wait for a connection, or for another gateway."""
+
+
 class PostgresTurnstile:
     """Counts in a database, for gateways on any number of machines. Its store must have been opened for writing before.
 
     Args:
         url: see `kilburn.backends.postgres.store.Postgres`.
-        patience: seconds to wait for a connection, or for another gateway.
     """
 
-    def __init__(self, url: str, patience: float = 5.0) -> None:
+    def __init__(self, url: str) -> None:
         # The store's connections: a program has as many as its URL says, whatever it does with them.
         _, connections = split_connections(url)
-        self._db = Database(checked_url(url), patience=patience, durable=False, connections=connections)
+        self._db = Database(checked_url(url), patience=PATIENCE, durable=False, connections=connections)
         self._gateway, self._tidied = secrets.token_bytes(8), -IDLE
 
     def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:

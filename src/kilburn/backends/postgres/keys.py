@@ -32,10 +32,10 @@ class StoredKeys:
         StoreError: the database cannot be reached, or read.
     """
 
-    def __init__(self, url: str, patience: float = 5.0) -> None:
+    def __init__(self, url: str) -> None:
         _, connections = split_connections(url)
         url = self._url = checked_url(url)
-        self._db = Database(url, patience=patience, durable=True, connections=connections)
+        self._db = Database(url, patience=5.0, durable=True, connections=connections)
         try:
             with connected(url, "reading keys") as connection:
                 schema.prepare_schema(connection, self._db.shown)
