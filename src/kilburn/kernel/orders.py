@@ -229,7 +229,7 @@ def find_orders(text: str) -> tuple[Span, ...]:
         return ()
     orders: list[Span] = []
     framed = False
-    for number, (start, stop, listed) in enumerate(_sentences(text)):
+    for number, (start, stop, listed) in enumerate(own_sentences(text)):
         sentence = text[start:stop]
         if listed or framed or is_order(sentence) or (number == 0 and _pattern(_CORRECTION).match(sentence)):
             orders.append((start, stop))
@@ -272,7 +272,7 @@ class _Line(NamedTuple):
     wrapped: bool
 
 
-def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
+def own_sentences(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
     # Most messages are one line, which is the user's own unless it looks like code or output.
     is_line = "\n" not in text and len(text) <= LONG
