@@ -311,15 +311,15 @@ def test_a_remark_brings_less_than_a_question() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    ("order", "tool", "arguments"),
+    ("order", "stands", "tool", "arguments"),
     [
-        ("I'd rather you left legacy/ alone.", "write_file", {"path": "legacy/dates.py", "content": "x = 1\n" * 50}),
-        ("Anything under contracts/ goes through Dana.", "bash", {"command": "rm contracts/acme.md"}),
-        ("The staging database belongs to Marta.", "bash", {"command": "psql staging -f clean.sql"}),
+        ("I'd rather you left legacy/ alone.", True, "write_file", {"path": "legacy/dates.py", "content": "x = 1\n" * 50}),
+        ("Anything under contracts/ goes through Dana.", False, "bash", {"command": "rm contracts/acme.md"}),
+        ("The staging database belongs to Marta.", False, "bash", {"command": "psql staging -f clean.sql"}),
     ],
 )
 def test_what_the_user_said_about_a_call_comes_back_with_it(
-    policy: str, order: str, tool: str, arguments: dict[str, str]
+    policy: str, order: str, stands: bool, tool: str, arguments: dict[str, str]
 ) -> None:
     session = kilburn.open(":memory:", window=2000, policy=policy, tokenizer="chars/4").session("a")
     for turn, (question, answer) in enumerate(talk(40)):
@@ -328,12 +328,11 @@ def test_what_the_user_said_about_a_call_comes_back_with_it(
         session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
     session.append({"role": "user", "content": "Now clean up."})
     call(session, "a", "bash", {"command": "date"})
-    before = "".join(texts(session))
+    # A standing order is there at all times.
+    assert any(order in text for text in texts(session)) is stands
     call(session, "b", tool, arguments)
-    prompt = "".join(texts(session))
-    assert order in prompt
-    assert prompt.index(order) > prompt.index("Now clean up.") or order in before
-    assert session.kernel.use <= 2000
+    assert any(order in text for text in texts(session))
+    assert session.render().tokens <= 2000
 
 
 def call(session: Session, name: str, tool: str, arguments: dict[str, str]) -> None:

@@ -83,12 +83,12 @@ _GENERAL = (
 )
 """Words with which an imperative is more than one request."""
 _IMPERATIVE = (
-    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
+    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where|why|how)\b).)*?{_GENERAL}"
     rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)|^{_MANNER}\W+(?:\w+ )?only\b|^(?:{_MANNER}|answer|call|fix"
-    rf"|give|reply|say|show|write)\b.*, not "
+    rf"|give|reply|say|show|write)\b.*(?:, | \()not "
     r"|^(?:call|give|name|report|show|spell|write) (?:all|each|every) .* (?:as|in) |^let['’]?s (?:always|avoid|keep(?! \w+ing"
     r"| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under|within)\b|^(?:default|speak|spell"
-    r"|stay(?! where)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
+    r"|stay (?:away|below|in|inside|off|on|out|under|within)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
     rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second"
     rf"|\d+)\b)(?:\W+\w+){{2,}}"
@@ -106,7 +106,10 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
+    rf"^(?!(?:{_SUBJECT})\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|if|when)\b"
+    r"|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when|if) (?:asked|in doubt|prompted|unsure)\W*$"
+    r"|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
+    rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
     r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer|be (?:concise|brief|honest|direct|terse|straight|polite"
     r"|formal)|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
@@ -131,9 +134,12 @@ _DEONTIC = (
     r"|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b|^(?:all|every|each|any|no(?! need)|nobody|nothing|only"
     r"|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed"
     r"|permitted|to)|without|unless|until)\b"
+    r"|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must|should) (?:not )?be \w+ed\b)"
+    r"|\b(?:disallowed|discouraged|hands off)\b|[;–—] (?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)"
+    r"|, otherwise (?!\w+ed\b)|^(?:anything|everything|nothing|all)\b.{1,40}\bgo(?:es)? (?:out|through|to|via)\b"
     # German, French
     r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
-)
+).replace("SUBJECT", _SUBJECT)
 """How a sentence says what may and must be."""
 _CONDITION = (
     r"^(?:whoever|whatever|wherever)\b[^,]{3,60}, |^in (?:this|our) (?:chat|codebase|conversation|project|repo\w*|session"
