@@ -95,6 +95,8 @@ _IMPERATIVE = (
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    r"^it(?: would|['’]d) be (?:best|better|good|great|nice) if (?:all|each|every|no\b|nothing|you (?:always|never))"
+    r"|^we (?:always|don['’]?t|do not|never|only) \w+ .*\bin (?:our|this) (?:code|codebase|company|house|project|repo\w*|team)\b|"
     rf"^we (?:always|never) {_VERB}\b"
     r"|^i['’]d like (?:\w+ )?(?:answers|replies|summaries)\b|^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for"
     r"|in|on|with) (?:each|every|any)|whenever)\b|\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could"
@@ -106,7 +108,10 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^(?!(?:{_SUBJECT})\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|if|when)\b"
+    rf"^(?!(?:{_SUBJECT})\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|for|if|when)\b"
+    rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|^be \w+ unless\b|\bunless otherwise\b"
+    r"|^no (?!big|more|other|real)[\w-]+ (?:[\w-]{3,}s\W*$|[\w-]+ (?:in|on|without|before|after|unless|until) )"
+    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is)\W*$"
     r"|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when|if) (?:asked|in doubt|prompted|unsure)\W*$"
     r"|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
     rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
@@ -135,6 +140,7 @@ _DEONTIC = (
     r"|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed"
     r"|permitted|to)|without|unless|until)\b"
     r"|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must|should) (?:not )?be \w+ed\b)"
+    r"|^(?:my|our|the) (?:convention|policy|preference|rule) (?:here )?is\b"
     r"|\b(?:disallowed|discouraged|hands off)\b|[;–—] (?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)"
     r"|, otherwise (?!\w+ed\b)|^(?:anything|everything|nothing|all)\b.{1,40}\bgo(?:es)? (?:out|through|to|via)\b"
     # German, French
@@ -160,11 +166,15 @@ _FOREIGN_IMPERATIVE = (
 _PHRASE = (
     r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|tell me|be (?:sorry|shy|silly|afraid)"
     r"|let the|panic|i\b|give up|forget to \w+ yourself)|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
+    r"|saw|knew|thought|got|came|felt|took|made"
     r"|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy"
     r"|sorry)|always the same|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
-_REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
+_REPORTED = (
+    r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b|^(?:imagine|suppose)\b"
+    r"|\b(?:believes?|claims?|thinks?|thought|wants?) (?:that )?(?:we|you|everyone)\b"
+)
 """Words of what somebody else orders."""
 _TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
 """Words of what is soon over."""
@@ -256,9 +266,11 @@ def is_order(sentence: str) -> bool:
         return True
     if _pattern(_IMPERATIVE).search(words):
         return _pattern(_TEMPORARY).search(words) is None
+    if _pattern(_CONDITION).match(words):
+        return True
     if _pattern(r"(?:i|we)\b").match(words) or _pattern(_REPORTED).search(words):
         return False
-    if _pattern(_DEONTIC).search(words) or _pattern(_CONDITION).match(words):
+    if _pattern(_DEONTIC).search(words):
         return True
     if _pattern(_STATEMENT).match(words):
         return False
