@@ -108,10 +108,10 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^(?!(?:{_SUBJECT})\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|for|if|when)\b"
+    rf"^(?!(?:{_SUBJECT}|not)\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|by|for|if|in|on|when|with)\b"
     rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|^be \w+ unless\b|\bunless otherwise\b"
     r"|^no (?!big|more|other|real)[\w-]+ (?:[\w-]{3,}s\W*$|[\w-]+ (?:in|on|without|before|after|unless|until) )"
-    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is)\W*$"
+    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is|the only .+)\W*$|\b(?:is|are) \w+, never \w+\W*$"
     r"|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when|if) (?:asked|in doubt|prompted|unsure)\W*$"
     r"|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
     rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
@@ -165,14 +165,15 @@ _FOREIGN_IMPERATIVE = (
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
     r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|tell me|be (?:sorry|shy|silly|afraid)"
-    r"|let the|panic|i\b|give up|forget to \w+ yourself)|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
+    r"|let the|panic|i\b|give up|quit|lose (?:faith|heart|hope)|do it\b|\w+ (?:her|him)\b|forget to \w+ yourself)"
+    r"|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
     r"|saw|knew|thought|got|came|felt|took|made"
     r"|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy"
     r"|sorry)|always the same|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
 _REPORTED = (
-    r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b|^(?:imagine|suppose)\b"
+    r"\b(?:says|said|they told|told me|according to|their|they|kidding|i (?:guess|suppose|think))\b|^(?:imagine|suppose)\b"
     r"|\b(?:believes?|claims?|thinks?|thought|wants?) (?:that )?(?:we|you|everyone)\b"
 )
 """Words of what somebody else orders."""
