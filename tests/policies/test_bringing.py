@@ -314,7 +314,7 @@ def test_a_remark_brings_less_than_a_question() -> None:
     ("order", "stands", "tool", "arguments"),
     [
         ("I'd rather you left legacy/ alone.", True, "write_file", {"path": "legacy/dates.py", "content": "x = 1\n" * 50}),
-        ("Anything under contracts/ goes through Dana.", False, "bash", {"command": "rm contracts/acme.md"}),
+        ("What is under contracts/ is for Dana.", False, "bash", {"command": "rm contracts/acme.md"}),
         ("The staging database belongs to Marta.", False, "bash", {"command": "psql staging -f clean.sql"}),
     ],
 )
@@ -323,9 +323,8 @@ def test_what_the_user_said_about_a_call_comes_back_with_it(
 ) -> None:
     session = kilburn.open(":memory:", window=2000, policy=policy, tokenizer="chars/4").session("a")
     for turn, (question, answer) in enumerate(talk(40)):
-        if turn == 3:
-            session.append({"role": "user", "content": f"{answer} {order}"}, {"role": "assistant", "content": "Noted."})
-        session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        remark = order if turn == 3 else f"The shelf{turn} of store{turn} is Owner{turn}'s."
+        session.append({"role": "user", "content": f"{answer} {remark}"}, {"role": "assistant", "content": question})
     session.append({"role": "user", "content": "Now clean up."})
     call(session, "a", "bash", {"command": "date"})
     # A standing order is there at all times.

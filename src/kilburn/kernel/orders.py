@@ -90,8 +90,8 @@ _IMPERATIVE = (
     r"| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under|within)\b|^(?:default|speak|spell"
     r"|stay (?:away|below|in|inside|off|on|out|under|within)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
-    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second"
-    rf"|\d+)\b)(?:\W+\w+){{2,}}"
+    rf"|^{_MANNER}\b(?! (?!existing)\w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next"
+    rf"|second|\d+)\b)(?:\W+\w+){{2,}}"
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
@@ -111,7 +111,7 @@ _FORBIDS = (
     rf"^(?!(?:{_SUBJECT}|not)\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|by|for|if|in|on|when|with)\b"
     rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|^be \w+ unless\b|\bunless otherwise\b"
     r"|^no (?!big|more|other|real)[\w-]+ (?:[\w-]{3,}s\W*$|[\w-]+ (?:in|on|without|before|after|unless|until) )"
-    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is|the only .+)\W*$|\b(?:is|are) \w+, never \w+\W*$"
+    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is|the (?:only|single|sole) .+)\W*$|\b(?:is|are) \w+, never \w+\W*$"
     r"|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when|if) (?:asked|in doubt|prompted|unsure)\W*$"
     r"|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
     rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
@@ -141,7 +141,7 @@ _DEONTIC = (
     r"|permitted|to)|without|unless|until)\b"
     r"|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must|should) (?:not )?be \w+ed\b)"
     r"|^(?:my|our|the) (?:convention|policy|preference|rule) (?:here )?is\b"
-    r"|\b(?:disallowed|discouraged|hands off)\b|[;–—] (?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)"
+    r"|\b(?:disallowed|discouraged|hands off)\b|(?:; |[–—]\s?)(?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)"
     r"|, otherwise (?!\w+ed\b)|^(?:anything|everything|nothing|all)\b.{1,40}\bgo(?:es)? (?:out|through|to|via)\b"
     # German, French
     r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
