@@ -19,7 +19,6 @@ from kilburn.kernel.background import Background
 from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.plans import PlanCourse, moves_of
-from kilburn.kernel.standing import is_by_user
 from kilburn.move import Move
 from kilburn.page import parse_address
 from kilburn.policy import Cause, Policy, View
@@ -181,22 +180,18 @@ class Consultation:
         )
 
     def _find(self, find: Find) -> Answer:
-        kernel, limit, shown = self.kernel, max(0, find.limit), find.shown
-        pages = kernel.window.pages
-
-        def is_shown(page: int) -> bool:
-            return page in (shown or ()) or (find.by_user and not is_by_user(pages[page]))
-
-        searcher = kernel.searching(shown=None if shown is None else is_shown, by_words=find.by_words)
+        kernel, limit = self.kernel, max(0, find.limit)
+        is_shown = None if find.shown is None else find.shown.__contains__
+        searcher = kernel.searching(shown=is_shown, by_words=find.by_words, by_user=find.by_user)
         tokens = find.tokens or FOUND * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )
         found = sorted(findings, key=lambda hit: -hit.score)
-        numbers = [parse_address(hit.address)[0] for hit in found]
+        pages = [parse_address(hit.address)[0] for hit in found]
         hits = [
             Hit(page=page, span=hit.span, text=hit.text, score=hit.score - hit.why.get("session", 0.0))
-            for page, hit in zip(numbers, found, strict=True)
+            for page, hit in zip(pages, found, strict=True)
             if not searcher.is_shown((kernel.lineage.owner(page), page))
         ]
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=tuple(hits), confidence=findings.confidence)

@@ -215,7 +215,8 @@ def _sentences_about(
     if not words or room <= 2 * view.handle:
         return []
     shown_ids = frozenset([page.id for page in staying if page.id > 0])
-    answer = yield Find(query=" ".join(sorted(words)), limit=USER_HITS, shown=shown_ids, by_words=True, by_user=True)
+    query, tokens = " ".join(sorted(words)), 4 * REMINDER_TOKENS
+    answer = yield Find(query=query, limit=USER_HITS, tokens=tokens, shown=shown_ids, by_words=True, by_user=True)
     texts = _texts_beside(view, step, staying, excerpt)
     sentences: list[tuple[PagePassage, set[str]]] = []
     for page in sorted({hit.page for hit in answer.hits}, reverse=True):
