@@ -45,11 +45,11 @@ def attach(package: str, names: Mapping[str, str] | None = None) -> None:
             except ModuleNotFoundError as error:
                 if error.name != path:
                     raise
-        said = f"{package} has no {name!r}{_advice(name, package)}"
+        message = f"{package} has no {name!r}{_advice(name, package)}"
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
             # `from package import name` is asking. It would drop an AttributeError, and what that says.
-            raise ImportError(said, name=package)
-        raise AttributeError(said)
+            raise ImportError(message, name=package)
+        raise AttributeError(message)
 
     vars(module).update(__getattr__=attribute, __dir__=lambda: sorted({*vars(module), *exported}))
 
@@ -64,31 +64,33 @@ def exports() -> dict[str, list[str]]:
     from pathlib import Path
 
     specs = [spec for package in PACKAGES if (spec := find_spec(package)) is not None and spec.origin is not None]
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for spec in specs:
         root = Path(spec.origin or "").parent
         for file in sorted(root.rglob("*.py")):
             names = re.search(PUBLIC, file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
             if names is not None:
                 module = ".".join([spec.name, *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
-                found[module] = re.findall(r'"(\w+)"', names[1])
-    return found
+                modules[module] = re.findall(r'"(\w+)"', names[1])
+    return modules
 
 
 def _advice(name: str, package: str) -> str:
     """Where a name lives, or one that is nearly the same, or else what the package has, as the end of a sentence."""
     if name.startswith("_"):
         return ""
-    known: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for module, names in exports().items():
-        for each in names:
-            known.setdefault(each, []).append(module)
-    near = sorted((each for each in known if each.lower() == name.lower()), key=lambda each: each != name)
+        for candidate in names:
+            modules.setdefault(candidate, []).append(module)
+    near = sorted(
+        (candidate for candidate in modules if candidate.lower() == name.lower()), key=lambda candidate: candidate != name
+    )
     if not near:
         import difflib  # only for an error
 
-        near = difflib.get_close_matches(name, known, 2, 0.8)
-    lines = [f"from {module} import {each}" for each in near for module in known[each]]
+        near = difflib.get_close_matches(name, modules, 2, 0.8)
+    lines = [f"from {module} import {candidate}" for candidate in near for module in modules[candidate]]
     more = "" if len(lines) <= NAMED else f", and {len(lines) - NAMED} more"
     if lines:
         return f"; write {' or '.join(f'`{line}`' for line in lines[:NAMED])}{more}"

@@ -28,7 +28,7 @@ EMBEDDER = "hand-made"
 COPIES = """
 import os, signal, sys
 from kilburn.backends.places import name_of, open_backend
-from kilburn.kernel.copying import copy
+from kilburn.copying import copy
 
 source, target, to, *numbers = sys.argv[1:]
 done = 0

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kilburn import Store
 from kilburn.backend import ContentStore, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collecting import is_true
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.store import Store
 from kilburn.move import Add, Retire
 from kilburn.page import Page
 from kilburn.retrieval import Candidate, Query

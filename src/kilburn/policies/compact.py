@@ -25,9 +25,9 @@ from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
 from kilburn.selection.origins import all_origins, origins_of, words_at
-from kilburn.wire.compaction import COMPACTION
 from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, number_of
 from kilburn.wire.quotation import quote, with_headings
+from kilburn.wire.sent import COMPACTION
 
 SYSTEM = (
     "You condense the log of a working agent for the same agent, which will go on from your words alone. "
