@@ -83,18 +83,20 @@ _GENERAL = (
 )
 """Words with which an imperative is more than one request."""
 _IMPERATIVE = (
-    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
+    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where|why|how)\b).)*?{_GENERAL}"
     rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)|^{_MANNER}\W+(?:\w+ )?only\b|^(?:{_MANNER}|answer|call|fix"
-    rf"|give|reply|say|show|write)\b.*, not "
+    rf"|give|reply|say|show|write)\b.*(?:, | \()not "
     r"|^(?:call|give|name|report|show|spell|write) (?:all|each|every) .* (?:as|in) |^let['’]?s (?:always|avoid|keep(?! \w+ing"
     r"| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under|within)\b|^(?:default|speak|spell"
-    r"|stay(?! where)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
+    r"|stay (?:away|below|in|inside|off|on|out|under|within)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
-    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second"
-    rf"|\d+)\b)(?:\W+\w+){{2,}}"
+    rf"|^{_MANNER}\b(?! (?!existing)\w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next"
+    rf"|second|\d+)\b)(?:\W+\w+){{2,}}"
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    r"^it(?: would|['’]d) be (?:best|better|good|great|nice) if (?:all|each|every|no\b|nothing|you (?:always|never))"
+    r"|^we (?:always|don['’]?t|do not|never|only) \w+ .*\bin (?:our|this) (?:code|codebase|company|house|project|repo\w*|team)\b|"
     rf"^we (?:always|never) {_VERB}\b"
     r"|^i['’]d like (?:\w+ )?(?:answers|replies|summaries)\b|^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for"
     r"|in|on|with) (?:each|every|any)|whenever)\b|\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could"
@@ -106,7 +108,13 @@ _WISH = (
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
+    rf"^(?!(?:{_SUBJECT}|not)\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|by|for|if|in|on|when|with)\b"
+    rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|^be \w+ unless\b|\bunless otherwise\b"
+    r"|^no (?!big|more|other|real)[\w-]+ (?:[\w-]{3,}s\W*$|[\w-]+ (?:in|on|without|before|after|unless|until) )"
+    r"|^(?:keep|leave|let) .+ as (?:they are|it is|is|the (?:only|single|sole) .+)\W*$|\b(?:is|are) \w+, never \w+\W*$"
+    r"|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when|if) (?:asked|in doubt|prompted|unsure)\W*$"
+    r"|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
+    rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
     r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer|be (?:concise|brief|honest|direct|terse|straight|polite"
     r"|formal)|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
@@ -131,9 +139,13 @@ _DEONTIC = (
     r"|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b|^(?:all|every|each|any|no(?! need)|nobody|nothing|only"
     r"|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed"
     r"|permitted|to)|without|unless|until)\b"
+    r"|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must|should) (?:not )?be \w+ed\b)"
+    r"|^(?:my|our|the) (?:convention|policy|preference|rule) (?:here )?is\b"
+    r"|\b(?:disallowed|discouraged|hands off)\b|(?:; |[–—]\s?)(?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)"
+    r"|, otherwise (?!\w+ed\b)|^(?:anything|everything|nothing|all)\b.{1,40}\bgo(?:es)? (?:out|through|to|via)\b"
     # German, French
     r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
-)
+).replace("SUBJECT", _SUBJECT)
 """How a sentence says what may and must be."""
 _CONDITION = (
     r"^(?:whoever|whatever|wherever)\b[^,]{3,60}, |^in (?:this|our) (?:chat|codebase|conversation|project|repo\w*|session"
@@ -153,12 +165,17 @@ _FOREIGN_IMPERATIVE = (
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
     r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|tell me|be (?:sorry|shy|silly|afraid)"
-    r"|let the|panic|i\b|give up|forget to \w+ yourself)|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
+    r"|let the|panic|i\b|give up|quit|lose (?:faith|heart|hope)|do it\b|\w+ (?:her|him)\b|forget to \w+ yourself)"
+    r"|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
+    r"|saw|knew|thought|got|came|felt|took|made"
     r"|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy"
     r"|sorry)|always the same|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
-_REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
+_REPORTED = (
+    r"\b(?:says|said|they told|told me|according to|their|they|kidding|i (?:guess|suppose|think))\b|^(?:imagine|suppose)\b"
+    r"|\b(?:believes?|claims?|thinks?|thought|wants?) (?:that )?(?:we|you|everyone)\b"
+)
 """Words of what somebody else orders."""
 _TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
 """Words of what is soon over."""
@@ -229,7 +246,7 @@ def find_orders(text: str) -> tuple[Span, ...]:
         return ()
     orders: list[Span] = []
     framed = False
-    for number, (start, stop, listed) in enumerate(_sentences(text)):
+    for number, (start, stop, listed) in enumerate(own_sentences(text)):
         sentence = text[start:stop]
         if listed or framed or is_order(sentence) or (number == 0 and _pattern(_CORRECTION).match(sentence)):
             orders.append((start, stop))
@@ -250,9 +267,11 @@ def is_order(sentence: str) -> bool:
         return True
     if _pattern(_IMPERATIVE).search(words):
         return _pattern(_TEMPORARY).search(words) is None
+    if _pattern(_CONDITION).match(words):
+        return True
     if _pattern(r"(?:i|we)\b").match(words) or _pattern(_REPORTED).search(words):
         return False
-    if _pattern(_DEONTIC).search(words) or _pattern(_CONDITION).match(words):
+    if _pattern(_DEONTIC).search(words):
         return True
     if _pattern(_STATEMENT).match(words):
         return False
@@ -272,7 +291,7 @@ class _Line(NamedTuple):
     wrapped: bool
 
 
-def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
+def own_sentences(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
     # Most messages are one line, which is the user's own unless it looks like code or output.
     is_line = "\n" not in text and len(text) <= LONG

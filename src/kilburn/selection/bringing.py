@@ -14,6 +14,7 @@ from functools import partial
 from itertools import dropwhile, islice, pairwise, takewhile
 
 from kilburn.effect import Answer, Effect, Find, Hit
+from kilburn.kernel.orders import MAX_SENTENCE, own_sentences
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
@@ -55,6 +56,10 @@ NAMED_TOKENS, MAX_NAMES, NAME_HITS = 300, 6, 20
 """Where an agent is at work: tokens of the passages that explain the names of its newest step, at most; names, above which it
 writes something new and none is looked for; hits that the search is asked for."""
 
+REMINDER_TOKENS, USER_HITS, RARE, CALL_WORDS = 120, 12, 2, 40
+"""Where an agent is at work: tokens of what the user said about the same as its newest step, at most; passages in which that is
+looked for; sentences that may have a word that counts alone; words of a call or plan that counts whole."""
+
 STEP_CHARS, MIN_NAME_CHARS = 4000, 4
 """Characters of a message, at its end, in which names are looked for; and of a name, at least."""
 
@@ -77,8 +82,8 @@ _CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
 _DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
 """A name of a program, and a line that defines one."""
 
-_ESCAPE = re.compile(r"\\[nrt]")
-"""White space in the arguments of a call."""
+_ESCAPE = re.compile(r"\\[nrt]|\"\w+\"\s*:")
+"""White space in the arguments of a call, and their keys."""
 
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
@@ -163,25 +168,26 @@ def passages_asked(
     """
     stays = view.pages if staying is None else staying
     query, is_question = query_of(view)
+    chosen: list[PagePassage] = []
     if all(page.role is not Role.USER for page in view.latest()):
+        chosen = yield from _sentences_about(view, min(room, REMINDER_TOKENS), stays, excerpt)
+        room -= sum([_cost(view, passage, set()) for passage in chosen])
         explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, excerpt)
         if explaining is not None or len(query.split()) > BRIEF:
-            return explaining or []
+            return [*chosen, *(explaining or [])]
     room -= view.count(HEADING)
     words = words_of(query).keys() - STOP
     if not words or (not is_question and len(words) < FEW) or room <= 2 * view.handle:
-        return []
+        return chosen
     shown_ids = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown_ids, by_words=not is_question)
     if not answer.hits or (not is_question and answer.confidence < SURE):
-        return []
-    texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
-    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
+        return chosen
+    texts = _texts_beside(view, [], stays, excerpt)
     lines: set[str] = set().union(*map(lines_of, texts))
     min_score = answer.hits[0].score * (ASKED if is_question else UNASKED)
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
-    chosen: list[PagePassage] = []
-    pages: set[int] = set()
+    pages = {passage.page for passage in chosen}
     names = words & {name.lower() for name in _CODE.findall(query)}
     for passage in _passages(view, hits, words, names, 2 * room if is_question else WHOLE):
         cost = _cost(view, passage, pages)
@@ -191,6 +197,55 @@ def passages_asked(
             lines.update(passage.passage.lines)
             chosen.append(passage)
     return chosen
+
+
+def _sentences_about(
+    view: View, room: int, staying: Sequence[Page], excerpt: Parts
+) -> Generator[Effect, Answer, list[PagePassage]]:
+    """Search for what the user said about the paths and names of the agent's newest step: the sentences that share the most of
+    its rare words. An order of an unusual form is thus shown when it matters.
+
+    Args:
+        room: tokens that the sentences may take as one copy.
+        staying: the pages that stay in the window.
+        excerpt: what an excerpt of the same plan keeps.
+    """
+    step = _newest_step(view)
+    names, words = _subjects_of(view, step)
+    if not words or room <= 2 * view.handle:
+        return []
+    shown_ids = frozenset([page.id for page in staying if page.id > 0])
+    query, tokens = " ".join(sorted(words)), 4 * REMINDER_TOKENS
+    answer = yield Find(query=query, limit=USER_HITS, tokens=tokens, shown=shown_ids, by_words=True, by_user=True)
+    texts = _texts_beside(view, step, staying, excerpt)
+    sentences: list[tuple[PagePassage, set[str]]] = []
+    for page in sorted({hit.page for hit in answer.hits}, reverse=True):
+        text = view.text(page)
+        for start, stop, _ in own_sentences(text):
+            sentence = text[start:stop]
+            shared = words & words_of(sentence).keys()
+            if shared and sentence[-1] not in MARKS and not any(sentence in other for other in texts):
+                passages = candidates_of(text, page, view.page(page).message, Role.USER, MAX_SENTENCE, (start, stop))
+                sentences += [(passage, shared) for passage in passages]
+    times = Counter(word for passage, shared in sentences for word in shared)
+    rare = {word for word in names if times[word] <= RARE}
+    sentences = [(passage, shared) for passage, shared in sentences if len(shared) > 1 or shared & rare]
+    sentences.sort(key=lambda sentence: -sum([1 / times[word] for word in sentence[1]]))
+    return fitting(view, [passage for passage, _ in sentences], room)
+
+
+def _subjects_of(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
+    """Return the words of what the agent's newest step acts on (the names and paths in it, and all of a brief call), and these
+    with all words of a brief plan."""
+    names, words = set[str](), set[str]()
+    for page in step:
+        if page.role is Role.ASSISTANT:
+            text = _ESCAPE.sub(" ", view.text(page.id)[-STEP_CHARS:])
+            names.update(words_of(" ".join([mention.text for mention in identifiers(text) if mention.kind != "number"])))
+            if len(text.split()) <= CALL_WORDS:
+                (names if page.kind is Kind.CALL else words).update(words_of(text))
+    names = {word for word in names if len(word) >= MIN_NAME_CHARS} - STOP
+    return names, names | {word for word in words if len(word) >= MIN_NAME_CHARS} - STOP
 
 
 def _passages_named(
@@ -209,9 +264,7 @@ def _passages_named(
     room -= view.count(HEADING)
     if not names or room <= 2 * view.handle:
         return None
-    new = {page.id for page in step} | view.copies
-    texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
-    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
+    texts = _texts_beside(view, step, staying, excerpt)
     hidden = names.difference(*map(runs_of, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
     if not missing or len(missing) > MAX_NAMES:
@@ -234,6 +287,13 @@ def _passages_named(
             chosen.append(passage)
             missing -= explained
     return chosen
+
+
+def _texts_beside(view: View, step: Sequence[Page], staying: Sequence[Page], excerpt: Parts) -> list[str]:
+    """Return the texts that the prompt shows beside a step and the copies: of the pages that stay, and of an excerpt."""
+    new = {page.id for page in step} | view.copies
+    texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
+    return texts + [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
 
 
 def _newest_step(view: View) -> list[Page]:
