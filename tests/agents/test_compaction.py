@@ -134,6 +134,16 @@ def test_a_providers_summary_goes_with_each_page_that_it_was_made_from() -> None
         check_laws(session)
 
 
+def test_what_a_providers_summary_freed_counts_once() -> None:
+    session = opened()
+    before = session.prompts.use
+    done = compact_at_provider(session, Scripted([block("line 0, line 5")], form="messages"))
+    grown = session.window.cost(session.window.last)
+    receipts = session.ledger.receipts()
+    assert [(receipt.policy, receipt.freed) for receipt in receipts] == [("user", done.freed), ("compact on demand", 0)]
+    assert session.prompts.use == before + grown - done.freed
+
+
 def test_the_next_summary_of_a_provider_is_made_from_the_one_before() -> None:
     session = opened()
     compact_at_provider(session, Scripted([block("first")], form="messages"))

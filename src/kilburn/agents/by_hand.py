@@ -1,7 +1,7 @@
 """Changes that a person makes to a session's window: used by the command line, the gateway and the dashboard.
 
-The agent that works in a session owns its window. These functions open the session with a very large window, so that only
-the requested change moves pages. What must fit is measured by the window of the agent's last prompt.
+The agent that works in a session owns its window. `opened` opens the session with a very large window, so that only the
+requested change moves pages; `preview` uses the window of the last prompt. What must fit is measured by that window.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from kilburn.agents.compaction import NAME as ON_DEMAND
 from kilburn.backend import Backend
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow, SpecError, StoreStale
@@ -95,11 +96,11 @@ def preview(
 def decider(receipts: Sequence[Receipt]) -> str:
     """Return the policy that made the newest of some receipts, oldest first; `POLICY` if none did."""
     policies = (receipt.policy for receipt in reversed(receipts))
-    return next((policy for policy in policies if policy not in ("kernel", "user") and " " not in policy), POLICY)
+    return next((policy for policy in policies if policy not in ("kernel", "user", ON_DEMAND)), POLICY)
 
 
 DONE = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
-"""The verbs of `change`, and the word by which a program is told of each."""
+"""The verbs of `change`, and the words for each in the JSON of programs."""
 
 
 class WindowChange(NamedTuple):

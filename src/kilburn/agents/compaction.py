@@ -160,7 +160,6 @@ def compact_at_provider(
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:
-    session.ledger.record(
-        Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why
-    )
+    # The eviction has a receipt of its own, with what it freed.
+    session.ledger.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=0, why=compaction.why)
     return compaction
