@@ -243,7 +243,7 @@ def test_learning_takes_no_more_tokens_than_its_bound() -> None:
         assert model.asked > asked
         # What no bound leaves room for says so.
         model = Elsewhere()
-        small = Learning(store, session, "facts", model, tokens=50).result(60)
+        small = Learning(store, session, "additive", model, tokens=50).result(60)
         assert not model.asked
         assert small.failed
         assert "too few tokens are left" in small.why

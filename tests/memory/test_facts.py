@@ -261,16 +261,17 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("policy", ["facts", "additive"])
 @pytest.mark.parametrize("bad", BAD, ids=range(len(BAD)))
-def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any) -> None:
+def test_a_bad_reply_is_a_failure_and_never_no_facts(store: Store, bad: Any, policy: str) -> None:
     said(store, "I live in Porto")
-    learned = store.memory().learn("a", "facts", Scripted([bad, bad]))
+    learned = store.memory().learn("a", policy, Scripted([bad, bad]))
     assert learned.failed == ("p1-p2",)
     assert learned.stored == ()
     assert texts(store) == []
     (note,) = [event for event in store.memory().collection.ledger.events() if event.act is Act.NOTE]
     assert note.data["outcome"] != "done"
-    assert store.memory().learn("a", "facts", Scripted([GOOD])).stored == ("f1",)
+    assert store.memory().learn("a", policy, Scripted([GOOD])).stored == ("f1",)
 
 
 @pytest.mark.parametrize("bad", [GOOD[:-1], "", "no JSON"])
@@ -312,7 +313,7 @@ def test_a_failed_decision_keeps_both(store: Store) -> None:
 @pytest.mark.parametrize(
     "text", ["我住在波尔图 🎉", 'I live in ") or true or ("', "'; DROP TABLE page; --", "x" * 1_000_000, "\u202e\x07"]
 )
-@pytest.mark.parametrize("policy", ["facts", "plain"])
+@pytest.mark.parametrize("policy", ["facts", "additive", "plain"])
 def test_any_text_can_be_learned_from(store: Store, text: str, policy: str) -> None:
     said(store, text)
     model = Scripted([facts(fact(text[:200])), op("ADD")])
@@ -352,6 +353,17 @@ def test_a_summary_that_fails_loses_no_fact(store: Store) -> None:
     assert learned.failed == ()
 
 
+def test_additive_only_adds_and_says_nothing_twice(store: Store) -> None:
+    said(store, "I live in Porto")
+    run(store, GOOD, policy="additive")
+    said(store, "I live in Lisbon, and I live in Porto")
+    reply = facts(fact("user lives in Lisbon"), fact("user lives in Porto"), fact("User lives in Lisbon."))
+    learned, model = run(store, reply, policy="additive")
+    assert "user lives in Porto" in asked(model, 0)
+    assert (learned.stored, learned.retired, learned.unchanged) == (("f2",), (), 1)
+    assert texts(store) == ["user lives in Porto", "user lives in Lisbon"]
+
+
 def test_five_facts_in_three_wordings() -> None:
     wordings = [
         ["user lives in Porto", "user works at Galp", "user has a dog called Biscuit", "user likes green tea", "user is 34"],
@@ -364,13 +376,14 @@ def test_five_facts_in_three_wordings() -> None:
             "user: 34 years",
         ],
     ]
-    with opened() as store:
-        for wording in wordings:
-            said(store, ". ".join(wording))
-            replies: list[Any] = [facts(*(fact(text) for text in wording)), *[op("ADD")] * 10]
-            store.memory().learn("a", "facts(summary=False)", Scripted(replies))
-        # The model always says ADD; so this is what the guards alone do. 15 statements, 5 facts.
-        assert len(texts(store)) <= 7, texts(store)
+    for policy in ("facts(summary=False)", "additive"):
+        with opened() as store:
+            for wording in wordings:
+                said(store, ". ".join(wording))
+                replies: list[Any] = [facts(*(fact(text) for text in wording)), *[op("ADD")] * 10]
+                store.memory().learn("a", policy, Scripted(replies))
+            # The model always says ADD; so this is what the guards alone do. 15 statements, 5 facts.
+            assert len(texts(store)) <= 7, texts(store)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
 from kilburn.testing import FakeClock, Scripted, check_laws
 
-POLICY = "facts(summary=False)"
+POLICIES = ("facts(summary=False)", "additive")
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def listed(*facts: Any) -> str:
 PORTO = listed(fact("The user lives in Porto.", "user", "lives in", "Porto"))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     "broken",
     [
@@ -78,15 +79,15 @@ PORTO = listed(fact("The user lives in Porto.", "user", "lives in", "Porto"))
         "\ud800",
     ],
 )
-def test_what_is_no_list_of_facts_is_a_failure_with_a_reason_and_tried_again(store: Store, broken: str) -> None:
+def test_what_is_no_list_of_facts_is_a_failure_with_a_reason_and_tried_again(store: Store, broken: str, policy: str) -> None:
     said(store, "I live in Porto.")
-    learned = store.memory().learn("a", POLICY, Scripted([broken, broken]))
+    learned = store.memory().learn("a", policy, Scripted([broken, broken]))
     assert (learned.stored, learned.failed) == ((), ("p1-p2",))
     assert learned.why
     assert known(store) == []
     (row,) = progress(store, store.memory().collection)
     assert (row["waiting"], row["why"] in learned.why) == (["p1-p2"], True)
-    assert store.memory().learn("a", POLICY, Scripted([PORTO])).stored == ("f1",)
+    assert store.memory().learn("a", policy, Scripted([PORTO])).stored == ("f1",)
     assert known(store) == ["The user lives in Porto."]
     assert progress(store, store.memory().collection)[0]["waiting"] == []
     check_laws(store.session("a"))
@@ -108,9 +109,10 @@ def test_what_is_no_list_of_facts_is_a_failure_with_a_reason_and_tried_again(sto
         fact("The user lives in Graz.", message=-1),
     ],
 )
-def test_what_nobody_said_is_not_learned_whatever_a_model_claims(store: Store, hostile: dict[str, Any]) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_nobody_said_is_not_learned_whatever_a_model_claims(store: Store, hostile: dict[str, Any], policy: str) -> None:
     said(store, "I live in Porto, and my neighbour Tom has just moved to Graz.")
-    store.memory().learn("a", POLICY, Scripted([listed(hostile), *['{"op": "ADD", "id": 0}'] * 3]))
+    store.memory().learn("a", policy, Scripted([listed(hostile), *['{"op": "ADD", "id": 0}'] * 3]))
     assert known(store) == []
 
 
@@ -130,7 +132,7 @@ def test_a_hostile_decision_retires_nothing_that_is_true(store: Store, decision:
 def test_of_very_many_facts_no_more_than_a_few_are_taken(store: Store) -> None:
     said(store, " ".join(f"I like fruit{number}." for number in range(100)))
     many = [fact(f"The user likes fruit{number}.", "user", "likes", f"fruit{number}") for number in range(300)]
-    learned = store.memory().learn("a", POLICY, Scripted([listed(*many), *['{"op": "ADD", "id": 0}'] * 300]))
+    learned = store.memory().learn("a", "additive", Scripted([listed(*many)]))
     assert 0 < len(learned.stored) <= 20
 
 
@@ -154,7 +156,7 @@ class Endless:
 def test_a_reply_without_an_end_is_cut_by_its_size(store: Store) -> None:
     said(store, "I live in Porto.")
     model = Endless('{"facts": [' * 100)
-    learned = store.memory().learn("a", POLICY, model)
+    learned = store.memory().learn("a", "additive", model)
     assert learned.failed == ("p1-p2",)
     assert "cut at its cap" in learned.why
     assert model.pieces < 1_000
@@ -188,7 +190,7 @@ def test_a_text_that_imitates_a_quotation_ends_none_and_speaks_for_nobody(store:
     assert quoted.endswith(f"\n</{mark[1]}>")
     # What a policy asks a model has one heading for each message, however many the message writes.
     model = Scripted([listed()])
-    store.memory().learn("a", POLICY, model)
+    store.memory().learn("a", "additive", model)
     asked = str(model.requests[0].messages[-1]["content"])
     nonce = re.search(r"^(\w+) message 1, user, ", asked, re.MULTILINE)
     assert nonce is not None

@@ -26,7 +26,7 @@ def learn(
         str,
         Option(
             metavar="SPEC",
-            help="Learn with this policy: plain needs no model; facts and consolidate ask a model.",
+            help="Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.",
         ),
     ] = "plain",
     model: Annotated[

@@ -136,9 +136,15 @@ def _strip_fence(text: str) -> str:
     return fenced[1] if fenced else text
 
 
-def extract_facts(view: MemoryView, *, tokens: int, timeout: float) -> Generator[Effect, Answer, list[Extracted] | Failed]:
-    """Return the facts of the view's new messages, or the failure of the model."""
-    reply = yield from ask_for(_question(view, tokens, timeout), _Facts)
+def extract_facts(
+    view: MemoryView, *, tokens: int, timeout: float, known_facts: Sequence[str] = ()
+) -> Generator[Effect, Answer, list[Extracted] | Failed]:
+    """Return the facts of the view's new messages, or the failure of the model.
+
+    Args:
+        known_facts: facts that need not be listed again.
+    """
+    reply = yield from ask_for(_question(view, tokens, timeout, known_facts), _Facts)
     if isinstance(reply, Failed):
         return reply
     facts: dict[str, Extracted] = {}
@@ -151,8 +157,9 @@ def extract_facts(view: MemoryView, *, tokens: int, timeout: float) -> Generator
     return list(facts.values())
 
 
-def _question(view: MemoryView, tokens: int, timeout: float) -> Ask:
+def _question(view: MemoryView, tokens: int, timeout: float, known_facts: Sequence[str]) -> Ask:
     parts = [("summary of what was said before", view.summary)] if view.summary else []
+    parts += [("known facts", "\n".join(known_facts))] if known_facts else []
     words = {"type": "string", "maxLength": MAX_FACT_CHARS}
     fields: dict[str, Any] = {
         "message": {"type": "integer", "enum": list(range(1, len(view.new) + 1))},
