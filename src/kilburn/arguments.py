@@ -55,29 +55,29 @@ def checked(cls: Class) -> Class:
 
 def checking(function: Function) -> Function:
     """A function that checks the types of its arguments first; see `checked`."""
-    taken = list(inspect.signature(function).parameters.values())
-    if not any(parameter.annotation not in (parameter.empty, "Any") for parameter in taken):
+    parameters = list(inspect.signature(function).parameters.values())
+    if not any(parameter.annotation not in (parameter.empty, "Any") for parameter in parameters):
         return function
 
     @functools.cache
     def checks() -> list[tuple[int, str, Any, Takes]]:
         # What annotations name is known when the modules are there.
         hints = get_type_hints(function)
-        found = []
-        for at, parameter in enumerate(taken):
+        checks_by_place = []
+        for at, parameter in enumerate(parameters):
             take = taking(hints.get(parameter.name, Any)) if parameter.name not in OWN else None
             if take is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 place = at if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
-                found.append((place, parameter.name, hints[parameter.name], take))
-        return found
+                checks_by_place.append((place, parameter.name, hints[parameter.name], take))
+        return checks_by_place
 
     @functools.wraps(function)
-    def door(*given: Any, **named: Any) -> Any:
+    def door(*args: Any, **kwargs: Any) -> Any:
         for at, name, hint, take in checks():
-            if at < len(given):
-                value = given[at]
-            elif name in named:
-                value = named[name]
+            if at < len(args):
+                value = args[at]
+            elif name in kwargs:
+                value = kwargs[name]
             else:
                 continue
             fit = take(value)
@@ -85,34 +85,34 @@ def checking(function: Function) -> Function:
                 continue
             if fit is UNFIT:
                 raise _refusal(f"{function.__qualname__.removesuffix('.__init__')}: {name}", value, hint)
-            if at < len(given):
-                given = (*given[:at], fit, *given[at + 1 :])
+            if at < len(args):
+                args = (*args[:at], fit, *args[at + 1 :])
             else:
-                named[name] = fit
-        return function(*given, **named)
+                kwargs[name] = fit
+        return function(*args, **kwargs)
 
     return door  # type: ignore[return-value]
 
 
-def check_fields(made: msgspec.Struct) -> None:
+def check_fields(struct: msgspec.Struct) -> None:
     """Check the fields of a struct that was just made, as `checked` checks arguments.
 
     Raises:
         SpecError: a field of a wrong type.
     """
-    for name, hint, take in _fields(type(made)):
-        value = getattr(made, name)
+    for name, hint, take in _fields(type(struct)):
+        value = getattr(struct, name)
         fit = take(value)
         if fit is UNFIT:
-            raise _refusal(f"{type(made).__name__}: {name}", value, hint)
+            raise _refusal(f"{type(struct).__name__}: {name}", value, hint)
         if fit is not value:
-            msgspec.structs.force_setattr(made, name, fit)
+            msgspec.structs.force_setattr(struct, name, fit)
 
 
 @functools.cache
 def _fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, Takes]]:
-    taken = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
-    return [(name, hint, take) for name, hint, take in taken if take is not None and name not in OWN]
+    converters = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
+    return [(name, hint, take) for name, hint, take in converters if take is not None and name not in OWN]
 
 
 def plain_number(value: Any) -> Any:
@@ -127,8 +127,8 @@ def taking(hint: Any) -> Takes | None:
     None where any value fits."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        several = [taking(each) for each in get_args(hint)]
-        return None if None in several else functools.partial(_first, [take for take in several if take is not None])
+        takes = [taking(argument) for argument in get_args(hint)]
+        return None if None in takes else functools.partial(_first, [take for take in takes if take is not None])
     if hint in EXACT:
         return EXACT[hint]
     if hint is Any:
@@ -136,7 +136,7 @@ def taking(hint: Any) -> Takes | None:
     if is_typeddict(hint):
         return functools.partial(_instance, dict)
     if inspect.isclass(origin) and issubclass(origin, Iterable):
-        return functools.partial(_several, origin, [taking(each) or _any for each in get_args(hint)])
+        return functools.partial(_several, origin, [taking(argument) or _any for argument in get_args(hint)])
     if inspect.isclass(origin):
         return functools.partial(_instance, origin)
     # Other protocols are looked through by those who use them.
@@ -208,15 +208,15 @@ def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
     if isinstance(value, str | bytes) or not isinstance(value, origin):
         return UNFIT
     if isinstance(value, Mapping):
-        taken = {inner[0](key): inner[-1](each) for key, each in value.items()}
-        if UNFIT in taken or any(each is UNFIT for each in taken.values()):
+        converted = {inner[0](key): inner[-1](item) for key, item in value.items()}
+        if UNFIT in converted or any(item is UNFIT for item in converted.values()):
             return UNFIT
-        same = all(map(operator.is_, taken, value)) and all(map(operator.is_, taken.values(), value.values()))
-        return value if same else taken
+        same = all(map(operator.is_, converted, value)) and all(map(operator.is_, converted.values(), value.values()))
+        return value if same else converted
     if not isinstance(value, Collection):
         return value
-    fits = [inner[0](each) for each in value]
-    if any(each is UNFIT for each in fits):
+    fits = [inner[0](item) for item in value]
+    if any(item is UNFIT for item in fits):
         return UNFIT
     if all(map(operator.is_, fits, value)):
         return value
@@ -227,8 +227,8 @@ def _is_runtime(hint: Any) -> bool:
     return bool(getattr(hint, "_is_runtime_protocol", False))
 
 
-def _refusal(what: str, value: Any, hint: Any) -> SpecError:
-    return SpecError(f"{what}={_shown(value)}", advice=f"give {_told(hint)}")
+def _refusal(subject: str, value: Any, hint: Any) -> SpecError:
+    return SpecError(f"{subject}={_shown(value)}", advice=f"give {_told(hint)}")
 
 
 def _shown(value: Any) -> str:

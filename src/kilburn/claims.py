@@ -65,17 +65,17 @@ def topic(claim: Claim, memory: object = "") -> Topic:
     return str(memory) if subject == SPEAKER else "", subject, plain_name(claim.relation)
 
 
-def same_claim(one: Claim, other: Claim) -> bool:
+def same_claim(first: Claim, second: Claim) -> bool:
     """Whether two claims of the same memory say the same."""
-    return topic(one) == topic(other) and plain_name(one.object) == plain_name(other.object)
+    return topic(first) == topic(second) and plain_name(first.object) == plain_name(second.object)
 
 
-def contradict(one: Claim, other: Claim) -> bool:
+def contradict(first: Claim, second: Claim) -> bool:
     """Whether two claims of the same memory, if both are true at one time, contradict each other: the same subject and
     relation, another object, and neither is of a relation that may have several objects."""
-    if not one.relation or one.many or other.many:
+    if not first.relation or first.many or second.many:
         return False
-    return topic(one) == topic(other) and plain_name(one.object) != plain_name(other.object)
+    return topic(first) == topic(second) and plain_name(first.object) != plain_name(second.object)
 
 
 def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, ...]]:
@@ -89,19 +89,19 @@ def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, 
     for at, (memory, claim) in enumerate(listed):
         if claim is not None and claim.relation and not claim.many:
             by_topic[topic(claim, memory)].append(at)
-    found: list[tuple[int, ...]] = [()] * len(listed)
+    rivals: list[tuple[int, ...]] = [()] * len(listed)
     for places in by_topic.values():
         if len(places) > 1:
             objects = [plain_name(claim.object) for at in places if (claim := listed[at][1]) is not None]
-            for at, own in zip(places, objects, strict=True):
-                found[at] = tuple(other for other, theirs in zip(places, objects, strict=True) if theirs != own)
-    return found
+            for at, name in zip(places, objects, strict=True):
+                rivals[at] = tuple(rival for rival, rival_name in zip(places, objects, strict=True) if rival_name != name)
+    return rivals
 
 
 def together(rivals: Sequence[tuple[int, ...]]) -> list[int]:
     """All places in order, but each is followed at once by those that contradict it (see `contested`): so a budget that ends
     there seldom cuts one side off."""
     order: dict[int, None] = {}
-    for at, others in enumerate(rivals):
-        order.update(dict.fromkeys((at, *others)))
+    for at, rival_places in enumerate(rivals):
+        order.update(dict.fromkeys((at, *rival_places)))
     return list(order)

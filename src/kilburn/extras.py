@@ -36,8 +36,8 @@ def _pip() -> str:
     import sys
     from pathlib import Path
 
-    found = shutil.which("pip")
-    if not sys.executable or (found and Path(found).parent == Path(sys.executable).parent):
+    pip_path = shutil.which("pip")
+    if not sys.executable or (pip_path and Path(pip_path).parent == Path(sys.executable).parent):
         return "pip"
     return f'"{sys.executable}" -m pip'
 
@@ -68,23 +68,23 @@ def _origin(note: str | None, extra: str) -> str:
     from urllib.request import url2pathname
 
     try:
-        told = json.loads(note or "{}")
-        url = told.get("url", "")
+        direct_url = json.loads(note or "{}")
+        url = direct_url.get("url", "")
         if url.startswith("file:"):
             place = Path(url2pathname(urlsplit(url).path))
             if not place.exists():
                 return ""
-            if place.is_dir() and "vcs_info" not in told:
-                flag = "-e " if told.get("dir_info", {}).get("editable") else ""
+            if place.is_dir() and "vcs_info" not in direct_url:
+                flag = "-e " if direct_url.get("dir_info", {}).get("editable") else ""
                 return _folder(place, extra, flag)
         if extra in BESIDE and url.endswith(".whl"):
             return ""  # it holds the product alone
         name, folder, _ = BESIDE.get(extra, (f"kilburn[{extra}]", "", ""))
-        folder = "/".join(filter(None, (told.get("subdirectory"), folder)))
+        folder = "/".join(filter(None, (direct_url.get("subdirectory"), folder)))
         below = f"subdirectory={folder}" if folder else ""
-        if "vcs_info" in told:
+        if "vcs_info" in direct_url:
             local = url.startswith("file:")
-            url = f"{told['vcs_info']['vcs']}+{url}@{told['vcs_info']['commit_id']}"
+            url = f"{direct_url['vcs_info']['vcs']}+{url}@{direct_url['vcs_info']['commit_id']}"
             if local:
                 # Before an @ such an address must have a host.
                 return f'"{url}#{"&".join(filter(None, [f"egg={name}", below]))}"'
@@ -105,14 +105,14 @@ def _folder(place: Path, extra: str, flag: str) -> str:
 
 def _requirements(requires: list[str], extra: str) -> list[str]:
     """The requirements of an extra, in quotes, those of extras within it among them."""
-    found: dict[str, None] = {}
+    requirements: dict[str, None] = {}
     for line in requires:
-        named, _, marker = line.partition(";")
+        requirement, _, marker = line.partition(";")
         if f'extra == "{extra}"' not in marker.replace("'", '"'):
             continue
-        if named.startswith("kilburn["):
-            for inner in named.strip()[len("kilburn[") : -1].split(","):
-                found.update(dict.fromkeys(_requirements(requires, inner.strip())))
+        if requirement.startswith("kilburn["):
+            for inner in requirement.strip()[len("kilburn[") : -1].split(","):
+                requirements.update(dict.fromkeys(_requirements(requires, inner.strip())))
         else:
-            found[f'"{named.strip()}"'] = None
-    return list(found)
+            requirements[f'"{requirement.strip()}"'] = None
+    return list(requirements)

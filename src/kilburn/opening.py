@@ -153,13 +153,13 @@ def copy(
         if not note:
             return
         try:
-            with closing(open_backend(source, tenant=tenant)) as written:
-                remember_copy(written, places[1], time.time())
+            with closing(open_backend(source, tenant=tenant)) as writable:
+                remember_copy(writable, places[1], time.time())
         except (StoreReadOnly, StoreBusy) as error:
             told(0, 0, f"the source keeps no note of this copy: {error.what}")
 
     with (
-        closing(open_backend(source, tenant=tenant, readonly=True)) as read,
-        closing(open_backend(target, tenant=to or tenant, durable=False)) as made,
+        closing(open_backend(source, tenant=tenant, readonly=True)) as source_backend,
+        closing(open_backend(target, tenant=to or tenant, durable=False)) as target_backend,
     ):
-        return copied(read, made, places[0], told, remember, noted=places[1] in copied_to(read))
+        return copied(source_backend, target_backend, places[0], told, remember, noted=places[1] in copied_to(source_backend))

@@ -196,7 +196,7 @@ def span_of(first: int, last: int) -> str:
     return f"p{first}" if first == last else f"p{first}-p{last}"
 
 
-def stretches(ids: Sequence[int], most: int | None = None) -> list[int]:
+def stretches(ids: Sequence[int], max_numbers: int | None = None) -> list[int]:
     """First and last of each stretch of consecutive ids, one after the other. The ids ascend.
 
     Args:
@@ -204,7 +204,7 @@ def stretches(ids: Sequence[int], most: int | None = None) -> list[int]:
     """
     runs: list[int] = []
     start = 0
-    while start < len(ids) and (most is None or len(runs) <= most):
+    while start < len(ids) and (max_numbers is None or len(runs) <= max_numbers):
         offset = ids[start] - start
         end = bisect_right(range(len(ids)), offset, lo=start, key=lambda at: ids[at] - at)
         runs += (ids[start], ids[end - 1])

@@ -185,8 +185,8 @@ class View:
                 break
             if page.id in chosen or page.id in self.pins:
                 continue
-            asked = page.group, self.is_latest(page)
-            stay = bool(page.group) and asked in stays
+            stay_key = page.group, self.is_latest(page)
+            stay = bool(page.group) and stay_key in stays
             together = [] if stay else [resident[member] for member in self.group(page.id) if member in resident]
             if not stay and self.is_movable(page, together):
                 leaving = [member for member in together if member.id not in chosen]
@@ -194,9 +194,9 @@ class View:
             elif page.answers and not self.is_latest(page) and page.tokens > self.handle:
                 leaving = [page]
                 freed += page.tokens - self.handle
-                stays.add(asked)
+                stays.add(stay_key)
             else:
-                stays.add(asked)
+                stays.add(stay_key)
                 continue
             chosen.update(dict.fromkeys(member.id for member in leaving))
         return tuple(chosen)
@@ -227,11 +227,11 @@ class View:
 
     def _with_groups(self, pages: Iterable[int]) -> set[int]:
         """Some pages and all that move together with them. Each group is looked at once, however many of it are named."""
-        found: set[int] = set()
+        members: set[int] = set()
         for page in pages:
-            if page not in found:
-                found.update(self.group(page))
-        return found
+            if page not in members:
+                members.update(self.group(page))
+        return members
 
     def front(self, tail: int) -> Sequence[Page]:
         """The resident pages in front of the newest ones that take `tail` tokens together at most, copies not counted."""
@@ -253,8 +253,8 @@ class View:
 
     def movable(self, pages: Iterable[Page]) -> list[Page]:
         """The resident pages among these that may leave together: whole groups, and nothing that stays (see `held`)."""
-        held = self.held()
-        free = [page for page in pages if page.id not in held]
+        fixed = self.held()
+        free = [page for page in pages if page.id not in fixed]
         chosen = {page.id for page in free}
         tied = self._tied(free, chosen)
         if tied:
@@ -272,8 +272,8 @@ class View:
         if not self._groups:
             self._groups.update(Counter([page.group for page in self.pages]))
         resident = self.residents
-        named = Counter([page.group for page in free if page.group and page.id in resident])
-        return {group for group, many in named.items() if many < self._groups[group]}
+        group_counts = Counter([page.group for page in free if page.group and page.id in resident])
+        return {group for group, count in group_counts.items() if count < self._groups[group]}
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
         """The stretch of a fold in place of some pages: what it has to cite, so that it breaks no law, and what leaves
@@ -289,15 +289,15 @@ class View:
                 already out: the fold cites them too.
             within: the originals that it may cite; None for all.
         """
-        named = set(pages)
+        requested = set(pages)
         resident: Set[int] = self._places.keys()
-        if 8 * len(named) < len(self.pages):
+        if 8 * len(requested) < len(self.pages):
             # Many such stretches may be asked for.
             resident = self.residents.keys()
-            going = {page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, named & resident))]}
+            going = {page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, requested & resident))]}
         else:
             resident = resident or {page.id for page in self.pages}
-            going = {page.id: page for page in self.pages if page.id in named}
+            going = {page.id: page for page in self.pages if page.id in requested}
         if going.keys() != self._free:
             going = {page.id: page for page in self.movable(going.values())}
         beside = {number for number in self.copies if number in going}
@@ -305,7 +305,7 @@ class View:
         plain = going.keys() - behind.keys() - beside
         together = self._with_groups(going) if self.stubs else set()
         stubs = {stub for stub in self.stubs if stub in together}
-        out = {number for number in named - resident if number > 0 and not self.gone(number)}
+        out = {number for number in requested - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:
             stays = (page for page in self.pages if page.id not in going)
@@ -323,12 +323,12 @@ class View:
         """The originals that a page was made from, at any depth."""
         if page.id > 0:
             return {page.id}
-        return {found for source in page.sources for found in ((source,) if source > 0 else self.originals(self.page(source)))}
+        return {original for source in page.sources for original in ((source,) if source > 0 else self.originals(self.page(source)))}
 
     def _shown_by(self, staying: Iterable[Page]) -> set[int]:
         """The originals that some pages show, and all of their groups."""
-        shown = list(staying)
-        return self._with_groups(page.id for page in shown).union(*map(self.originals, shown))
+        staying_pages = list(staying)
+        return self._with_groups(page.id for page in staying_pages).union(*map(self.originals, staying_pages))
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """The leaving pages of which not everything may be cited, each with its group."""

@@ -44,9 +44,9 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            given = getattr(self, name)
-            if not is_amount(given) and not (name == "ttl" and given == math.inf):
-                raise SpecError(f"{name}={given!r} is no price"[:200], advice="give 0 or more, per million tokens")
+            value = getattr(self, name)
+            if not is_amount(value) and not (name == "ttl" and value == math.inf):
+                raise SpecError(f"{name}={value!r} is no price"[:200], advice="give 0 or more, per million tokens")
 
     @property
     def known(self) -> bool:
@@ -56,8 +56,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self, usage: Tokens) -> float:
         """What one reply cost, including the provider's own compaction."""
         fresh = usage.prompt - usage.cached - usage.written
-        own = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
-        return own / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
+        subtotal = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
+        return subtotal / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
 
 
 PRICES = {

@@ -45,11 +45,11 @@ def attach(package: str, names: Mapping[str, str] | None = None) -> None:
             except ModuleNotFoundError as error:
                 if error.name != path:
                     raise
-        said = f"{package} has no {name!r}{_advice(name, package)}"
+        message = f"{package} has no {name!r}{_advice(name, package)}"
         if sys._getframe(1).f_code.co_name == "_handle_fromlist":
             # `from package import name` is asking. It would drop an AttributeError, and what that says.
-            raise ImportError(said, name=package)
-        raise AttributeError(said)
+            raise ImportError(message, name=package)
+        raise AttributeError(message)
 
     vars(module).update(__getattr__=attribute, __dir__=lambda: sorted({*vars(module), *exported}))
 
@@ -64,33 +64,33 @@ def exports() -> dict[str, list[str]]:
     from pathlib import Path
 
     specs = [spec for package in PACKAGES if (spec := find_spec(package)) is not None and spec.origin is not None]
-    found: dict[str, list[str]] = {}
+    names_by_module: dict[str, list[str]] = {}
     for spec in specs:
         root = Path(spec.origin or "").parent
         for file in sorted(root.rglob("*.py")):
             names = re.search(PUBLIC, file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
             if names is not None:
                 module = ".".join([spec.name, *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
-                found[module] = re.findall(r'"(\w+)"', names[1])
-    return found
+                names_by_module[module] = re.findall(r'"(\w+)"', names[1])
+    return names_by_module
 
 
 def _advice(name: str, package: str) -> str:
     """Where a name lives, or one that is nearly the same, or else what the package has, as the end of a sentence."""
     if name.startswith("_"):
         return ""
-    known: dict[str, list[str]] = {}
+    modules_by_name: dict[str, list[str]] = {}
     for module, names in exports().items():
-        for each in names:
-            known.setdefault(each, []).append(module)
-    near = sorted((each for each in known if each.lower() == name.lower()), key=lambda each: each != name)
+        for export in names:
+            modules_by_name.setdefault(export, []).append(module)
+    near = sorted((export for export in modules_by_name if export.lower() == name.lower()), key=lambda export: export != name)
     if not near:
         import difflib  # only for an error
 
-        near = difflib.get_close_matches(name, known, 2, 0.8)
-    lines = [f"from {module} import {each}" for each in near for module in known[each]]
+        near = difflib.get_close_matches(name, modules_by_name, 2, 0.8)
+    lines = [f"from {module} import {export}" for export in near for module in modules_by_name[export]]
     more = "" if len(lines) <= NAMED else f", and {len(lines) - NAMED} more"
     if lines:
         return f"; write {' or '.join(f'`{line}`' for line in lines[:NAMED])}{more}"
-    own = getattr(sys.modules[package], "__all__", ())
-    return f"; it has {', '.join(own)}" if own else ""
+    public_names = getattr(sys.modules[package], "__all__", ())
+    return f"; it has {', '.join(public_names)}" if public_names else ""

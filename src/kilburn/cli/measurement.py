@@ -148,9 +148,9 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a newly opened session, because the one that appended the run has cached texts.
     """
     lost = 0
-    for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
+    for original, stored_message in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
         encoded = msgspec.json.encode(original)
-        if stored is None or msgspec.json.encode(stored) != encoded:
+        if stored_message is None or msgspec.json.encode(stored_message) != encoded:
             lost += len(encoded)
     parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
     recalled = session.recall(f"p1-p{session.window.last}").parts if parts else ()

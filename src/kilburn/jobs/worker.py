@@ -402,7 +402,7 @@ class _Office:
             for _ in range(BATCHES):
                 if self._is_over(claim):
                     break
-                embedded = vectors.catch_up(BATCH, batch=BATCH, left=failures)
+                embedded = vectors.catch_up(BATCH, batch=BATCH, skipped=failures)
                 count += embedded
                 if not embedded:
                     break

@@ -363,13 +363,13 @@ def _name(first: int, last: int) -> str:
     return f"Compressed Step {first}" if first == last else f"Compressed Step {first} to {last}"
 
 
-def _pieces(view: View, sources: Sequence[int], read: int = READ, letters: int = LETTERS) -> list[Piece]:
+def _pieces(view: View, sources: Sequence[int], max_pages: int = READ, letters: int = LETTERS) -> list[Piece]:
     """The originals to read for a fold: without pictures and the agent's directives, and long ones cut."""
     pages = [page for page in map(view.page, sources) if page.kind in (Kind.TEXT, Kind.CALL, Kind.RESULT, Kind.REASONING)]
-    if len(pages) > read:
-        said = [page for page in pages if page.role is Role.ASSISTANT][-(read * 3 // 4) :]
-        back = [page for page in pages if page.role is not Role.ASSISTANT][-(read - len(said)) :]
-        pages = sorted([*said, *back], key=lambda page: page.id)
+    if len(pages) > max_pages:
+        agent_pages = [page for page in pages if page.role is Role.ASSISTANT][-(max_pages * 3 // 4) :]
+        other_pages = [page for page in pages if page.role is not Role.ASSISTANT][-(max_pages - len(agent_pages)) :]
+        pages = sorted([*agent_pages, *other_pages], key=lambda page: page.id)
     share = letters // max(1, len(pages))
     return [piece_of(page, _cut(_words(view, page), share)) for page in pages]
 
@@ -379,5 +379,5 @@ def _words(view: View, page: Page) -> str:
     return without(text, "compress") if page.role is Role.ASSISTANT and page.kind is Kind.TEXT else text
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most * 2 // 3]}\n{text[len(text) - most // 3 :]}"
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars * 2 // 3]}\n{text[len(text) - max_chars // 3 :]}"

@@ -48,7 +48,7 @@ class Chain:
         for policy in self.policies:
             plan = policy.plan(view)
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
-            own: set[int] = set()
+            policy_pages: set[int] = set()
             for move in moves:
                 # Two moves share a group if one names a page of a group that the other touches. Moves of the same
                 # policy may share one. They depend on each other, so if one is left out, those that need it are left
@@ -57,10 +57,10 @@ class Chain:
                 together = chain.from_iterable(map(view.group, chain(move.pages, standing)))
                 if not touched or touched.isdisjoint(together):
                     joined.append(move)
-                    own.update(move.pages, standing)
+                    policy_pages.update(move.pages, standing)
                 else:
                     touched.update(move.pages, standing)
-            touched |= own
+            touched |= policy_pages
         return joined
 
 

@@ -62,10 +62,10 @@ class Hybrid:
         capacity = view.budget.capacity
         large = largeness(capacity)
         middle = middleness(capacity)
-        spare, added, held, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD + MORE_HELD * middle, REMADE
+        spare, added, excerpts, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD + MORE_HELD * middle, REMADE
         whole = WHOLE + MORE_WHOLE * middle * (1 - large)
         if capacity <= UNCACHED:
-            spare, held, remade = 0.05, 0.35, 0.6
+            spare, excerpts, remade = 0.05, 0.35, 0.6
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
@@ -73,7 +73,7 @@ class Hybrid:
             whole=int(whole * capacity) if self.whole is None else self.whole,
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
-            held=int(held * capacity),
+            held=int(excerpts * capacity),
             remade=int(remade * capacity),
             copy=copy_of(capacity),
             floor=floor_of(capacity),

@@ -79,7 +79,7 @@ class Mem1:
                     tokens = view.count(state) if self.cap is not None else 0
                     if self.cap is not None and tokens > self.cap:
                         return 0, Outcome.REJECTED, f"a state of {tokens} tokens where {self.cap} are allowed"
-                    return next(each.id for each in reply if each.message == page.message), None, ""
+                    return next(reply_page.id for reply_page in reply if reply_page.message == page.message), None, ""
                 if state is not None:
                     why = "the internal state is empty"
         return 0, outcome, why
@@ -103,8 +103,8 @@ class Mem1:
 
         older = [page for page in view.pages if page.message != state and not is_task(page) and not view.is_latest(page)]
         leaving = view.free(older, view.excess + view.budget.capacity // 8)
-        gone = set(leaving)
-        if sum([page.tokens for page in older if page.id in gone]) < view.excess:
+        leaving_ids = set(leaving)
+        if sum([page.tokens for page in older if page.id in leaving_ids]) < view.excess:
             leaving = view.free((page for page in ranked() if not view.is_latest(page)), view.excess)
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 

@@ -37,7 +37,7 @@ READ = 48_000
 two, only the user's words and what earlier summaries held are read again. The new summary stands for all of it. In a
 longer session the one remade summary gets more room: up to twice as much."""
 
-Known = Mapping[int, tuple[Span, ...]]
+SpansByPage = Mapping[int, tuple[Span, ...]]
 """Spans of originals, by page."""
 
 
@@ -135,18 +135,18 @@ class Summarize:
         """What may leave in front of the tail and of the newest messages, oldest first."""
         return view.movable([page for page in view.front(tail) if page.message <= max(0, view.turn - keep)])
 
-    def _text(self, view: View, pieces: Sequence[Piece], to: int, earlier: Known) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _text(self, view: View, pieces: Sequence[Piece], to: int, earlier: SpansByPage) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it was made."""
         text, how = (yield from self._written(view, pieces, to, earlier)) if self.ask else ("", "")
         if text:
             return text, how
-        return extract(pieces, to, view.count, query=view.task, reach=READ, held=earlier).text, f"extract{how}"
+        return extract(pieces, to, view.count, query=view.task, reach=READ, retained=earlier).text, f"extract{how}"
 
     def _written(
-        self, view: View, pieces: Sequence[Piece], to: int, earlier: Known
+        self, view: View, pieces: Sequence[Piece], to: int, earlier: SpansByPage
     ) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it was made; or "" and what was wrong with it."""
-        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=earlier).text
+        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, retained=earlier).text
         prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
@@ -165,7 +165,7 @@ def _tokens(pages: Sequence[Page]) -> int:
     return sum([page.tokens for page in pages])
 
 
-def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: Known) -> tuple[list[Piece], Known]:
+def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: SpansByPage) -> tuple[list[Piece], SpansByPage]:
     """What the summary is made from, in order: the newest texts whole; of older ones the session's beginning, what the
     user said, and what the replaced summaries held. Also the spans of these that the replaced summaries held."""
     first, texts = _newest(view, sources)

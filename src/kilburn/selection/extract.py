@@ -111,7 +111,7 @@ def extract(
     count: Callable[[str], int],
     query: str = "",
     reach: int = 1_000_000,
-    held: Mapping[int, Sequence[Span]] | None = None,
+    retained: Mapping[int, Sequence[Span]] | None = None,
 ) -> Extract:
     """The most informative verbatim lines of the pieces, grouped by page in the pieces' order.
 
@@ -126,7 +126,7 @@ def extract(
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
         held: spans by page that an earlier summary had: they do not lose worth with age.
     """
-    parts = _chosen(pieces, tokens, count, query, reach, held or {}, lambda parts: _render(pieces, parts, count).tokens)
+    parts = _chosen(pieces, tokens, count, query, reach, retained or {}, lambda parts: _render(pieces, parts, count).tokens)
     return _render(pieces, parts, count)
 
 

@@ -566,8 +566,8 @@ class Database:
             steps: its caller does other things in between. long: its statements take as long as they take.
         """
         statements = connection.statements
-        wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
-        values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
+        wait, statement_timeout, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
+        values = ROLE, str(self.tenant), wait, "0" if long else statement_timeout, "on" if self._durable else "off", silent
         if long:
             connection.silence = LONG
         if begin:
@@ -733,7 +733,7 @@ def patient(connection: Connection, *, snapshot: bool = False, silence: float = 
         silence: seconds for which the server may say nothing.
     """
     connection.execute(_PATIENT[snapshot])
-    before, connection.silence = connection.silence, silence
+    previous_silence, connection.silence = connection.silence, silence
     try:
         yield
         connection.execute("COMMIT")
@@ -742,7 +742,7 @@ def patient(connection: Connection, *, snapshot: bool = False, silence: float = 
             # Where it is done, or the connection lost, nothing happens.
             with suppress(psycopg.Error):
                 connection.rollback()
-        connection.silence = before
+        connection.silence = previous_silence
 
 
 def translate_errors(place: str, doing: str) -> AbstractContextManager[None]:
@@ -806,9 +806,9 @@ FULL = ("too many", "remaining connection slots", "no more connections allowed",
 
 
 def _translate(error: psycopg.Error, problem: str) -> StoreError:
-    for kinds, (made, advice) in _CLASSES.items():
+    for kinds, (error_class, advice) in _CLASSES.items():
         if isinstance(error, kinds):
-            return made(problem, advice=advice)
+            return error_class(problem, advice=advice)
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith(("08", "57"))):
         advice = "check that the server runs and can be reached from here, and what the URL says"
         if "password authentication failed" in str(error) or "no password supplied" in str(error):

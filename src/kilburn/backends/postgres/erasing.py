@@ -182,8 +182,8 @@ class _Vacuum:
             if errors.LockNotAvailable.sqlstate in warnings:
                 self.wait("others use the tables")
             elif warnings and option != "FULL":
-                what = f"the server warns of a vacuum: {'; '.join(map(str, warnings.values()))}"
-                raise StoreError(what, advice="see the server's log")
+                problem = f"the server warns of a vacuum: {'; '.join(map(str, warnings.values()))}"
+                raise StoreError(problem, advice="see the server's log")
             else:
                 return
 
@@ -201,7 +201,7 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
         "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS own(name)", (names,)
     ).fetchall()
     full = size <= largest
-    ((before, last),) = connection.execute(_BEFORE, (xid,)).fetchall()
+    ((first_running, last),) = connection.execute(_BEFORE, (xid,)).fetchall()
     while full and not _is_wiped(connection, xid) and connection.execute(_READERS, (last,)).fetchall() != [(False,)]:
         vacuum.wait("a transaction that began before still reads it")
     for table in tables:
@@ -214,7 +214,7 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
         raise StoreError(f"the server has not written {', '.join(unchanged)} anew", advice="see the server's log")
     if not full:
         raise StoreError(f"the tables have {size:,} bytes", advice="run `kilburn postgres wipe` when few use them")
-    connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))
+    connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (first_running,))
 
 
 def _is_wiped(connection: Connection, xid: str) -> bool:

@@ -61,7 +61,7 @@ MEMORY = 512 << 20
 BUILDING = 6 * 3600.0
 """Seconds that this may take."""
 
-_FOUND = (
+_SELECT_EXTENSION = (
     "SELECT (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'),"
     " coalesce((SELECT extversion FROM pg_extension WHERE extname = 'vector'),"
     " (SELECT default_version FROM pg_available_extensions WHERE name = 'vector'), '0'),"
@@ -168,14 +168,14 @@ _BY_INDEX = sql.SQL(
 )
 _AMONG = sql.SQL("WHERE entry >> 32 = ANY(%s::bigint[])")
 
-Found = tuple[int, bytes, bytes]
+VectorRow = tuple[int, bytes, bytes]
 """Entry, stored bytes and seal of a vector."""
 
 
 def add_halves(connection: Connection) -> str:
     """Let the database keep vectors as halves too, where pgvector is; returns the schema that this is in, or "" without it."""
-    schema, version, there = _look(connection)
-    if there:
+    schema, version, has_halves = _look(connection)
+    if has_halves:
         return schema
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         if version != "0":
@@ -190,8 +190,8 @@ def add_halves(connection: Connection) -> str:
             # Of two programs that do this, one waits here.
             connection.execute("SELECT number FROM kilburn.version FOR UPDATE")
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            schema, _, there = _look(connection)
-            if not there:
+            schema, _, has_halves = _look(connection)
+            if not has_halves:
                 connection.execute(_HALVES.format(s=sql.Identifier(schema), longest=sql.Literal(LONGEST + 4)))
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported, errors.UndefinedFile, errors.LockNotAvailable) as error:
         log.info("vectors are looked through in the program's memory: %s", error.diag.message_primary)
@@ -200,14 +200,14 @@ def add_halves(connection: Connection) -> str:
 
 
 def _look(connection: Connection) -> tuple[str, str, bool]:
-    ((schema, version, there),) = connection.execute(_FOUND).fetchall()
-    return schema or "", version, there
+    ((schema, version, has_halves),) = connection.execute(_SELECT_EXTENSION).fetchall()
+    return schema or "", version, has_halves
 
 
 def found_halves(connection: Connection) -> str:
     """The schema of pgvector, where the database keeps vectors as halves; "" otherwise."""
-    schema, _, there = _look(connection)
-    return schema if there else ""
+    schema, _, has_halves = _look(connection)
+    return schema if has_halves else ""
 
 
 class HalfVectors:
@@ -220,7 +220,7 @@ class HalfVectors:
     def __init__(self, statements: Statements, tenant: int, place: str) -> None:
         self._statements, self._tenant, self._place = statements, tenant, sql.Identifier(place)
 
-    def near(self, name: bytes, vector: Sequence[float], limit: int, segments: Collection[int] | None) -> list[Found] | None:
+    def near(self, name: bytes, vector: Sequence[float], limit: int, segments: Collection[int] | None) -> list[VectorRow] | None:
         """Vectors among which the nearest are; None where this cannot be said here."""
         row = self._statements.row(_ABOUT, self._tenant, name)
         if row is None:
@@ -246,15 +246,15 @@ class HalfVectors:
         return bool(passages > EXACT)
 
     def _exact(
-        self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after: int = 0
-    ) -> list[Found]:
+        self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after_id: int = 0
+    ) -> list[VectorRow]:
         """Those of a look through all of these segments, or through all that came after a number."""
         embedder_key = self._tenant, embedder
         values: tuple[object, ...]
         if segments is None:
-            text, values = _OF_ALL, (*embedder_key, after)
-        elif after:
-            text, values = _OF_LATE, (*embedder_key, after, list(segments))
+            text, values = _OF_ALL, (*embedder_key, after_id)
+        elif after_id:
+            text, values = _OF_LATE, (*embedder_key, after_id, list(segments))
         else:
             ranges = ranges_of(sorted(segments))
             text, values = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *embedder_key)
@@ -267,7 +267,7 @@ class HalfVectors:
                 return [(entry, data, seal) for entry, data, seal, _ in rows]
             row_limit *= WIDEN
 
-    def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[Found]:
+    def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[VectorRow]:
         embedder_key, row_limit = (self._tenant, embedder), limit + SPARE
         near = near_table(*embedder_key)
         select = _BY_INDEX.format(
@@ -279,10 +279,10 @@ class HalfVectors:
         last = self._statements.send(sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near))
         self._statements.send(_SETTINGS, "off", str(min(1000, max(LOOK, row_limit))))
         rows = self._statements.rows(select, *(() if segments is None else (list(segments),)), vector, row_limit, *embedder_key)
-        ((after,),) = last.fetchall()
-        return [*rows, *self._exact(embedder, vector, limit, segments, after)]
+        ((last_id,),) = last.fetchall()
+        return [*rows, *self._exact(embedder, vector, limit, segments, last_id)]
 
-    def of(self, name: bytes, entries: Sequence[int]) -> list[Found]:
+    def of(self, name: bytes, entries: Sequence[int]) -> list[VectorRow]:
         """The vectors of these entries."""
         select = (
             "SELECT own.* FROM kilburn.embedder CROSS JOIN unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL"
@@ -387,9 +387,9 @@ def _take_late(database: Database, embedder: int, vector_count: int) -> int:
         "INSERT INTO {near} SELECT id, entry FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND id > ({last})"
         " ORDER BY id LIMIT %s FOR SHARE OF vector RETURNING id"
     ).format(near=near, last=last)
-    ((after,),) = database.read("reading", lambda statements: statements.rows(last))
+    ((last_id,),) = database.read("reading", lambda statements: statements.rows(last))
     count = 0
-    if vector_count - after < LATE:
+    if vector_count - last_id < LATE:
         return 0
     while True:
         rows = database.write("indexing", lambda statements: statements.rows(insert, database.tenant, embedder, STEP))

@@ -444,26 +444,26 @@ class PostgresSettings(_Part):
         key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
 
         def do(statements: Statements) -> bool:
-            own = self._number, key
+            setting_key = self._number, key
             if known is None and value is None:
                 row = statements.row(
-                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
+                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *setting_key
                 )
             elif known is None:
                 insert = (
                     "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING RETURNING 1"
                 )
-                row = statements.row(insert, *own, (value or "").encode(), seal)
+                row = statements.row(insert, *setting_key, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                row = statements.row(delete, *own, known.encode())
+                row = statements.row(delete, *setting_key, known.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                row = statements.row(update, value.encode(), seal, *own, known.encode())
+                row = statements.row(update, value.encode(), seal, *setting_key, known.encode())
             return row is not None
 
         return self._db.write("writing", do)
@@ -480,16 +480,16 @@ class PostgresHistories(_Part):
             " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)"
             " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last))"
         )
-        own = self._number, segment
+        segment_key = self._number, segment
 
         def do(statements: Statements) -> bool:
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-            segment_row = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
+            segment_row = statements.send(select, *segment_key)
+            answer = statements.send(fits, page, *segment_key, *segment_key, digests.offset, *segment_key, digests.offset)
             if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
-            writing.put_history(statements, *own, digests, page)
+            writing.put_history(statements, *segment_key, digests, page)
             return len(digests.added) + digests.offset > 0
 
         return self._db.write("writing", do)

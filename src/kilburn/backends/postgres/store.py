@@ -62,11 +62,11 @@ _UNDER = (
     " AS own ORDER BY id"
 )
 _ALL = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id"
-_SOME = (
+_SELECT_SEGMENTS = (
     "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
     f" (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id OFFSET 0) AS own"
 )
-_NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
+_SELECT_BY_NAME = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 
 
@@ -144,7 +144,7 @@ class Postgres(DurableStore):
         """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user."""
         if user:
             check_name(user, "user")
-        rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        rows = self._ask(_SELECT_BY_NAME, self._number, name.encode("utf-8", "surrogatepass"))
         row = SEALS.segment_of(rows[0]) if rows else None
         if row is None and create:
             self._check_writes()
@@ -152,7 +152,7 @@ class Postgres(DurableStore):
         return row.whole().info if row is not None else None
 
     def _named(self, statements: Statements, name: str) -> SegmentRow | None:
-        row = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
+        row = statements.row(_SELECT_BY_NAME, self._number, name.encode("utf-8", "surrogatepass"))
         return SEALS.segment_of(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
@@ -207,7 +207,7 @@ class Postgres(DurableStore):
         reads, requested = self._reads or SnapshotReads(), set(numbers)
         unread = requested - reads.segments.keys() if not reads.has_all_segments else ()
         missing = [number for number in unread if number in NUMBERS]
-        rows = statements.rows(_SOME, missing, self._number) if missing else []
+        rows = statements.rows(_SELECT_SEGMENTS, missing, self._number) if missing else []
         reads.segments.update((row[0], SEALS.segment_of(row)) for row in rows)
         return {number: reads.segments[number] for number in requested if number in reads.segments}
 
@@ -285,7 +285,7 @@ class Postgres(DurableStore):
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
-            of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
+            of, rows = statements.send(_SELECT_SEGMENTS, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
             row = of.fetchone()
             if row is None:
                 return []
@@ -363,10 +363,10 @@ class Postgres(DurableStore):
             events = writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
             return keys, mentions.made_by(events, page_ids)
 
-        found, derived = self._db.read("reading", do)
+        citing_keys, derived = self._db.read("reading", do)
         rows = self.read([(segment, page) for page in sorted(derived)])
-        found.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
-        return sorted(found)
+        citing_keys.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
+        return sorted(citing_keys)
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
         """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
@@ -400,17 +400,17 @@ class Postgres(DurableStore):
                 return None
             return statements.row(select, self._number, segment, row.head if until is None else min(until, row.head))
 
-        found = self._db.read("reading", do)
-        if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
+        checkpoint_row = self._db.read("reading", do)
+        if checkpoint_row is None or checkpoint_row[-1] != seal_of("checkpoint", segment, *checkpoint_row[:-1]):
             return None
-        head, size, codec, data, _ = found
+        head, size, codec, data, _ = checkpoint_row
         return head, inflate(codec, data, size, b"")
 
     def _read_events(self, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         return self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
-        of = statements.send(_SOME, [segment], self._number)
+        of = statements.send(_SELECT_SEGMENTS, [segment], self._number)
         where = "tenant = %s AND segment = %s AND number > %s"
         if act is not None:
             # Of notes there is an index.

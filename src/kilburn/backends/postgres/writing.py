@@ -70,7 +70,7 @@ _PAGES = (
     " LEFT JOIN kilburn.content AS own ON own.tenant = page.tenant AND own.digest = page.extra"
     " WHERE page.tenant = %s AND page.segment = %s AND page.id = ANY(%s::bigint[])"
 )
-_KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
+_SELECT_PAGE_IDS = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
 _TEXTS = "SELECT digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
 
 # What is said again will be read: a text that is cold comes back.
@@ -217,7 +217,7 @@ class Writing:
         sources = [segment_number for segment_number, _ in cited], [page for _, page in cited]
         cited_answer = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
         citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase and not batch.copied else None
-        known_answer = send(_KNOWN, *self._own, sorted(state_pages)) if state_pages else None
+        known_answer = send(_SELECT_PAGE_IDS, *self._own, sorted(state_pages)) if state_pages else None
         old = send(_PAGES, *self._own, sorted({*removed, *index_pages})) if removed or index_pages else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
         digests_answer = self._ask_said(batch.digests) if batch.digests is not None else None
@@ -563,25 +563,25 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
 
 def put_history(statements: Sender, tenant: int, segment: int, new_digests: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), new_digests.offset, new_digests.added
-    if not after:
-        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
+    segment_key, offset, digests = (tenant, segment), new_digests.offset, new_digests.added
+    if not offset:
+        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *segment_key)
     elif new_digests.inherits:
         pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
-        statements.send(update, page, *own, after)
+        statements.send(update, page, *segment_key, offset)
     else:
         statements.send(
-            "UPDATE kilburn.history SET is_last = false WHERE tenant = %s AND segment = %s AND message = %s", *own, after
+            "UPDATE kilburn.history SET is_last = false WHERE tenant = %s AND segment = %s AND message = %s", *segment_key, offset
         )
     if digests:
-        places = list(range(after + 1, after + len(digests) + 1))
+        places = list(range(offset + 1, offset + len(digests) + 1))
         statements.send(
             "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page, tail)"
             " SELECT %s, %s, message, digest, message = %s, %s, tail"
             " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(message, digest, tail)",
-            *(*own, places[-1], page, places, list(digests), list(new_digests.tails)),
+            *(*segment_key, places[-1], page, places, list(digests), list(new_digests.tails)),
         )
 
 

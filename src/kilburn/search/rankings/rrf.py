@@ -25,10 +25,10 @@ class Rrf:
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
         terms: dict[int, dict[str, float]] = {}
-        arms = {"words": [one.words for one in candidates], "meaning": [one.meaning or 0.0 for one in candidates]}
+        arms = {"words": [candidate.words for candidate in candidates], "meaning": [candidate.meaning or 0.0 for candidate in candidates]}
         for name, scores in arms.items():
-            found = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: -scores[index])
-            for place, index in enumerate(found, 1):
+            order = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: -scores[index])
+            for place, index in enumerate(order, 1):
                 terms.setdefault(index, {})[name] = 1 / (self.k + place)
         scored = (Scored(index=index, score=sum(parts.values()), terms=parts) for index, parts in terms.items())
         return best_first(scored, candidates)
