@@ -28,7 +28,7 @@ Takes = Callable[[Any], Any]
 UNFIT: Any = object()
 """What is taken of a value that does not fit."""
 
-OWN = frozenset({"address", "model"})
+UNCHECKED = frozenset({"address", "model"})
 """Arguments that have an error of their own, whatever is given: what is no address is an unknown one, and a model is resolved."""
 
 WORDS: dict[Any, str] = {
@@ -65,7 +65,7 @@ def checking(function: Function) -> Function:
         hints = get_type_hints(function)
         checks_by_place = []
         for at, parameter in enumerate(parameters):
-            take = taking(hints.get(parameter.name, Any)) if parameter.name not in OWN else None
+            take = taking(hints.get(parameter.name, Any)) if parameter.name not in UNCHECKED else None
             if take is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 place = at if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
                 checks_by_place.append((place, parameter.name, hints[parameter.name], take))
@@ -112,7 +112,7 @@ def check_fields(struct: msgspec.Struct) -> None:
 @functools.cache
 def _fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, Takes]]:
     converters = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
-    return [(name, hint, take) for name, hint, take in converters if take is not None and name not in OWN]
+    return [(name, hint, take) for name, hint, take in converters if take is not None and name not in UNCHECKED]
 
 
 def plain_number(value: Any) -> Any:

@@ -18,13 +18,13 @@ from kilburn.message import Message, Part
 
 __all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete"]
 
-LARGEST = 2**40
+MAX_TOKENS = 2**40
 """Bound on the tokens in a report."""
 
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value is a number of tokens: whole, 0 or more, and no more than any prompt ever had."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -294,7 +294,9 @@ class View:
         if 8 * len(requested) < len(self.pages):
             # Many such stretches may be asked for.
             resident = self.residents.keys()
-            going = {page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, requested & resident))]}
+            going = {
+                page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, requested & resident))]
+            }
         else:
             resident = resident or {page.id for page in self.pages}
             going = {page.id: page for page in self.pages if page.id in requested}
@@ -323,7 +325,9 @@ class View:
         """The originals that a page was made from, at any depth."""
         if page.id > 0:
             return {page.id}
-        return {original for source in page.sources for original in ((source,) if source > 0 else self.originals(self.page(source)))}
+        return {
+            original for source in page.sources for original in ((source,) if source > 0 else self.originals(self.page(source)))
+        }
 
     def _shown_by(self, staying: Iterable[Page]) -> set[int]:
         """The originals that some pages show, and all of their groups."""

@@ -18,7 +18,7 @@ PUBLIC = r"^__all__ = \[(.*?)\]"
 PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")
 """Where names live: the product, and the distributions beside it that are installed."""
 
-NAMED = 4
+MAX_PLACES = 4
 """Places that an error names at most."""
 
 
@@ -89,8 +89,8 @@ def _advice(name: str, package: str) -> str:
 
         near = difflib.get_close_matches(name, modules_by_name, 2, 0.8)
     lines = [f"from {module} import {export}" for export in near for module in modules_by_name[export]]
-    more = "" if len(lines) <= NAMED else f", and {len(lines) - NAMED} more"
+    more = "" if len(lines) <= MAX_PLACES else f", and {len(lines) - MAX_PLACES} more"
     if lines:
-        return f"; write {' or '.join(f'`{line}`' for line in lines[:NAMED])}{more}"
+        return f"; write {' or '.join(f'`{line}`' for line in lines[:MAX_PLACES])}{more}"
     public_names = getattr(sys.modules[package], "__all__", ())
     return f"; it has {', '.join(public_names)}" if public_names else ""

@@ -34,7 +34,7 @@ UNREACHED = (
 
 Rows = Mapping[Key, tuple[Page, State]]
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at forgetting a segment that another writer adds to."""
 
 
@@ -261,7 +261,7 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 def _erase(home: Home, number: int, name: str, why: str, errors: list[Exception]) -> None:
     """Forget a segment as a whole, with its branches."""
     with ExitStack() as leaving:
-        for remaining_tries in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_ATTEMPTS)):
             _erase_branches(home, number, name, why, errors)
             if page_ids := _left_in(home, number):
                 forget(home, {number: page_ids}, why, errors=errors)

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 T = TypeVar("T")
 
-TRIES = 5
+MAX_CHANGE_ATTEMPTS = 5
 """Attempts at a change while others change the same session."""
 
 
@@ -138,7 +138,7 @@ class WindowsByHand:
         Raises:
             Problem: no such session. KilburnError: nothing was changed.
         """
-        for _ in range(TRIES):
+        for _ in range(MAX_CHANGE_ATTEMPTS):
             with suppress(StoreStale):
                 return self._changed(key, user, name, do)
         return self._changed(key, user, name, do)

@@ -120,7 +120,7 @@ DEPTH = 8
 MIN_OVERLAP = 4
 """Minimum number of messages that a history without the session's first messages must share with the session."""
 
-TRIES = 5
+MAX_READ_ATTEMPTS = 5
 """Attempts to read a session again after another gateway has changed it."""
 
 
@@ -323,10 +323,10 @@ class Histories:
         """
         with self._lock:
             self._trim()
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             conversation, repeated = None, hold is not None and hold.repeated
             try:
-                match = self._remembered(form, req, name, user) if remaining == TRIES - 1 and not repeated else None
+                match = self._remembered(form, req, name, user) if remaining == MAX_READ_ATTEMPTS - 1 and not repeated else None
                 conversation, raws, digests = match or self._found(form, req, name, user, link=link, repeated=repeated)
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
@@ -1066,10 +1066,10 @@ class Histories:
         words = canonical([*conversation.spoken, *messages])
         new, cited = list(messages), list(pages)
         with conversation.saying:
-            for remaining in reversed(range(TRIES)):
+            for remaining in reversed(range(MAX_READ_ATTEMPTS)):
                 try:
                     # If others have continued it, nothing is written, and the session is read again.
-                    session = conversation.session if remaining == TRIES - 1 else self.current(conversation)
+                    session = conversation.session if remaining == MAX_READ_ATTEMPTS - 1 else self.current(conversation)
                     with session.lock:
                         foreign = said_after(session, conversation.start) if session.window.turn != conversation.turn else []
                         last = session.window.turn

@@ -45,7 +45,7 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
-from kilburn.gateway.history import TRIES, Histories, named
+from kilburn.gateway.history import MAX_READ_ATTEMPTS, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import client_message, unread_reason
@@ -170,7 +170,7 @@ class Relay:
         exchange.model, exchange.stream = req.model[:LONGEST_MODEL], req.stream
         name = named(headers.get("x-kilburn-session", ""))
         faults = req.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             work = _Work(self, form, req, key, exchange, faults=faults)
             link = key.link is not Link.OFF
             conversation = self.histories.take(form, req, name, key.user, link=link, hold=hold, prepare=work.prepare)
@@ -614,7 +614,7 @@ class _Turn:
         self._relay.figures.hide(conversation, tokens_before)
         if not goes_on:
             return False
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             with suppress(StoreStale) if remaining else nullcontext():
                 self._relay.histories.current(conversation)
                 work.render()

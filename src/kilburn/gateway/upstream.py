@@ -87,7 +87,7 @@ REPLY = 4096
 UNLIMITED = 1 << 40
 """The same for the chat form, which requires no value."""
 
-LARGEST = 1 << 28
+MAX_ANSWER_BYTES = 1 << 28
 """Maximum size of a whole answer, in bytes."""
 
 LARGE = 1 << 18
@@ -638,7 +638,7 @@ class _Thread:
         self._ended = True
 
 
-async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
+async def gathered(answer: Response, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
     """Return an answer's whole body.
 
     Raises:

@@ -44,22 +44,22 @@ SYSTEM = (
     "that ends at the latest step and begins at an item, and write what the agent must still know of all of it: findings, "
     "decisions and why, paths, names, numbers, errors, open tasks. Use only what is there."
 )
-READ = 48
+MAX_PAGES_READ = 48
 """Pages of a stretch that are read for a fold, at most: first what the agent said, then the results, the newest of each."""
 
-LETTERS = 24_000
+MAX_CHARS_READ = 24_000
 """Characters read for one fold, at most; of a longer page, head and tail."""
 
-ASKED = 1000
+MAX_TASK_CHARS = 1000
 """Characters of the task that lines are compared with, at most."""
 
-SHOWN = 6
+MAX_ITEMS = 6
 """Items, the newest, that a model may choose from."""
 
 MERGED = 32
 """Items that are folded together by rule, at most."""
 
-LEAST = 16
+MIN_TOKENS = 16
 """A text with fewer tokens is useless."""
 
 
@@ -199,8 +199,8 @@ class Agentfold:
             raise ValueError(f"trigger={self.trigger} is no number of tokens; give 0 or more")
         check_timeout(self.timeout)
         for name, value in (("to", self.to), ("cap", self.cap)):
-            if value is not None and value < LEAST:
-                raise ValueError(f"{name}={value} tokens say nothing; give {LEAST} or more, or None")
+            if value is not None and value < MIN_TOKENS:
+                raise ValueError(f"{name}={value} tokens say nothing; give {MIN_TOKENS} or more, or None")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """At most one fold: what the directive says, or nothing if it is not valid."""
@@ -267,7 +267,7 @@ class Agentfold:
         """Fold everything before the current step, the oldest first, into one item that fits; else evict, the head last."""
         partition = partition_of(view, last_original(view))
         last = 0
-        while last < partition.behind and (not last or partition.shown(last) < READ // 2):
+        while last < partition.behind and (not last or partition.shown(last) < MAX_PAGES_READ // 2):
             last = partition.item(last + 1)[1]
         if last:
             stretch = partition.stretch(1, last)
@@ -284,18 +284,18 @@ class Agentfold:
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
     def _to(self, view: View) -> int:
-        return max(LEAST, min(320, view.budget.capacity // 16)) if self.to is None else self.to
+        return max(MIN_TOKENS, min(320, view.budget.capacity // 16)) if self.to is None else self.to
 
     def _question(self, view: View, partition: Partition) -> Ask:
         """Ask for a directive. Items are quoted from their originals, so a fold is never made from a fold's text."""
         items: list[tuple[str, str]] = []
         begins: list[int] = []
         for number, (first, last) in enumerate(partition.newest()):
-            if number >= SHOWN:
+            if number >= MAX_ITEMS:
                 break
             sources = partition.stretch(first, last).sources
-            pieces = _pieces(view, sources, *((4, LETTERS // 12) if number else (READ, LETTERS)))
-            words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:ASKED]).text
+            pieces = _pieces(view, sources, *((4, MAX_CHARS_READ // 12) if number else (MAX_PAGES_READ, MAX_CHARS_READ)))
+            words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:MAX_TASK_CHARS]).text
             items.append((_name(first, last), words))
             begins.append(first)
         behind = partition.behind
@@ -353,9 +353,9 @@ def _moves(view: View, stretch: Stretch, first: int, last: int, text: str) -> li
 
 def _extracted(view: View, stretch: Stretch, first: int, last: int, tokens: int) -> list[Move]:
     """A fold of verbatim lines of the originals, or nothing if there is no room for any."""
-    if tokens < LEAST:
+    if tokens < MIN_TOKENS:
         return []
-    text = extract(_pieces(view, stretch.sources), tokens, view.count, query=view.task[:ASKED]).text
+    text = extract(_pieces(view, stretch.sources), tokens, view.count, query=view.task[:MAX_TASK_CHARS]).text
     return _moves(view, stretch, first, last, text) if text else []
 
 
@@ -363,7 +363,7 @@ def _name(first: int, last: int) -> str:
     return f"Compressed Step {first}" if first == last else f"Compressed Step {first} to {last}"
 
 
-def _pieces(view: View, sources: Sequence[int], max_pages: int = READ, letters: int = LETTERS) -> list[Piece]:
+def _pieces(view: View, sources: Sequence[int], max_pages: int = MAX_PAGES_READ, letters: int = MAX_CHARS_READ) -> list[Piece]:
     """The originals to read for a fold: without pictures and the agent's directives, and long ones cut."""
     pages = [page for page in map(view.page, sources) if page.kind in (Kind.TEXT, Kind.CALL, Kind.RESULT, Kind.REASONING)]
     if len(pages) > max_pages:

@@ -28,7 +28,7 @@ CHANCE = 1.0
 A prompt needs about one old line, however large the window is, so the chance that a given token is needed falls with the
 window. Fitted on chats and recorded runs at 1,000 to 16,000 tokens."""
 
-LATELY = 20
+RECENT_MESSAGES = 20
 """A recall of a page within this many messages means that too little was kept."""
 
 
@@ -97,4 +97,4 @@ def _recalled(view: View, pages: Sequence[Page]) -> int:
     """How many of these pages, or of the originals of the excerpts among them, were recalled lately."""
     near = {source for page in [*pages[:1], *pages[-64:]] for source in (page.sources or (page.id,))}
     uses = [view.uses[page] for page in near if page in view.uses]
-    return sum(1 for use in uses if use.count and view.turn - use.turn <= LATELY)
+    return sum(1 for use in uses if use.count and view.turn - use.turn <= RECENT_MESSAGES)

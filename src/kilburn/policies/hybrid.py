@@ -20,13 +20,13 @@ from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
 from kilburn.selection.keeping import UNCACHED, WindowShape, copy_of, floor_of, keep, largeness, middleness
 
-SPARE, MORE_SPARE = 0.1, 0.1
+SPARE_SHARE, EXTRA_SPARE_SHARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
 
 ADDED, LESS_ADDED = 0.35, 0.1
 """Share of the window of one excerpt at most; what is taken off in a large one."""
 
-HELD, MORE_HELD, REMADE = 0.5, 0.05, 0.4
+EXCERPT_SHARE, EXTRA_EXCERPT_SHARE, REMADE_SHARE = 0.5, 0.05, 0.4
 """Shares of the window: of all excerpts before they are remade, what is added from 4,000 tokens on; of the remade one."""
 
 WHOLE, MORE_WHOLE = 0.25, 0.08
@@ -62,7 +62,12 @@ class Hybrid:
         capacity = view.budget.capacity
         large = largeness(capacity)
         middle = middleness(capacity)
-        spare, added, excerpts, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD + MORE_HELD * middle, REMADE
+        spare, added, excerpts, remade = (
+            SPARE_SHARE + EXTRA_SPARE_SHARE * large,
+            ADDED - LESS_ADDED * large,
+            EXCERPT_SHARE + EXTRA_EXCERPT_SHARE * middle,
+            REMADE_SHARE,
+        )
         whole = WHOLE + MORE_WHOLE * middle * (1 - large)
         if capacity <= UNCACHED:
             spare, excerpts, remade = 0.05, 0.35, 0.6

@@ -44,7 +44,9 @@ class Tiered(EvictInOrder):
 
     def members(self, view: View, tokens: int) -> set[int]:
         """The pages of the core: those with an importance by it, then the user's words, newest first."""
-        eligible = [page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)]
+        eligible = [
+            page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)
+        ]
         ranked = sorted(eligible, key=lambda page: (-view.importance.get(page.id, 0.0), -page.id))
         chosen: set[int] = set()
         for page in ranked:

@@ -24,7 +24,7 @@ ENOUGH = 0.25
 HITS = 10
 """Hits that are looked at, the best first."""
 
-SAID, WORDS, COSINE, LOST, BASE = 4.58, -0.34, 5.97, -5.46, -1.74
+SHARE_WEIGHT, WORDS_WEIGHT, COSINE_WEIGHT, LOST_WEIGHT, BIAS = 4.58, -0.34, 5.97, -5.46, -1.74
 """Weights of the share of the query's words in the hits that fit, of the number of its words (8 at most), of the best cosine of
 these hits, and of whom it asks about if no hit names them."""
 
@@ -106,7 +106,7 @@ def confidence(
         total = ALONE_SAID * share + ALONE_WORDS * number + ALONE_LOST * lost + ALONE_BASE
     else:
         best = max((cosine or 0.0 for cosine, fit in zip(cosines, fits, strict=False) if fit), default=0.0)
-        total = SAID * share + WORDS * number + COSINE * best + LOST * lost + BASE
+        total = SHARE_WEIGHT * share + WORDS_WEIGHT * number + COSINE_WEIGHT * best + LOST_WEIGHT * lost + BIAS
     return 1 / (1 + math.exp(-total))
 
 

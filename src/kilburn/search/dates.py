@@ -88,7 +88,7 @@ def times_in(text: str, now: float) -> list[Interval]:
     text = text[:MAX_QUESTION_CHARS]
     intervals: list[Interval] = []
     behind, joins = 0, False
-    for dated, preposition in _read(text, now, past=True, asked=True):
+    for dated, preposition in _read(text, now, past=True, is_question=True):
         start, end = dated.start, dated.end
         joined = joins and _JOIN.match(text, behind, dated.span[0])
         behind, joins = dated.span[1], not joined and preposition in ("between", "from")
@@ -119,9 +119,9 @@ class _Place:
     """Where an expression stands: on which day it is said, after which word, in a text about the past, in a question."""
 
     today: dt.date
-    before: str
+    preposition: str
     past: bool
-    asked: bool
+    is_question: bool
 
     @property
     def monday(self) -> dt.date:
@@ -219,9 +219,9 @@ def _weekday(match: re.Match[str], place: _Place) -> _Days | None:
     determiner, at = _which(match), _number(_DAYS, match["day"])
     if determiner in ("next", "this"):
         return _day(place.monday + dt.timedelta(at + 7 * (determiner == "next")), relative=True)
-    if not determiner and place.before not in ("on", "by", "until", "from", "since", "before", "after"):
+    if not determiner and place.preposition not in ("on", "by", "until", "from", "since", "before", "after"):
         return None
-    back = _STEPS[determiner] < 0 if determiner else place.past or place.before == "since"
+    back = _STEPS[determiner] < 0 if determiner else place.past or place.preposition == "since"
     away = at - place.today.weekday()
     return _day(place.today + dt.timedelta(-((-away - 1) % 7) - 1 if back else (away - 1) % 7 + 1), relative=True)
 
@@ -252,7 +252,7 @@ def _moved(today: dt.date, count: int, unit: str) -> _Days:
 
 def _until_now(match: re.Match[str], place: _Place) -> _Days | None:
     """ "The past two weeks", "the next three days"."""
-    if not place.asked:
+    if not place.is_question:
         return None
     length = dt.timedelta(_count(match["count"]) * _UNITS[match["unit"].lower()])
     first, last = (place.today, place.today + length) if _STEPS[_which(match)] > 0 else (place.today - length, place.today)
@@ -273,7 +273,7 @@ def _calendar(match: re.Match[str], place: _Place) -> _Days:
     if match["year"]:
         return _day(dt.date(int(match["year"]), month, date), relative=False)
     years = range(today.year - 8, today.year + 2)  # 29 February may be years ago
-    days = [day for year in years if (day := _day_in(year, month, date)) and not (place.asked and day > today)]
+    days = [day for year in years if (day := _day_in(year, month, date)) and not (place.is_question and day > today)]
     return _day(min(days, key=lambda day: (abs((day - today).days), day)), relative=False)
 
 
@@ -288,9 +288,9 @@ def _some_month(match: re.Match[str], place: _Place) -> _Days | None:
     determiner, month, today = _which(match), _number(_MONTHS, match["month"]) + 1, place.today
     if match["year"]:
         return _month(int(match["year"]), month, relative=False)
-    if not determiner and place.before not in (_WITHIN if place.asked else ("in", "since", "until")):
+    if not determiner and place.preposition not in (_WITHIN if place.is_question else ("in", "since", "until")):
         return None
-    step = _STEPS[determiner] if determiner else -1 if place.past or place.before == "since" else 1
+    step = _STEPS[determiner] if determiner else -1 if place.past or place.preposition == "since" else 1
     if step < 0:
         back = month >= today.month if determiner else month > today.month
         return _month(today.year - back, month, relative=True)
@@ -300,7 +300,7 @@ def _some_month(match: re.Match[str], place: _Place) -> _Days | None:
 
 def _season(match: re.Match[str], place: _Place) -> _Days | None:
     determiner, today, name = _which(match), place.today, match["season"].lower()
-    if not (determiner or match["year"] or (place.asked and place.before)):
+    if not (determiner or match["year"] or (place.is_question and place.preposition)):
         return None  # "in summer" may be every summer
     year = int(match["year"] or today.year)
     first, last = _quarter(year, _SEASONS[name])
@@ -316,7 +316,7 @@ def _quarter(year: int, month: int) -> tuple[dt.date, dt.date]:
 
 
 def _some_year(match: re.Match[str], place: _Place) -> _Days | None:
-    certain = place.asked or place.before in ("in", "since", "until")
+    certain = place.is_question or place.preposition in ("in", "since", "until")
     return _year(int(match[0]), relative=False) if certain else None
 
 

@@ -219,7 +219,9 @@ class Searcher:
         if unseen:
             best.sort(key=lambda scored_page: self.is_shown(scored_page.key))
         return (
-            best if beside or len(matching) == len(matches) else [scored_page for scored_page in best if scored_page.key in matching]
+            best
+            if beside or len(matching) == len(matches)
+            else [scored_page for scored_page in best if scored_page.key in matching]
         )
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
@@ -435,9 +437,7 @@ class Searcher:
             apart: whether the same text in two segments is two hits.
         """
         rivals = contested((match.candidate.segment, match.candidate.page.claim) for match in ranked)
-        against = {
-            match.key: [ranked[place] for place in places] for match, places in zip(ranked, rivals, strict=True) if places
-        }
+        against = {match.key: [ranked[place] for place in places] for match, places in zip(ranked, rivals, strict=True) if places}
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()

@@ -38,10 +38,10 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-ASKED = 0.35
+QUESTION_SHARE = 0.35
 """Share of the best score that a passage needs where somebody asks."""
 
-UNASKED, SURE, FEW = 0.8, 0.8, 3
+OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
@@ -64,10 +64,10 @@ NAME_KINDS = ("call", "dotted", "error", "name")
 ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
 """Lines of a tool's output in which names are looked for."""
 
-LATELY = 12
+RECENT_PAGES = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
 
-STILL = 0.5
+MIN_OVERLAP = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
 MARKS = ("?", "？", "؟")
@@ -139,7 +139,7 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
     """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
     front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
     overlap = _overlap(copy.parts, passages)
-    if overlap >= STILL or (overlap and not is_typed(view)):
+    if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
     behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
     if not is_typed(view) and any(page.id == view.task_page for page in behind):
@@ -169,16 +169,16 @@ def passages_asked(
             return explaining or []
     room -= view.count(HEADING)
     words = words_of(query).keys() - STOP
-    if not words or (not is_question and len(words) < FEW) or room <= 2 * view.handle:
+    if not words or (not is_question and len(words) < MIN_WORDS) or room <= 2 * view.handle:
         return []
     shown_ids = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown_ids, by_words=not is_question)
-    if not answer.hits or (not is_question and answer.confidence < SURE):
+    if not answer.hits or (not is_question and answer.confidence < MIN_CONFIDENCE):
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
     texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
     lines: set[str] = set().union(*map(lines_of, texts))
-    min_score = answer.hits[0].score * (ASKED if is_question else UNASKED)
+    min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
     chosen: list[PagePassage] = []
     pages: set[int] = set()
@@ -330,7 +330,7 @@ def is_due(view: View) -> bool:
 
 def _goes_on(view: View) -> bool:
     """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
-    pages = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
+    pages = [page for page in islice(reversed(view.pages), RECENT_PAGES) if page.id not in view.copies]
     return any(
         page.role is following.role is Role.ASSISTANT and page.message != following.message for page, following in pairwise(pages)
     )

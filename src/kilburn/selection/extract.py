@@ -87,13 +87,13 @@ SIGNS = {
     Sign.SUMMARY: 1.5,
 }
 """Worth of a line with a sign, compared with 1 for the likest to the query."""
-NAMED, NAMES = 0.15, 4
+NAME_WEIGHT, MAX_NAMES = 0.15, 4
 """Worth of each name, path or number in a line, and of how many at most."""
 SPEAKER: Mapping[str, float] = {Role.USER: 1.5, Role.SYSTEM: 1.2}
 """Weight of a speaker's prose, compared with the agent's and with tool output."""
 EDGE, NEAR = 0.2, 100
 """Worth of the first and the last line of a text; characters after which it is half as much."""
-ASKED = 4
+MIN_QUERY_WORD_CHARS = 4
 """Characters of a word of the query at least."""
 MESSAGES = 0.6
 """Share of the room above which failed tests are named without their messages."""
@@ -203,7 +203,7 @@ def _chosen(
         lasting_spans = lasting.get(piece.page, ())
         for row in rows_of(text, prose, share):
             new = lasting_spans and any(start < row.end and row.start < end for start, end in lasting_spans)
-            worth = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
+            worth = SIGNS[row.sign] + NAME_WEIGHT * min(row.names, MAX_NAMES)
             worth += _edge(row, len(text))
             candidates.pop(row.shape, None)
             candidates[row.shape] = PagePassage(at, len(pieces) if new else at + 1, row, text, weight, worth)
@@ -235,7 +235,7 @@ def _named(failed: PagePassage) -> PagePassage:
 
 @lru_cache(maxsize=64)
 def _asked(query: str) -> Mapping[str, float]:
-    return {word: weight for word, weight in focus_words([(query, 1.0)]).items() if len(word) >= ASKED}
+    return {word: weight for word, weight in focus_words([(query, 1.0)]).items() if len(word) >= MIN_QUERY_WORD_CHARS}
 
 
 def _header(piece: Piece) -> str:

@@ -121,7 +121,9 @@ def judge(
     share = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     name_count, invented = _invented(summary, f"{sources}\n{prompt}".lower())
     if len(invented) > max(1, invent * name_count):
-        return Judgement(Verdict.INVENTS, share, missing, invented, f"{len(invented)} of {name_count} names and numbers occur nowhere")
+        return Judgement(
+            Verdict.INVENTS, share, missing, invented, f"{len(invented)} of {name_count} names and numbers occur nowhere"
+        )
     if share < keep:
         return Judgement(Verdict.DROPS, share, missing, invented, f"keeps {share:.0%} of {len(facts)} key facts")
     return Judgement(Verdict.DONE, share, missing, invented, f"keeps {share:.0%} of {len(facts)} key facts")
@@ -284,7 +286,9 @@ _STATE = re.compile(
 )
 
 
-def _telling(facts_by_kind: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool) -> list[tuple[FactKind, str, float, Fact]]:
+def _telling(
+    facts_by_kind: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool
+) -> list[tuple[FactKind, str, float, Fact]]:
     """Kind, value, weight and fact of the key facts of one page."""
     result: list[tuple[FactKind, str, float, Fact]] = []
     for fact in facts_by_kind[FactKind.TEST][-3:]:

@@ -38,7 +38,7 @@ MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
 
 
-LEAST, SHARE, MOST = 200, 0.16, 4000
+MIN_COPY_TOKENS, COPY_SHARE, MAX_COPY_TOKENS = 200, 0.16, 4000
 """Tokens of a copy at most: so many, this share of the window more, and in no window more than so many."""
 
 
@@ -129,7 +129,7 @@ class _Edit(NamedTuple):
 
 def copy_of(capacity: int) -> int:
     """Tokens of a copy in a window of that capacity, at most."""
-    return min(MOST, LEAST + int(SHARE * capacity))
+    return min(MAX_COPY_TOKENS, MIN_COPY_TOKENS + int(COPY_SHARE * capacity))
 
 
 def middleness(capacity: int) -> float:

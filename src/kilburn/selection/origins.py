@@ -23,7 +23,7 @@ read in full anyway."""
 OFTEN = 6
 """A name that occurs more often does not identify a line."""
 
-LONGEST = 400
+MAX_LINE_CHARS = 400
 """Characters of a line that is taken whole; of a longer one what surrounds the name."""
 
 _HEADER = re.compile(r"(?:([0-9a-f]{6,}) )?p([1-9]\d{0,17}) [^\n]*:\s*")
@@ -117,7 +117,7 @@ def _places(text: str, name: str) -> list[int]:
 def _line(text: str, at: int) -> Span:
     """The line around a place; of a long line the part near it."""
     start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at) + 1 or len(text)
-    return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
+    return max(start, at - MAX_LINE_CHARS // 2), min(end, at + MAX_LINE_CHARS // 2)
 
 
 def all_origins(origins: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:

@@ -21,7 +21,7 @@ from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
 LONG = 64
 """Characters of a word above which its parts are not remembered: it hardly comes again."""
 
-LEAST = 0.25
+MIN_SHARE = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
 
 # A line's number in a view of a file, which says nothing of the line itself.
@@ -200,7 +200,7 @@ def _cut(lines: list[_Line], first: int, last: int, max_chars: int) -> list[Span
     size = end - start
     if size <= max_chars or last - first < 2:
         return [(start, end)]
-    min_chars = max_chars * LEAST
+    min_chars = max_chars * MIN_SHARE
     best, at = -100.0, (first + last) // 2
     for place in range(first + 1, last):
         line = lines[place]

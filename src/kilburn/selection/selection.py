@@ -32,19 +32,19 @@ EARLY = 0.3
 """Worth of the first message's passages as such; of the n-th message an n-th of it."""
 USER = 2.0
 """Weight of the user's words compared with tool output."""
-TALK, SAID = 0.0, 0.1
+TALK_WEIGHT, STATEMENT_WEIGHT = 0.0, 0.1
 """Weight of the agent's own words compared with tool output, since it can say most of them again, and since they are like
 whatever it says now; and of those that state a decision, an error, or an open task."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
 JOINED = 6
 """A gap of up to this many characters between two kept passages is kept too: it costs less than an omission."""
 GRAINS = (150, 300, 600)
-"""Characters of a passage at most: the largest of which `MANY` fit into the room."""
-MANY = 4
-SMALL, TINY, REFUSED = GRAINS[0] // 3, 8, 400
+"""Characters of a passage at most: the largest of which `MIN_PASSAGES` fit into the room."""
+MIN_PASSAGES = 4
+MIN_ROOM, MIN_LINE_ROOM, MAX_REFUSALS = GRAINS[0] // 3, 8, 400
 """The choice ends with so many characters left, among single lines with fewer, or after so many passages that were too
 long for what was left."""
-TRIES, FULL = 3, 0.96
+MAX_ROUNDS, FULL_SHARE = 3, 0.96
 """The choice is made so many times at most, until it takes this share of the room."""
 SATURATION, LENGTH = 1.2, 0.75
 """BM25's k and b."""
@@ -76,18 +76,18 @@ class PagePassage(NamedTuple):
 
 def grain_of(room: int) -> int:
     """Characters of a passage at most, where `room` tokens are to be filled."""
-    return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
+    return next((grain for grain in reversed(GRAINS) if 4 * room >= MIN_PASSAGES * grain), GRAINS[0])
 
 
 @remembered(lambda passages: 200 * len(passages))
 def candidates_of(
-    text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
+    text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK_WEIGHT
 ) -> tuple[PagePassage, ...]:
     """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
     before.
 
     Args:
-        talk: see `TALK`. Larger if somebody else asks.
+        talk: see `TALK_WEIGHT`. Larger if somebody else asks.
     """
     return tuple(
         [
@@ -135,20 +135,20 @@ def select(
     shown_lines = set[str]().union(*map(lines_of, shown_texts))
     parts: Parts = ()
     order: list[PagePassage] = []
-    room_left, tokens, small = room - around, 0, TINY if thrift else SMALL
+    room_left, tokens, small = room - around, 0, MIN_LINE_ROOM if thrift else MIN_ROOM
     begin = choice = _begin(worth, shown_lines)
-    for _ in range(TRIES):
+    for _ in range(MAX_ROUNDS):
         order, choice = _greedy(candidates, worth, choice, int(room_left * ratio), bar, ratio, small)
         candidate_parts = joined(order)
         tokens = cost(candidate_parts) if cost is not None else _cost(order, candidate_parts, count) + around
         if tokens <= room:
             parts = candidate_parts
-            if tokens >= FULL * room or not choice.heap:
+            if tokens >= FULL_SHARE * room or not choice.heap:
                 break
         else:
             choice = begin
         # The estimate of what the choice costs was too high or too low.
-        ratio *= room / max(1, tokens) * (1.0 if tokens <= room else FULL)
+        ratio *= room / max(1, tokens) * (1.0 if tokens <= room else FULL_SHARE)
     while not parts and order:
         # No estimate was near: the last ones chosen are given up.
         order = order[: min(len(order) - 1, len(order) * room // tokens)]
@@ -224,7 +224,7 @@ def _weight(role: str, text: str, passage: TextPassage, talk: float) -> float:
         return USER
     if role != "assistant":
         return 1.0
-    return SAID if talk < SAID and _states(text[passage.start : passage.end]) else talk
+    return STATEMENT_WEIGHT if talk < STATEMENT_WEIGHT and _states(text[passage.start : passage.end]) else talk
 
 
 @remembered(getsizeof)
@@ -276,7 +276,7 @@ def _greedy(
     resume: _Choice | None = None
     refused = 0
     room -= spent
-    while heap and room > small and refused < REFUSED:
+    while heap and room > small and refused < MAX_REFUSALS:
         bound, at = heapq.heappop(heap)
         candidate = candidates[-at]
         negative_value = -worth[-at] * new_share(candidate.passage, shown_lines)

@@ -20,7 +20,7 @@ from kilburn.tokens.families import family_estimate
 RULER = re.compile(r"chars/(\d{1,6})")
 O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
 CL100K = re.compile(r"gpt-(4|3\.5|35)(?![\d.])")
-SMALL = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
+SMALL_MODELS = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
 OPEN_FAMILIES = (
     "llama", "smollm", "qwen", "qwq", "mistral", "mixtral", "ministral", "magistral", "devstral", "phi", "deepseek", "granite",
     "yi", "falcon", "gpt",
@@ -124,4 +124,4 @@ def _of_model(name: str) -> Counter:
 def _images_of(model: str) -> str:
     if model.startswith("gpt-4o-mini"):
         return "gpt-4o-mini"
-    return "openai-small" if SMALL.match(model) else "openai"
+    return "openai-small" if SMALL_MODELS.match(model) else "openai"

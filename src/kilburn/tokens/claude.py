@@ -14,7 +14,7 @@ from kilburn.errors import MissingExtra
 from kilburn.tokens.families import Bound, FamilyEstimate
 from kilburn.tokens.shape import PatternWeights
 
-OLD = PatternWeights(
+OLD_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "aA": 5, "A": 16, "AA": 6, "000": 27, ".": 5, ".n.n": 170, " " * 16: 93, "n": 7, "l": 61, "g": 44, "h": 53, "i": 168,
@@ -23,7 +23,7 @@ OLD = PatternWeights(
     word={" a": 48, "aaaaa": 32, "aaaaaaaa": 46},
     sound={"cccc": 41, "vvv": 28},
 )  # fmt: skip
-NEW = PatternWeights(
+NEW_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "A": 48, "AA": 1, "0": 3, "000": 9, ".": 27, ".n.n": 110, " " * 16: 93, "n": 23, "l": 88, "g": 44, "h": 55, "i": 171,
@@ -58,7 +58,7 @@ class Claude(FamilyEstimate):
 
     def __init__(self, name: str) -> None:
         generation = generation_of(name)
-        weights, family = (NEW, "claude-large") if generation == "new" else (OLD, "claude")
+        weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
 
 

@@ -107,7 +107,7 @@ class BoundedConnection(psycopg.Connection[Row]):
 
 Connection = BoundedConnection
 
-MOST = 1000
+MAX_CONNECTIONS = 1000
 """That many a URL may say."""
 
 ROLE = "kilburn_rows"
@@ -129,7 +129,7 @@ RESTS = 2.0
 """Seconds in which nobody waits again for a server that was just waited for in vain. A request takes several transactions: it
 waits once, and not in each of them."""
 
-TRIES = 8
+MAX_ATTEMPTS = 8
 """How often a transaction is done that others were in the way of."""
 
 # A server that is gone without a word is noticed after some ten seconds, not after hours.
@@ -155,11 +155,11 @@ _BOUNDED = f"{_SETTINGS}, set_config('transaction_timeout', %s, true)"
 BOUNDS = 170000
 """The first PostgreSQL that ends a transaction of which nothing is heard in the middle of a pipeline."""
 
-AGAIN = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)
+RETRYABLE = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)
 """Another transaction was in the way: the whole is done again. A foreign key is violated when another has just removed a text
 that this one found."""
 
-GONE = (
+UNAVAILABLE = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
@@ -180,8 +180,8 @@ def split_connections(url: str) -> tuple[str, int]:
     if not mark or not ours:
         return url, CONNECTIONS
     number = ours[-1].partition("=")[2]
-    if not number.isdecimal() or not 1 <= int(number) <= MOST:
-        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MOST}")
+    if not number.isdecimal() or not 1 <= int(number) <= MAX_CONNECTIONS:
+        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MAX_CONNECTIONS}")
     rest = "&".join(part for part in query.split("&") if not part.startswith("connections="))
     return f"{address}?{rest}" if rest else address, int(number)
 
@@ -566,7 +566,9 @@ class Database:
             steps: its caller does other things in between. long: its statements take as long as they take.
         """
         statements = connection.statements
-        wait, statement_timeout, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
+        wait, statement_timeout, silent = (
+            f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent)
+        )
         values = ROLE, str(self.tenant), wait, "0" if long else statement_timeout, "on" if self._durable else "off", silent
         if long:
             connection.silence = LONG
@@ -588,7 +590,7 @@ class Database:
         writes: bool = False,
     ) -> T:
         lost = False
-        for attempt in range(TRIES):
+        for attempt in range(MAX_ATTEMPTS):
             connected = is_sent = False
             try:
                 with self.connection(doing) as connection, connection.statements as statements:
@@ -603,7 +605,7 @@ class Database:
                 return result
             except StoreError as error:
                 cause = error.__cause__
-                if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
+                if isinstance(cause, RETRYABLE) and attempt + 1 < MAX_ATTEMPTS:
                     time.sleep(0.002 * attempt)
                 elif isinstance(error, StoreUnavailable) and connected and (is_sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
@@ -686,7 +688,7 @@ class Database:
                 finally:
                     self._joined.connection = None
         except StoreError as error:
-            if isinstance(error.__cause__, AGAIN):
+            if isinstance(error.__cause__, RETRYABLE):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
             if is_sent and isinstance(error, StoreUnavailable):
                 problem = f"{error.what}; whether it was written is not known"
@@ -793,7 +795,7 @@ _CLASSES: Mapping[type[psycopg.Error] | tuple[type[psycopg.Error], ...], tuple[t
         "this database is not in UTF-8: make one by createdb --encoding=UTF8 --template=template0",
     ),
     errors.FeatureNotSupported: (StoreVersion, "use PostgreSQL 15 or newer"),
-    GONE: (StoreUnavailable, "the server was stopped or is starting; try again"),
+    UNAVAILABLE: (StoreUnavailable, "the server was stopped or is starting; try again"),
     (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName): (
         StoreCorrupt,
         "the schema kilburn is not whole; restore it from a backup",

@@ -34,13 +34,13 @@ log = logging.getLogger("kilburn")
 OLDEST = (0, 8)
 """The first pgvector whose index goes on until it has found enough."""
 
-LONGEST = 3800
+MAX_DIMENSIONS = 3800
 """Numbers of a vector that is kept as halves: a row must fit a page."""
 
 BAND = 0.0011
 """Two products of vectors of length 1 in float16 can be further apart by so much than they are."""
 
-SPARE = 64
+EXTRA_CANDIDATES = 64
 """Candidates beyond those that are wanted."""
 
 LOOK = 200
@@ -49,7 +49,7 @@ LOOK = 200
 WIDEN = 8
 """So many times more, where those do not do."""
 
-LATE = 2000
+MAX_UNINDEXED = 2000
 """Vectors that came after an index was built, before they are taken into it."""
 
 STEP = 500
@@ -192,7 +192,7 @@ def add_halves(connection: Connection) -> str:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             schema, _, has_halves = _look(connection)
             if not has_halves:
-                connection.execute(_HALVES.format(s=sql.Identifier(schema), longest=sql.Literal(LONGEST + 4)))
+                connection.execute(_HALVES.format(s=sql.Identifier(schema), longest=sql.Literal(MAX_DIMENSIONS + 4)))
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported, errors.UndefinedFile, errors.LockNotAvailable) as error:
         log.info("vectors are looked through in the program's memory: %s", error.diag.message_primary)
         return ""
@@ -204,7 +204,7 @@ def _look(connection: Connection) -> tuple[str, str, bool]:
     return schema or "", version, has_halves
 
 
-def found_halves(connection: Connection) -> str:
+def read_schema(connection: Connection) -> str:
     """The schema of pgvector, where the database keeps vectors as halves; "" otherwise."""
     schema, _, has_halves = _look(connection)
     return schema if has_halves else ""
@@ -260,7 +260,7 @@ class HalfVectors:
             text, values = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *embedder_key)
         select = _EXACT.format(s=self._place, these=sql.SQL(text))
         self._statements.send(_SETTINGS, "on", "40")
-        row_limit = limit + SPARE
+        row_limit = limit + EXTRA_CANDIDATES
         while True:
             rows = self._statements.rows(select, vector, *values, row_limit, *embedder_key)
             if len(rows) < row_limit or rows[-1][-1] - rows[limit - 1][-1] > BAND:
@@ -268,7 +268,7 @@ class HalfVectors:
             row_limit *= WIDEN
 
     def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[VectorRow]:
-        embedder_key, row_limit = (self._tenant, embedder), limit + SPARE
+        embedder_key, row_limit = (self._tenant, embedder), limit + EXTRA_CANDIDATES
         near = near_table(*embedder_key)
         select = _BY_INDEX.format(
             s=self._place,
@@ -351,7 +351,9 @@ def tend(database: Database, place: str, above: int) -> list[str]:
         if (database.tenant, embedder) in built:
             if late := _take_late(database, embedder, vector_count):
                 actions.append(f"took {late:,} vectors into an index")
-        elif vector_count > above and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place, above)):
+        elif (
+            vector_count > above and size - 4 <= MAX_DIMENSIONS and (count := _build(database, embedder, size - 4, place, above))
+        ):
             database.write("indexing", lambda statements: leave(statements, database.tenant))
             actions.append(f"built an index of {count:,} vectors")
     return actions
@@ -389,7 +391,7 @@ def _take_late(database: Database, embedder: int, vector_count: int) -> int:
     ).format(near=near, last=last)
     ((last_id,),) = database.read("reading", lambda statements: statements.rows(last))
     count = 0
-    if vector_count - last_id < LATE:
+    if vector_count - last_id < MAX_UNINDEXED:
         return 0
     while True:
         rows = database.write("indexing", lambda statements: statements.rows(insert, database.tenant, embedder, STEP))

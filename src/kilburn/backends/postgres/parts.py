@@ -405,7 +405,7 @@ class PostgresVectors(_Part):
     def _half_vectors(self, statements: Statements) -> halves.HalfVectors:
         return halves.HalfVectors(statements, self._number, self._store._halves)
 
-    def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
+    def _whole_vectors(self, embedder: str, rows: Iterable[halves.VectorRow]) -> list[tuple[int, bytes]]:
         return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
 
 

@@ -21,7 +21,7 @@ from kilburn.backends.postgres.statements import Sender, Statements
 from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
 from kilburn.page import Span
 
-LONGEST = 64
+MAX_WORD_BYTES = 64
 """Bytes of a word as it is stored; of a longer one, its digest is."""
 
 BLOCK = 256
@@ -33,7 +33,7 @@ BITS = (BLOCK * CLASSES - 1).bit_length()
 STRETCH = 32
 """Blocks that are looked through first, where words have to be together in one passage; then twice as many, and so on."""
 
-FEW = 12
+BYTES_PER_LOOKUP = 12
 """Where so many times fewer entries are looked for than there are bytes in a row, they are looked for one by one."""
 
 AHEAD = 1 << 15
@@ -92,7 +92,7 @@ def key_of(word: str) -> bytes:
     """A stem as it is stored."""
     data = word.encode("utf-8", "replace")
     # No word has a NUL.
-    return data if len(data) <= LONGEST else b"\0" + blake2b(data, digest_size=32).digest()
+    return data if len(data) <= MAX_WORD_BYTES else b"\0" + blake2b(data, digest_size=32).digest()
 
 
 def words_of(text: str) -> list[bytes]:
@@ -243,7 +243,7 @@ class Postings(RankedIndex):
         rows, hits = self._rows[word], list[int]()
         for block, lows in blocks.items():
             lows_in_block = rows.get(block)
-            if lows_in_block is not None and len(lows) * FEW < len(lows_in_block):
+            if lows_in_block is not None and len(lows) * BYTES_PER_LOOKUP < len(lows_in_block):
                 hits += [entry for entry, low in lows.items() if low in lows_in_block]
             elif lows_in_block is not None:
                 hits += lows.keys() & entries_in(block, lows_in_block)

@@ -128,7 +128,7 @@ class Postgres(DurableStore):
                 schema.check_server(connection, self.path)
                 if schema.schema_number(connection, self.path) == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
-                self._halves = halves.found_halves(connection)
+                self._halves = halves.read_schema(connection)
             else:
                 schema.prepare_schema(connection, self.path)
                 self._halves = halves.add_halves(connection)
@@ -285,7 +285,10 @@ class Postgres(DurableStore):
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
-            of, rows = statements.send(_SELECT_SEGMENTS, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
+            of, rows = (
+                statements.send(_SELECT_SEGMENTS, [segment], self._number),
+                statements.send(_OF_SEGMENT, self._number, segment),
+            )
             row = of.fetchone()
             if row is None:
                 return []

@@ -148,7 +148,9 @@ class Minilm:
             tensors, tokenizer = bert.parts_of(self._weights)
         whole = not _sums_exactly()
         with inside():
-            graph: bytes = bert.OnnxGraph(tensors, layers=6, heads=12, max_tokens=_MAX_TEXT_TOKENS, whole=whole, text=tokenizer).bytes
+            graph: bytes = bert.OnnxGraph(
+                tensors, layers=6, heads=12, max_tokens=_MAX_TEXT_TOKENS, whole=whole, text=tokenizer
+            ).bytes
         return graph
 
 

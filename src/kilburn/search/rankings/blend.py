@@ -65,7 +65,10 @@ class Blend:
         sums: dict[int, dict[int, float]] = {}
         for candidate in candidates:
             cosine = candidate.meaning
-            words, meaning = self.words * candidate.words / best, self.meaning * cosine if cosine is not None and cosine > 0 else 0.0
+            words, meaning = (
+                self.words * candidate.words / best,
+                self.meaning * cosine if cosine is not None and cosine > 0 else 0.0,
+            )
             matches.append((words, meaning))
             if candidate.kind not in ALONE:
                 sums.setdefault(candidate.segment, {})[candidate.page.id] = words + meaning

@@ -25,7 +25,10 @@ class Rrf:
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Best first; of equals, the newer one."""
         terms: dict[int, dict[str, float]] = {}
-        arms = {"words": [candidate.words for candidate in candidates], "meaning": [candidate.meaning or 0.0 for candidate in candidates]}
+        arms = {
+            "words": [candidate.words for candidate in candidates],
+            "meaning": [candidate.meaning or 0.0 for candidate in candidates],
+        }
         for name, scores in arms.items():
             order = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: -scores[index])
             for place, index in enumerate(order, 1):
