@@ -118,7 +118,7 @@ def copy(
     tenant: str = "default",
     to: str | None = None,
     note: bool = True,
-    told: Callable[[int, int, str], object] = lambda done, total, words: None,
+    progress: Callable[[int, int, str], object] = lambda done, total, words: None,
 ) -> Copied:
     """Copy all of a tenant into another store, and compare both byte for byte: sessions with their branches, memories, documents,
     notes, ledgers with their times, vectors, what is forgotten, pins and settings. Every address stays what it was.
@@ -132,7 +132,7 @@ def copy(
             there is none.
         tenant: whose store it is. to: the tenant in the target; the same where left out.
         note: whether the source keeps a note, so that a receipt of `forget` names this copy.
-        told: is told how many pages and events are done, of how many, and what is in hand.
+        progress: called with the number of copied pages and events, their total, and the current step.
 
     Raises:
         SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy, or
@@ -156,10 +156,10 @@ def copy(
             with closing(open_backend(source, tenant=tenant)) as writable:
                 remember_copy(writable, places[1], time.time())
         except (StoreReadOnly, StoreBusy) as error:
-            told(0, 0, f"the source keeps no note of this copy: {error.what}")
+            progress(0, 0, f"the source keeps no note of this copy: {error.what}")
 
     with (
         closing(open_backend(source, tenant=tenant, readonly=True)) as source_backend,
         closing(open_backend(target, tenant=to or tenant, durable=False)) as target_backend,
     ):
-        return copied(source_backend, target_backend, places[0], told, remember, noted=places[1] in copied_to(source_backend))
+        return copied(source_backend, target_backend, places[0], progress, remember, noted=places[1] in copied_to(source_backend))

@@ -246,7 +246,7 @@ class _Surveyed(NamedTuple):
 
     state: int
     last: int
-    made: int
+    session_count: int
 
 
 class Sqlite(StoreFile):
@@ -427,7 +427,7 @@ class Sqlite(StoreFile):
         if survey is not None:
             # Others have written. Their new rows are checked once; all rows, if their number does not match.
             count, same, last = self._count_sessions(name, survey.last)
-            if not same and count == expected - survey.made:
+            if not same and count == expected - survey.session_count:
                 self._surveyed = _Surveyed(state, max(last, survey.last), expected)
                 return
         segments = self._sealed.segments(self._number) if survey is None else []

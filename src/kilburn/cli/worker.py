@@ -145,7 +145,7 @@ def _work(where: str, tenants: Sequence[str], ways: Ways, *, single: bool, poll:
     stop, reporter = threading.Event(), _Reporter(json=json)
     handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in SIGNALS}
     try:
-        with Worker(where, tenants, ways, told=reporter, stopped=stop.is_set) as worker:
+        with Worker(where, tenants, ways, report=reporter, stopped=stop.is_set) as worker:
             if not single and not json:
                 say(line(f"working for {', '.join(tenants)}: {', '.join(ways.kinds)}; SIGTERM stops it after the current step"))
             pause, count = MIN_PAUSE, 0

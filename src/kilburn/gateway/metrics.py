@@ -100,7 +100,7 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     window. As long as nothing is evicted, nothing is saved or lost: the provider gets the client's bytes. The first request of a
     session saves nothing: it may be a fork, of which the provider's cache may have more.
     """
-    usage, start, end = exchange.usage, exchange.before, exchange.after
+    usage, start, end = exchange.usage, exchange.stats_before, exchange.stats_after
     if usage is None or not usage.sound or start is None or end is None or not start.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
@@ -278,7 +278,7 @@ class Metrics:
         self._users[tenant, exchange.session] = exchange.key.user if exchange.key is not None else ""
         row.requests += 1
         row.used = exchange.began
-        grown = {"sent": exchange.sent, **_growth(exchange.before, exchange.after)}
+        grown = {"sent": exchange.sent, **_growth(exchange.stats_before, exchange.stats_after)}
         if exchange.usage is not None and exchange.usage.sound:
             usage = exchange.usage
             grown |= {"cached": usage.cached, "written": usage.written, "replied": usage.reply}
@@ -295,8 +295,8 @@ class Metrics:
         money = saved(self.prices, exchange)
         row.saved += money
         self._add(money, self._saved, tenant)
-        if exchange.after is not None:
-            self._look(row, exchange.after)
+        if exchange.stats_after is not None:
+            self._look(row, exchange.stats_after)
 
     def _policy(self, name: str) -> str:
         if name not in self._policies and len(self._policies) >= POLICIES:

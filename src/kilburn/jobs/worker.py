@@ -166,7 +166,7 @@ class Worker:
 
     Args:
         place: a file, or the URL of a database.
-        told: called with each job that was done.
+        report: called with each job that was done.
         stopped: whether to stop the present job where that is possible, and to begin no other.
 
     Raises:
@@ -179,10 +179,10 @@ class Worker:
         tenants: Sequence[str] = ("default",),
         ways: Ways | None = None,
         *,
-        told: Callable[[Did], object] = lambda did: None,
+        report: Callable[[Did], object] = lambda did: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._told, self._stopped = told, stopped
+        self._told, self._stopped = report, stopped
         self.ways = ways or Ways()
         with ExitStack() as opened:
             self._offices = [opened.enter_context(_Office(self, place, tenant)) for tenant in tenants]

@@ -78,7 +78,7 @@ class Hybrid:
             whole=int(whole * capacity) if self.whole is None else self.whole,
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
-            held=int(excerpts * capacity),
+            excerpts=int(excerpts * capacity),
             remade=int(remade * capacity),
             copy=copy_of(capacity),
             floor=floor_of(capacity),

@@ -160,7 +160,7 @@ def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[st
     grain, reach = GRAINS[0], min(4 * tokens, len(text) // 2)
     passages = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
     more = select(
-        [PagePassage(0, 1, passage, text, own=_edge(passage, len(text))) for passage in passages],
+        [PagePassage(0, 1, passage, text, base=_edge(passage, len(text))) for passage in passages],
         [],
         _asked(query),
         tokens,

@@ -62,7 +62,7 @@ class Judgement:
     """
 
     verdict: Verdict
-    kept: float = 0.0
+    coverage: float = 0.0
     missing: tuple[KeyFact, ...] = ()
     invented: tuple[str, ...] = ()
     why: str = ""
@@ -76,7 +76,7 @@ class Judgement:
     def reparable(self) -> bool:
         """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
         about this stretch."""
-        return self.verdict is Verdict.DROPS and self.kept >= 0.2
+        return self.verdict is Verdict.DROPS and self.coverage >= 0.2
 
 
 def judge(

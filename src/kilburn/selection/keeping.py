@@ -69,7 +69,7 @@ class WindowShape:
         core: of important pages that stay whole.
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
-        added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
+        added, excerpts, remade: maximum tokens of one excerpt; of all excerpts before they are remade; of the remade one.
         copy: of a copy at most; while people talk, other pages leave most of it free (`HELD_ROOM`).
         floor: that the window holds after an edit, at least, as far as there is text for it.
     """
@@ -81,7 +81,7 @@ class WindowShape:
     spare: int
     copy: int
     added: int = 0
-    held: int = 0
+    excerpts: int = 0
     remade: int = 0
     floor: int = 0
 
@@ -123,7 +123,7 @@ class _Edit(NamedTuple):
 
     moves: list[Move]
     staying: Sequence[Page]
-    kept: Parts
+    excerpt: Parts
     use: int
 
 
@@ -177,7 +177,7 @@ def keep(
     edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
-    passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.kept)) if is_due(view) else []
+    passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.excerpt)) if is_due(view) else []
     return [*edit.moves, *copy_moves(copies, passages)]
 
 
@@ -212,7 +212,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     if economy is not None:
         return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)
     floor = shape.floor - stays if shape.floor else 0
-    max_added = min(room, max(shape.held, floor + capacity // 5)) - excerpt_tokens
+    max_added = min(room, max(shape.excerpts, floor + capacity // 5)) - excerpt_tokens
     if young and max_added > capacity // 20:
         size = min(max(shape.added, floor), room - excerpt_tokens)
         if size > max_added > capacity // 10:

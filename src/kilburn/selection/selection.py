@@ -63,7 +63,7 @@ class PagePassage(NamedTuple):
         message: the one that it came with.
         text: the whole page's.
         weight: of who speaks, compared with tool output.
-        own: its worth as such: what its sign tells, and where it stands.
+        base: worth that does not depend on the focus: from its sign and its position.
     """
 
     page: int
@@ -71,7 +71,7 @@ class PagePassage(NamedTuple):
     passage: TextPassage
     text: str
     weight: float = 1.0
-    own: float = 0.0
+    base: float = 0.0
 
 
 def grain_of(room: int) -> int:
@@ -178,7 +178,12 @@ def _worths(
     )
     newest = candidates[-1].message
     worth = [
-        (value / max_likeness + recent * 0.5 ** ((newest - candidate.message) / half) + EARLY / candidate.message + candidate.own)
+        (
+            value / max_likeness
+            + recent * 0.5 ** ((newest - candidate.message) / half)
+            + EARLY / candidate.message
+            + candidate.base
+        )
         * candidate.weight
         for candidate, value in zip(candidates, like, strict=True)
     ]
@@ -237,17 +242,17 @@ class _Choice(NamedTuple):
 
     Args:
         heap: what may be chosen yet, by the least that the negative of its value can be; of equals the newest is first.
-        seen: lines that are shown; `pages`: of the chosen passages; `spent`: characters.
+        shown_lines: lines that are shown; `pages`: of the chosen passages; `spent`: characters.
     """
 
     heap: list[tuple[float, int]]
-    seen: set[str]
+    shown_lines: set[str]
     chosen: list[PagePassage]
     pages: set[int]
     spent: int
 
     def copy(self) -> _Choice:
-        return _Choice(self.heap[:], self.seen.copy(), self.chosen[:], self.pages.copy(), self.spent)
+        return _Choice(self.heap[:], self.shown_lines.copy(), self.chosen[:], self.pages.copy(), self.spent)
 
 
 def _begin(worth: Sequence[float], shown_lines: set[str]) -> _Choice:

@@ -57,7 +57,7 @@ class BoundedConnection(psycopg.Connection[Row]):
     """Seconds for which nothing may come while an answer is waited for."""
     answers: Callable[[], bool] = staticmethod(lambda: True)
     """Whether the server says anything to who comes anew."""
-    used = 0.0
+    last_used = 0.0
     """When it was used last."""
     lost = 0
     """How many others were lost when it was made."""
@@ -135,11 +135,11 @@ MAX_ATTEMPTS = 8
 # A server that is gone without a word is noticed after some ten seconds, not after hours.
 ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
-_SINGLE = ""
+_BEGIN_SINGLE = ""
 """A statement that comes alone is a transaction by itself, with what was set right before it."""
-_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Whether it may write is for the database's owner to say.
-_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # A plan that was made while a table was small is kept: by its indexes it stays right when the table has grown, and never reads
 # the rows of others. The checks of foreign keys are planned so too.
 # Before PostgreSQL 18 a plan that reads a whole table nevertheless is taken for so dear that it is compiled first.
@@ -366,14 +366,14 @@ class _Pool:
             except psycopg.Error as error:
                 log.info("a connection is given up: %s", error)
                 connection.close()
-        connection.used = time.monotonic()
+        connection.last_used = time.monotonic()
         with self._lock:
             if connection.closed or connection.lost != self._lost:
                 connection.close()
             else:
                 self._free.append(connection)
             # The one that was used last is used next; the others may not be needed any more.
-            while self._free and connection.used - self._free[0].used > IDLE:
+            while self._free and connection.last_used - self._free[0].last_used > IDLE:
                 self._free.pop(0).close()
 
     def renew(self) -> None:
@@ -431,7 +431,7 @@ class _Lasting(threading.local):
 
     joined: list[tuple[int, tuple[int, bytes] | None]]
     on = False
-    done = False
+    is_flushed = False
 
 
 class Database:
@@ -504,7 +504,7 @@ class Database:
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _READ, long=long)
+            return self._transact(doing, do, _BEGIN_READ, long=long)
         with translate_errors(self.shown, doing):
             if not self._is_snapshot:
                 with joined.statements as statements:
@@ -524,7 +524,7 @@ class Database:
         """The rows of one query. It needs no snapshot but its own."""
         if self.joined is not None:
             return self.read(doing, lambda statements: statements.rows(sql, *values))
-        return self._transact(doing, lambda statements: statements.send(sql, *values), _SINGLE).fetchall()
+        return self._transact(doing, lambda statements: statements.send(sql, *values), _BEGIN_SINGLE).fetchall()
 
     def write(
         self,
@@ -542,7 +542,7 @@ class Database:
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _SINGLE if single else _WRITE, settled, writes=True)
+            return self._transact(doing, do, _BEGIN_SINGLE if single else _BEGIN_WRITE, settled, writes=True)
         if self._is_snapshot:
             raise StoreReadOnly(f"{doing} {self.shown}: a snapshot is only read", advice="write after it")
         with translate_errors(self.shown, doing):
@@ -598,7 +598,7 @@ class Database:
                     self._begin(connection, begin, long=long)
                     result = do(statements)
                     is_sent = writes
-                    if begin is _READ:
+                    if begin is _BEGIN_READ:
                         statements.end_reading()
                     elif begin:
                         statements.send("COMMIT")
@@ -629,7 +629,7 @@ class Database:
         """
         try:
             if settled is not None:
-                return self._transact(doing, settled, _WRITE, writes=True)
+                return self._transact(doing, settled, _BEGIN_WRITE, writes=True)
         except StoreError as second:
             log.info("%s", second)
         problem = f"{error.what}; whether it was written is not known"
@@ -659,7 +659,7 @@ class Database:
             self._pool.renew()
         connection = ending.enter_context(self.connection("reading"))
         ending.enter_context(connection.statements)
-        self._begin(connection, _READ, steps=True)
+        self._begin(connection, _BEGIN_READ, steps=True)
         self._joined.connection = connection
 
     @contextmanager
@@ -677,7 +677,7 @@ class Database:
         try:
             with self.connection("writing") as connection:
                 with connection.statements:
-                    self._begin(connection, _WRITE, steps=True)
+                    self._begin(connection, _BEGIN_WRITE, steps=True)
                 self._joined.connection = connection
                 try:
                     yield
@@ -702,7 +702,7 @@ class Database:
             statements.send("SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'kilburn', '')")
             return statements.row(sql, *values) if sql else None
 
-        return self._transact("syncing", wait, _WRITE, writes=True)
+        return self._transact("syncing", wait, _BEGIN_WRITE, writes=True)
 
 
 @contextmanager

@@ -37,11 +37,11 @@ class PostgresTurnstile:
         self._db = Database(checked_url(url), patience=patience, durable=False, connections=connections)
         self._gateway, self._tidied = secrets.token_bytes(8), -IDLE
 
-    def count(self, requests: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""
         rows = [(request, place, *demand) for request, demands in enumerate(requests) for place, demand in enumerate(demands)]
         columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], [], []]
-        values = (self._gateway, LEASE, list(held), list(held.values()), *columns)
+        values = (self._gateway, LEASE, list(answering), list(answering.values()), *columns)
 
         tidies = time.monotonic() >= self._tidied + IDLE
         if tidies:

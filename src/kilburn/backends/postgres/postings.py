@@ -167,8 +167,8 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         for number, start, stop in passage_rows
         for word in words_of(text[start:stop])
     ]
-    words, blocks, taken = _columns(pairs)
-    statements.send(_TAKE_WORDS, words, blocks, taken, tenant)
+    words, blocks, low_bytes = _columns(pairs)
+    statements.send(_TAKE_WORDS, words, blocks, low_bytes, tenant)
     statements.send(
         "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, block)"
         " WHERE tenant = %s AND posting.word = gone.word AND posting.block = gone.block AND lows = ''",
@@ -312,10 +312,10 @@ class Postings(RankedIndex):
                 return
             first, stretch = max(blocks) + 1, 2 * stretch
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
         words = [self._key(word) for word in self.terms(every)]
-        any_words = [self._key(word) for word in self.terms(some)] if some else []
+        any_words = [self._key(word) for word in self.terms(any_of)] if any_of else []
         if not words or limit < 1:
             return []
         return list(self._beside(words[0], words[1:], any_words, segment << 32, (segment + 1 << 32) - 1, limit))

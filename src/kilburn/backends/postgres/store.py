@@ -270,7 +270,7 @@ class Postgres(DurableStore):
             # It may be undone yet.
             self._db.lasting.joined.append((segment, last))
             return
-        self._db.lasting.done = self._db.lasting.on
+        self._db.lasting.is_flushed = self._db.lasting.on
         if self._db.lasting.on:
             self._unsynced.pop(segment, None)
         elif last is not None and not self._durable:
@@ -557,7 +557,7 @@ class Postgres(DurableStore):
         """See `Backend`."""
         if self._durable or self.readonly:
             return
-        is_flushed, self._db.lasting.done = self._db.lasting.done, False
+        is_flushed, self._db.lasting.is_flushed = self._db.lasting.is_flushed, False
         last = self._unsynced.get(segment) if segment is not None else None
         if segment is None or last is None:
             if not is_flushed:
