@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kilburn.cli.model_loading import model_of
+from kilburn.cli.model_loading import open_model
 from kilburn.cli.screen import count, many, progress, sink
 from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError
@@ -65,7 +65,7 @@ def mementos(
     """
     if out is not None:
         check_target(out, force=force)
-    speaker = model_of(model)
+    speaker = open_model(model)
     counter = counter_for(speaker.tokenizer if speaker is not None and tokenizer == "auto" else tokenizer)
     answer = answerer(speaker)
     records: list[bytes] = []

@@ -54,14 +54,14 @@ def is_speaker(subject: str) -> bool:
     return plain_name(subject) in _SPEAKER
 
 
-def key_of(name: str) -> str:
+def subject_key(name: str) -> str:
     """A name as names are compared, where all names of whoever speaks are one."""
     return SPEAKER if is_speaker(name) else plain_name(name)
 
 
 def topic(claim: Claim, memory: object = "") -> Topic:
     """What a claim speaks of. `memory` is the number or name of its collection: in each, the speaker is another."""
-    subject = key_of(claim.subject)
+    subject = subject_key(claim.subject)
     return str(memory) if subject == SPEAKER else "", subject, plain_name(claim.relation)
 
 

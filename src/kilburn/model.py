@@ -164,7 +164,7 @@ def takes_tools(model: Model) -> bool:
     return bool(getattr(model, "takes_tools", True))
 
 
-def request_of(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
+def build_request(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
     """The request for one prompt, with the system prompt where the model's form has it: beside the messages, or first of them.
 
     Args:
@@ -179,14 +179,14 @@ watch: Callable[[Model, Request], Iterator[Delta | Reply]] | None = None
 """Who sees each question and its reply, and gives the pieces on; see `kilburn.tracing`. It is set once, or never."""
 
 
-def pieces_of(model: Model, request: Request) -> Iterator[Delta | Reply]:
+def stream_pieces(model: Model, request: Request) -> Iterator[Delta | Reply]:
     """The pieces of a reply: every question to a model that is asked here goes through this."""
     return model.stream(request) if watch is None else watch(model, request)
 
 
 def complete(model: Model, request: Request) -> Reply:
     """The whole reply of a model, without the pieces."""
-    for piece in pieces_of(model, request):
+    for piece in stream_pieces(model, request):
         if isinstance(piece, Reply):
             return piece
     raise AssertionError(f"model {model.name} ended its stream without a reply")

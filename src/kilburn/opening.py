@@ -13,7 +13,7 @@ from os.path import exists, samefile
 from typing import Any
 
 from kilburn import tracing  # noqa: F401 -- from now on it sees each question to a model
-from kilburn.backends.places import name_of, open_backend
+from kilburn.backends.places import canonical_name, open_backend
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import copied_to, remember_copy
@@ -141,7 +141,7 @@ def copy(
     """
     for path in (source, target):
         _check_path(path)
-    names = [name_of(path) for path in (source, target)]
+    names = [canonical_name(path) for path in (source, target)]
     places = [f"{names[0]}#{tenant}", f"{names[1]}#{to or tenant}"]
     if places[0] == places[1] or ":memory:" in (source, target):
         raise SpecError(f"a copy of {names[0]} into {names[1]}", advice="give two stores, or another tenant with `to`")

@@ -71,7 +71,7 @@ to the cache is free, as with OpenAI. "local" is in seconds of an engine that re
 50."""
 
 
-def prices_of(name: str) -> Prices:
+def find_prices(name: str) -> Prices:
     """The table of that name.
 
     Raises:

@@ -22,7 +22,7 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
 from kilburn.tokens.characters import Characters
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.claude import Claude, Ctok, generation_of
+from kilburn.tokens.claude import Claude, Ctok, model_generation
 from kilburn.tokens.encodings import Encoding
 from kilburn.tokens.estimate import ANY_MODEL, OPEN, Estimate
 
@@ -149,7 +149,7 @@ def test_what_is_no_name_is_refused(name: object) -> None:
     ],
 )
 def test_claude_generations(name: str, generation: str) -> None:
-    assert generation_of(name) == generation
+    assert model_generation(name) == generation
     assert isinstance(counter_for(name), Claude)
 
 

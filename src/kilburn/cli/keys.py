@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.backends.places import is_url, name_of
+from kilburn.backends.places import canonical_name, is_url
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Json, Tenant
@@ -113,7 +113,7 @@ def revoke(
 
 def _shown(file: str) -> str:
     """Return the place of the keys without a password."""
-    return name_of(file) if is_url(file) else file
+    return canonical_name(file) if is_url(file) else file
 
 
 def _row(key: Key) -> dict[str, Any]:

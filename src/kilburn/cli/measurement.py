@@ -108,7 +108,7 @@ def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
     costs = []
     content = message.get("content")
     for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
-        url = _image_of(block)
+        url = _image_url(block)
         costs.append(cost_of_image(counter, url) if url else sum(map(counter.count, _spoken(block))))
     for call in message.get("tool_calls") or ():
         costs.append(sum(map(counter.count, _spoken(call))))
@@ -126,7 +126,7 @@ def _spoken(block: Any) -> list[str]:
     return [f"{block['id']} {inner['name']}", *_strings(rest)]
 
 
-def _image_of(block: Any) -> str:
+def _image_url(block: Any) -> str:
     inner = block.get("image_url") if isinstance(block, dict) else None
     return str(inner.get("url", "")) if isinstance(inner, dict) else ""
 

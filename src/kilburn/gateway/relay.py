@@ -58,7 +58,7 @@ from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Finish, Reply
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
 
@@ -650,7 +650,7 @@ class _Turn:
             decoded = msgspec.json.decode(body)
         except NOT_JSON:
             decoded = None
-        error = error_of("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
+        error = provider_error("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
@@ -698,7 +698,7 @@ class _Turn:
         """Return whether a stream that has only an error so far can be requested again without the client noticing."""
         if self._started and not self._work.wanted:
             return False
-        error = error_of("the upstream", None, failed, "")
+        error = provider_error("the upstream", None, failed, "")
         if not await self._mended(error) and not await self._later(error):
             return False
         if self._started:

@@ -16,7 +16,7 @@ from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import ModelError, Refused, Unavailable
 from kilburn.event import encodable
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, Request, pieces_of, request_of
+from kilburn.model import Finish, Model, Reply, Request, build_request, stream_pieces
 from kilburn.native import ending, inside
 
 log = logging.getLogger("kilburn")
@@ -125,7 +125,7 @@ def _complete(model: Model, request: Request, most: int, is_over: Callable[[], b
     the next piece of it only, of a model on another machine not even so long."""
     said, size = list[str](), 0
     with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
-        pieces = pieces_of(model, request)
+        pieces = stream_pieces(model, request)
         try:
             for piece in pieces:
                 if ending():
@@ -148,7 +148,7 @@ def _complete(model: Model, request: Request, most: int, is_over: Callable[[], b
 
 
 def _request(model: Model, ask: Ask) -> Request:
-    return request_of(
+    return build_request(
         model,
         ask.prompt,
         ask.system,

@@ -36,7 +36,7 @@ from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
-from kilburn.search.search import RANKING, Searcher, kinds_of
+from kilburn.search.search import RANKING, Searcher, segment_kinds
 from kilburn.tokens.choice import counter_for, counter_of_model, repriced
 
 if TYPE_CHECKING:
@@ -398,7 +398,7 @@ class Store:
         )
 
     def _searching(self, where: str | Iterable[str], user: str | None, without: set[str]) -> Searcher:
-        scope = self.backend.scope(kinds_of(where), user)
+        scope = self.backend.scope(segment_kinds(where), user)
         infos, everywhere = scope.infos, scope.everything
         for one in scope.damaged:
             if one.name not in without:

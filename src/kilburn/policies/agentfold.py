@@ -21,10 +21,10 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.selection.directives import Directive, Malformed, decode, directive_of, without
-from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.directives import Directive, Malformed, decode, parse_directive, without
+from kilburn.selection.extract import Piece, extract, page_piece
 from kilburn.selection.judgement import mended
-from kilburn.selection.steps import beginnings, last_original, latest_reply, new_messages, words_of
+from kilburn.selection.steps import assistant_texts, beginnings, last_original, latest_reply, new_messages
 from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["INSTRUCTIONS"]
@@ -147,7 +147,7 @@ class Partition:
         return min(originals), max(originals)
 
 
-def partition_of(view: View, last: int) -> Partition:
+def partition_steps(view: View, last: int) -> Partition:
     """The partition of the steps up to the original `last`."""
     starts = beginnings(view, last)
     folds: list[tuple[int, int]] = []
@@ -211,12 +211,12 @@ class Agentfold:
         news = [page for page in reply if page.message in fresh]
         if not news:
             return []
-        directive = directive_of("\n".join(words_of(view, news)))
+        directive = parse_directive("\n".join(assistant_texts(view, news)))
         if directive is not None:
-            return (yield from self._follow(view, partition_of(view, last_original(view)), directive, self._within_cap))
+            return (yield from self._follow(view, partition_steps(view, last_original(view)), directive, self._within_cap))
         if view.use <= self.trigger or reply[0].message not in fresh:
             return []
-        partition = partition_of(view, last_original(view))
+        partition = partition_steps(view, last_original(view))
         if not partition.behind:
             return []
         if self.ask:
@@ -265,7 +265,7 @@ class Agentfold:
 
     def _relieve(self, view: View) -> list[Move]:
         """Fold everything before the current step, the oldest first, into one item that fits; else evict, the head last."""
-        partition = partition_of(view, last_original(view))
+        partition = partition_steps(view, last_original(view))
         last = 0
         while last < partition.behind and (not last or partition.shown(last) < MAX_PAGES_READ // 2):
             last = partition.item(last + 1)[1]
@@ -371,7 +371,7 @@ def _pieces(view: View, sources: Sequence[int], max_pages: int = MAX_PAGES_READ,
         other_pages = [page for page in pages if page.role is not Role.ASSISTANT][-(max_pages - len(agent_pages)) :]
         pages = sorted([*agent_pages, *other_pages], key=lambda page: page.id)
     share = letters // max(1, len(pages))
-    return [piece_of(page, _cut(_words(view, page), share)) for page in pages]
+    return [page_piece(page, _cut(_words(view, page), share)) for page in pages]
 
 
 def _words(view: View, page: Page) -> str:

@@ -15,7 +15,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page
 from kilburn.policy import View
-from kilburn.wire.editing import Amount, ClearToolUsesEdit, number_of
+from kilburn.wire.editing import Amount, ClearToolUsesEdit, plain_amount
 
 HEAD = 40
 """Characters that stay of a call whose inputs are cleared."""
@@ -43,9 +43,9 @@ class ClearToolUses:
     clear_tool_inputs: bool | Sequence[str] | None = False
 
     def __post_init__(self) -> None:
-        trigger = number_of(self.trigger, "input_tokens")
-        uses = number_of(trigger, "tool_uses")
-        keep, minimum = number_of(self.keep, "tool_uses"), number_of(self.clear_at_least, "input_tokens")
+        trigger = plain_amount(self.trigger, "input_tokens")
+        uses = plain_amount(trigger, "tool_uses")
+        keep, minimum = plain_amount(self.keep, "tool_uses"), plain_amount(self.clear_at_least, "input_tokens")
         for name, value, lowest in (
             ("trigger", uses, 1),
             ("keep", keep, 0),
@@ -76,7 +76,7 @@ class ClearToolUses:
 
     @property
     def _trigger(self) -> tuple[str, int]:
-        value = number_of(self.trigger, "tool_uses")
+        value = plain_amount(self.trigger, "tool_uses")
         unit = "tool_uses" if isinstance(self.trigger, Mapping) else "input_tokens"
         return unit, value if isinstance(value, int) else 0
 

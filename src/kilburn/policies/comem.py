@@ -19,7 +19,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policy import View
-from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.extract import Piece, extract, page_piece
 from kilburn.selection.judgement import mended
 from kilburn.selection.lines import whole_sentences
 from kilburn.selection.steps import arrived, latest_step
@@ -150,7 +150,7 @@ class _Log(Sequence[Piece]):
         return [self._piece(page) for page in self._pages[at]] if isinstance(at, slice) else self._piece(self._pages[at])
 
     def _piece(self, page: Page) -> Piece:
-        return piece_of(page, self._read(page.id), self._labels.get(page.answers, ""))
+        return page_piece(page, self._read(page.id), self._labels.get(page.answers, ""))
 
 
 def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read_text: Callable[[int], str]) -> Ask:

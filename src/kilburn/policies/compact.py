@@ -21,12 +21,12 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_ahead
+from kilburn.selection.extract import Piece, extract, page_piece, read_ahead, view_pieces
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
-from kilburn.selection.origins import all_origins, origins_of, words_at
+from kilburn.selection.origins import all_origins, find_origins, words_at
 from kilburn.wire.compaction import COMPACTION
-from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, number_of
+from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, plain_amount
 from kilburn.wire.quotation import quote, with_headings
 
 SYSTEM = (
@@ -94,7 +94,7 @@ class Compact:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        trigger = number_of(self.trigger, "input_tokens")
+        trigger = plain_amount(self.trigger, "input_tokens")
         if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < MIN_COMPACT_TRIGGER):
             raise ValueError(
                 f"trigger={self.trigger!r} is not a number of {MIN_COMPACT_TRIGGER} or more; for a smaller window give "
@@ -223,7 +223,7 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
     """The texts that the summary is made from: all, or of a long history the part that `MAX_CHARS_READ` describes."""
     pages = [view.page(page) for page in stretch.sources]
     if 4 * sum(page.tokens for page in pages) <= MAX_CHARS_READ:
-        return pieces_of(view, stretch.sources)
+        return view_pieces(view, stretch.sources)
     first, remaining = len(pages), MAX_CHARS_READ // 2
     while first and remaining > 0:
         first -= 1
@@ -235,12 +235,12 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
         if fold.depth and fold.kind is Kind.FOLD:
             mine = older_ids & view.originals(fold)
             stood |= mine
-            origins.append(origins_of(view.text(fold.id), mine, view.text))
+            origins.append(find_origins(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and not page.is_atomic]
     share = max(MIN_TEXT_CHARS, MAX_CHARS_READ // 2 // max(1, len(fresh)))
     spans = all_origins([*origins, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
-    old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
-    return [*old, *pieces_of(view, stretch.sources[first:])]
+    old = [page_piece(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
+    return [*old, *view_pieces(view, stretch.sources[first:])]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:

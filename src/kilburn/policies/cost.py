@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
-from kilburn.prices import Prices, prices_of
-from kilburn.selection.excerpts import flow_of
-from kilburn.selection.keeping import Economy, WindowShape, copy_of, keep
+from kilburn.prices import Prices, find_prices
+from kilburn.selection.excerpts import mean_message_tokens
+from kilburn.selection.keeping import Economy, WindowShape, keep, max_copy_tokens
 
 __all__ = ["Cost"]
 
@@ -77,7 +77,7 @@ class Cost:
             core=capacity // 4 if self.core is None else self.core,
             whole=capacity // 2 if self.whole is None else self.whole,
             spare=capacity // 8,
-            copy=copy_of(capacity),
+            copy=max_copy_tokens(capacity),
         )
         return keep(view, shape, self._table(), lambda leaving: self._economy(view, leaving, capacity))
 
@@ -87,10 +87,10 @@ class Cost:
         # A recall is one more call of the model, which reads the whole prompt from the cache again.
         miss = self.miss + capacity * table.cached / table.input
         # A message of the user or a tool, and one of the agent, come between two prompts.
-        return Economy(table, 2 * flow_of(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
+        return Economy(table, 2 * mean_message_tokens(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
 
     def _table(self) -> Prices:
-        return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
+        return self.prices if isinstance(self.prices, Prices) else find_prices(self.prices)
 
 
 def _recalled(view: View, pages: Sequence[Page]) -> int:

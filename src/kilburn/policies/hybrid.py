@@ -18,7 +18,7 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import UNCACHED, WindowShape, copy_of, floor_of, keep, largeness, middleness
+from kilburn.selection.keeping import UNCACHED, WindowShape, keep, largeness, max_copy_tokens, middleness, min_window_tokens
 
 SPARE_SHARE, EXTRA_SPARE_SHARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
@@ -80,7 +80,7 @@ class Hybrid:
             added=int(added * capacity),
             excerpts=int(excerpts * capacity),
             remade=int(remade * capacity),
-            copy=copy_of(capacity),
-            floor=floor_of(capacity),
+            copy=max_copy_tokens(capacity),
+            floor=min_window_tokens(capacity),
         )
         return keep(view, shape, PRICES["hosted"])

@@ -35,7 +35,7 @@ _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 
 @remembered(lambda words: getsizeof(words) + 65 * len(words))
-def words_of(text: str) -> frozenset[str]:
+def significant_words(text: str) -> frozenset[str]:
     """The words of a text that distinguish it from others: four letters or more, lower case."""
     return frozenset(_WORD.findall(text[:LONG].lower()))
 
@@ -48,7 +48,7 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
         half_life: seconds after which recency is halved; `turns` the same in turns.
     """
     explicit, recency, frequency, nearness = weights
-    focus = words_of(view.task) | _latest_words(view) if nearness else frozenset()
+    focus = significant_words(view.task) | _latest_words(view) if nearness else frozenset()
     importances, uses, now, turn = view.importance, view.uses, view.now, view.turn
     page_scores: dict[int, float] = {}
     best: dict[int, float] = {}
@@ -67,7 +67,7 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
         if age < FORGOTTEN:
             score += recency * 0.5 ** max(0.0, age)
         if nearness and not page.is_atomic:
-            score += nearness * _overlap(words_of(view.text(number)), focus)
+            score += nearness * _overlap(significant_words(view.text(number)), focus)
         page_scores[number] = score
         if group and score > best.get(group, 0.0):
             best[group] = score
@@ -82,7 +82,7 @@ def _latest_words(view: View) -> frozenset[str]:
         if page.message and page.message < view.turn - 1:
             break
         if page.kind in (Kind.TEXT, Kind.CALL, Kind.REASONING):
-            latest |= words_of(view.text(page.id))
+            latest |= significant_words(view.text(page.id))
     return latest
 
 

@@ -16,8 +16,8 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policy import View
-from kilburn.selection.directives import Malformed, state_of
-from kilburn.selection.steps import last_original, latest_reply, new_messages, words_of
+from kilburn.selection.directives import Malformed, parse_state
+from kilburn.selection.steps import assistant_texts, last_original, latest_reply, new_messages
 
 __all__ = ["INSTRUCTIONS"]
 
@@ -71,8 +71,8 @@ class Mem1:
         """The first page of the message with the state; or 0, and the outcome that says what is wrong."""
         outcome, why = Outcome.EMPTY, "the reply holds no internal state"
         for page in reversed(reply):
-            for words in words_of(view, [page]):
-                state = state_of(words)
+            for words in assistant_texts(view, [page]):
+                state = parse_state(words)
                 if isinstance(state, Malformed):
                     return 0, Outcome.REJECTED, state.why
                 if state is not None and state.strip():
@@ -128,7 +128,7 @@ def _last_state(view: View) -> int:
     """The message with the last state; -1 for none. Everything older has left, so it is near the start."""
     for page in view.pages[:NEAR]:
         if page.role is Role.ASSISTANT and page.kind is Kind.TEXT:
-            state = state_of(view.text(page.id))
+            state = parse_state(view.text(page.id))
             if isinstance(state, str) and state.strip():
                 return page.message
     return -1

@@ -17,7 +17,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Fold, Move
 from kilburn.page import Page, Span, address_of
 from kilburn.policy import Cause, Stretch, View
-from kilburn.selection.extract import Piece, extract, pieces_of
+from kilburn.selection.extract import Piece, extract, view_pieces
 from kilburn.selection.judgement import mended
 from kilburn.selection.lines import complement, merge
 from kilburn.wire.mementos import ThoughtBlock, parse
@@ -130,7 +130,7 @@ class Memento:
             # A pair that was loaded again stands beside its memento: it is left alone.
             if stretch.torn or stretch.freed <= 2 * (self.to + view.handle):
                 continue
-            text, how = yield from self._memento(view, pieces_of(view, stretch.sources))
+            text, how = yield from self._memento(view, view_pieces(view, stretch.sources))
             if text:
                 moves.append(Fold(pages=stretch.sources, text=text, why=f"a step became a memento: {how}"))
                 freed += stretch.freed

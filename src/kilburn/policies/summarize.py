@@ -18,10 +18,10 @@ from kilburn.page import Page, Span, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
 from kilburn.selection.excerpts import shorten_latest
-from kilburn.selection.extract import Piece, extract, piece_of, read_ahead
+from kilburn.selection.extract import Piece, extract, page_piece, read_ahead
 from kilburn.selection.judgement import mended
 from kilburn.selection.lines import whole_sentences
-from kilburn.selection.origins import all_origins, origins_of, words_at
+from kilburn.selection.origins import all_origins, find_origins, words_at
 from kilburn.wire.quotation import quote
 
 SYSTEM = (
@@ -182,7 +182,7 @@ def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: 
         if page not in texts:
             texts[page] = words_at(view.text(page), page_spans)
             spans[page] = ((0, len(texts[page])),)
-    return [piece_of(view.page(page), texts[page]) for page in sorted(texts)], spans
+    return [page_piece(view.page(page), texts[page]) for page in sorted(texts)], spans
 
 
 def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
@@ -215,7 +215,7 @@ def _while_room(view: View, pages: Sequence[int], room: int) -> dict[int, str]:
 
 def _known(view: View, summaries: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
     """The places in the originals of what the replaced summaries hold."""
-    return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in summaries)
+    return all_origins(find_origins(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in summaries)
 
 
 def _prepare(view: View, border: int) -> None:

@@ -26,7 +26,7 @@ _GELU_FLOOR = 0.17
 """GELU never gives less than its negative."""
 
 
-def parts_of(path: Path) -> tuple[dict[str, Any], str]:
+def read_tensors(path: Path) -> tuple[dict[str, Any], str]:
     """The float32 tensors of a safetensors file by name, and the text that follows them: the tokenizer, as JSON."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")

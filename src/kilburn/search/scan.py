@@ -37,7 +37,7 @@ WIDE, SHARE = 8, 256
 """Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn lab vectors`."""
 
 
-def size_of(dimensions: int) -> int:
+def vector_bytes(dimensions: int) -> int:
     """Bytes of a stored vector: a float32 and its int8 numbers."""
     return 4 + dimensions
 
@@ -51,7 +51,7 @@ def pack(vectors: Array) -> list[bytes]:
 
 def unpack(rows: Sequence[bytes], dimensions: int) -> tuple[Array, Array]:
     """Scales and numbers of stored vectors."""
-    raw = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size_of(dimensions))
+    raw = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), vector_bytes(dimensions))
     return raw[:, :4].copy().view("<f4")[:, 0], raw[:, 4:].view(np.int8)
 
 

@@ -69,7 +69,7 @@ Key = tuple[int, int]
 """Number of a segment, and id of a page."""
 
 
-def kinds_of(where: str | Iterable[str]) -> set[SegmentKind]:
+def segment_kinds(where: str | Iterable[str]) -> set[SegmentKind]:
     """The kinds of segments that `where` names.
 
     Raises:

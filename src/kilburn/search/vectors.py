@@ -30,7 +30,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.native import PATIENCE as COMPUTING
 from kilburn.native import ending, inside
 from kilburn.retrieval import Embedder
-from kilburn.search.scan import Scan, pack, size_of
+from kilburn.search.scan import Scan, pack, vector_bytes
 
 try:
     import numpy as np
@@ -124,7 +124,7 @@ class _Kept:
         if self.asked:
             return False
         rows = list(islice(backend.vectors.read(self.embedder.name, self.last), READ_ROWS))
-        if any(len(row.data) != size_of(self.embedder.dimensions) for row in rows):
+        if any(len(row.data) != vector_bytes(self.embedder.dimensions) for row in rows):
             if not backend.readonly:
                 backend.vectors.drop(self.embedder.name)
             return False
@@ -140,15 +140,15 @@ class _Kept:
         rows = self._ask(backend, vector.tolist(), limit, segments) if self.asked else None
         if rows is None:
             return None
-        return self._scan_of(rows).nearest(vector, len(rows))
+        return self._build_scan(rows).nearest(vector, len(rows))
 
     def similar(self, backend: Backend, vector: Any, entries: Collection[int]) -> dict[int, float]:
         """The cosines of these entries to a vector, from a store that is asked."""
         if not (self.asked and entries and isinstance(backend.vectors, Nearby)):
             return {}
-        return self._scan_of(backend.vectors.lookup(self.embedder.name, entries)).similar(vector, entries)
+        return self._build_scan(backend.vectors.lookup(self.embedder.name, entries)).similar(vector, entries)
 
-    def _scan_of(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
+    def _build_scan(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
         """Stored vectors in memory: they are put in order as those are that were read."""
         scan = Scan(self.embedder.dimensions)
         if rows:

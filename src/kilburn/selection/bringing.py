@@ -21,11 +21,11 @@ from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.remembered import remembered
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import flow_of, said_of, shown_texts
+from kilburn.selection.excerpts import focus_texts, mean_message_tokens, shown_texts
 from kilburn.selection.identifiers import identifiers
-from kilburn.selection.passages import lines_of, runs_of, words_of
-from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
-from kilburn.selection.signs import Sign, sign_of
+from kilburn.selection.passages import comparable_lines, count_words, word_runs
+from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_share, page_candidates
+from kilburn.selection.signs import Sign, classify_line
 
 HITS = 100
 """Passages that the search is asked for, at most."""
@@ -83,7 +83,7 @@ _ESCAPE = re.compile(r"\\[nrt]")
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
-def copies_of(view: View) -> list[Page]:
+def removable_copies(view: View) -> list[Page]:
     """The copies that may leave."""
     return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
 
@@ -146,7 +146,7 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
         return False
     # No prompt had the newest message yet, nor what the assistant said before it.
     cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
-    prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
+    prompts = max(0, view.budget.capacity - view.use) / mean_message_tokens(view) / 2
     return pays(copy.tokens, sum([page.tokens for page in cached]), prompts, prices)
 
 
@@ -162,13 +162,13 @@ def passages_asked(
         excerpt: what an excerpt of that plan keeps.
     """
     stays = view.pages if staying is None else staying
-    query, is_question = query_of(view)
+    query, is_question = build_query(view)
     if all(page.role is not Role.USER for page in view.latest()):
         explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, excerpt)
         if explaining is not None or len(query.split()) > BRIEF:
             return explaining or []
     room -= view.count(HEADING)
-    words = words_of(query).keys() - STOP
+    words = count_words(query).keys() - STOP
     if not words or (not is_question and len(words) < MIN_WORDS) or room <= 2 * view.handle:
         return []
     shown_ids = frozenset([page.id for page in stays if page.id > 0])
@@ -177,7 +177,7 @@ def passages_asked(
         return []
     texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
     texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
-    lines: set[str] = set().union(*map(lines_of, texts))
+    lines: set[str] = set().union(*map(comparable_lines, texts))
     min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
     chosen: list[PagePassage] = []
@@ -212,7 +212,7 @@ def _passages_named(
     new = {page.id for page in step} | view.copies
     texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
     texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
-    hidden = names.difference(*map(runs_of, texts))
+    hidden = names.difference(*map(word_runs, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
     if not missing or len(missing) > MAX_NAMES:
         return None
@@ -254,7 +254,7 @@ def _names_in(view: View, step: Sequence[Page]) -> set[str]:
     for page in step:
         text = view.text(page.id)[-STEP_CHARS:]
         if page.role is not Role.ASSISTANT:
-            text = "\n".join([line for line in text.split("\n") if sign_of(line) in ERRORS])
+            text = "\n".join([line for line in text.split("\n") if classify_line(line) in ERRORS])
         mentions = [mention.text for mention in identifiers(_ESCAPE.sub(" ", text)) if mention.kind in NAME_KINDS]
         names.update([re.split(r"[.:]+", mention)[-1].lower() for mention in mentions])
     return {name for name in names if len(name) >= MIN_NAME_CHARS}
@@ -275,7 +275,7 @@ def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str],
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
             grain = len(text) if len(text) <= (max_chars if page.kind is Kind.TEXT else WHOLE) else GRAIN
-            cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
+            cut = partial(page_candidates, text, page.id, page.message, str(page.role), grain)
             spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
             groups += [cut(span) for span in spans]
     times = Counter(word for passages in groups for passage in passages for word in words & passage.passage.words.keys())
@@ -292,13 +292,13 @@ def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
             yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
 
 
-def query_of(view: View) -> tuple[str, bool]:
+def build_query(view: View) -> tuple[str, bool]:
     """What is searched for, and whether the user just asked it."""
     if is_typed(view):
         text = view.task[-QUERY:]
-        questions = questions_of(text)
+        questions = extract_questions(text)
         return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
-    return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
+    return "\n".join([text[-QUERY:] for text, weight in focus_texts(view) if weight >= HALF]), False
 
 
 def is_typed(view: View) -> bool:
@@ -312,7 +312,7 @@ def is_chat(view: View) -> bool:
     return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
 
-def questions_of(text: str) -> list[str]:
+def extract_questions(text: str) -> list[str]:
     """The sentences of a text that end with a question mark."""
     return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
 

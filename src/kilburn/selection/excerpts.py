@@ -14,7 +14,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
 from kilburn.selection.lines import join, merge
-from kilburn.selection.selection import RECENT, TALK_WEIGHT, PagePassage, candidates_of, focus_words, grain_of, select
+from kilburn.selection.selection import RECENT, TALK_WEIGHT, PagePassage, focus_words, max_passage_chars, page_candidates, select
 
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
@@ -139,8 +139,8 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
         # Of a user's message head and tail stay, because the request is usually there.
         ends = _ends(text, whole // 4) if page.role is Role.USER else ()
         room = whole - view.handle - sum([view.count(text[start:end]) for start, end in ends])
-        passages = candidates_of(text, page.id, page.message, str(page.role), grain_of(room))
-        parts = select(passages, [], focus_of(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
+        passages = page_candidates(text, page.id, page.message, str(page.role), max_passage_chars(room))
+        parts = select(passages, [], focus_weights(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
         if parts:
             keep = merge([*ends, *parts[0][1]])
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
@@ -160,7 +160,7 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(
+def excerpt_parts(
     view: View, stretch: Stretch, room: int, *, bar: Callable[[int], float] | None = None, recent: float = RECENT
 ) -> Parts:
     """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
@@ -170,7 +170,7 @@ def parts_of(
     """
     if room <= view.handle:
         return ()
-    grain = grain_of(room)
+    grain = max_passage_chars(room)
     talk = ANSWERS if is_asked(view) else TALK_WEIGHT
     candidates: list[PagePassage] = []
     characters = tokens = 0
@@ -182,20 +182,22 @@ def parts_of(
             continue
         text = view.text(number)
         characters, tokens = characters + len(text), tokens + page.tokens
-        candidates += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
+        candidates += reversed(page_candidates(text, number, page.message, str(page.role), grain, talk=talk))
         if tokens >= MAX_TOKENS_READ:
             break
     for number in [number for number in older if number in excerpted]:
         page = view.page(number)
         for span in reversed(excerpted[number]):
-            candidates += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
+            candidates += reversed(
+                page_candidates(view.text(number), number, page.message, str(page.role), grain, span, talk=talk)
+            )
     candidates.reverse()
     leaving = {page.id for page in stretch.pages} | view.copies
-    life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
+    life = max(1.0, view.budget.capacity / mean_message_tokens(view) / LIFE)
     return select(
         candidates,
         shown_texts(view, (page for page in reversed(view.pages) if page.id not in leaving)),
-        focus_of(view),
+        focus_weights(view),
         room,
         view.count,
         ratio=characters / max(1, tokens),
@@ -205,7 +207,7 @@ def parts_of(
     )
 
 
-def flow_of(view: View) -> float:
+def mean_message_tokens(view: View) -> float:
     """Tokens of a message, on average."""
     return max(1.0, view.seen / max(1, view.turn))
 
@@ -228,13 +230,13 @@ def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
     return texts
 
 
-def focus_of(view: View) -> dict[str, float]:
+def focus_weights(view: View) -> dict[str, float]:
     """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
     unless it is long."""
-    return focus_words(said_of(view))
+    return focus_words(focus_texts(view))
 
 
-def said_of(view: View) -> list[tuple[str, float]]:
+def focus_texts(view: View) -> list[tuple[str, float]]:
     """The request and the agent's latest words, each with its weight."""
     newest = islice(reversed(view.pages), LATEST)
     latest = next((page for page in newest if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)

@@ -18,13 +18,13 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, is_due, leaves, passages_asked, unshown
+from kilburn.selection.bringing import copy_moves, fitting, is_chat, is_due, leaves, passages_asked, removable_copies, unshown
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
+    excerpt_parts,
     is_asked,
     old_pages,
-    parts_of,
     shorten_latest,
     split_excerpts,
     unread,
@@ -127,7 +127,7 @@ class _Edit(NamedTuple):
     use: int
 
 
-def copy_of(capacity: int) -> int:
+def max_copy_tokens(capacity: int) -> int:
     """Tokens of a copy in a window of that capacity, at most."""
     return min(MAX_COPY_TOKENS, MIN_COPY_TOKENS + int(COPY_SHARE * capacity))
 
@@ -142,7 +142,7 @@ def largeness(capacity: int) -> float:
     return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
-def floor_of(capacity: int) -> int:
+def min_window_tokens(capacity: int) -> int:
     """Tokens that a window holds after an edit, at least: two thirds of a window of 8,000 or more, nothing of one of 4,000."""
     return int(FILL * capacity * largeness(capacity))
 
@@ -156,7 +156,7 @@ def keep(
         economy: decides how much of these leaving pages an edit keeps, and whether it remakes the excerpts; None for the shares
             of `shape`.
     """
-    copies = copies_of(view)
+    copies = removable_copies(view)
     free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
@@ -201,7 +201,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     tail = min(unread(view, third, int(third * middleness(capacity))), max(shape.whole, capacity // 2)) + shape.tail
     leaving = old_pages(view, tail, shape.core)
     latest, saved = shorten_latest(view, shape.whole)
-    use = view.use - saved - sum([page.tokens for page in copies_of(view)])
+    use = view.use - saved - sum([page.tokens for page in removable_copies(view)])
     if not leaving:
         return _Edit(latest, [page for page in view.pages if page.id not in view.copies], (), use)
     excerpts, young = split_excerpts(leaving)
@@ -260,7 +260,7 @@ def _excerpt(
     """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
     recent = LASTING + MORE_LASTING * middleness(shape.capacity)
-    parts = parts_of(view, stretch, room, bar=bar, recent=recent)
+    parts = excerpt_parts(view, stretch, room, bar=bar, recent=recent)
     why = f"passages of {len(parts)} pages that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 

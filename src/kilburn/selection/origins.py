@@ -31,7 +31,7 @@ _QUOTE = re.compile(r"p([1-9]\d{0,17}): (.+)")
 _MARK = OMISSION.strip()
 
 
-def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
+def find_origins(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
     """Where in its sources the lines of a summary stand: spans by page, sorted and apart.
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kilburn.page import Parts, Span, address_of
 from kilburn.remembered import remembered
 from kilburn.selection.lines import OMISSION
-from kilburn.selection.passages import TextPassage, lines_of, passages_of, words_of
+from kilburn.selection.passages import TextPassage, comparable_lines, count_words, split_passages
 from kilburn.selection.signs import Sign, sign_of_prose
 
 RECENT = 0.3
@@ -74,13 +74,13 @@ class PagePassage(NamedTuple):
     base: float = 0.0
 
 
-def grain_of(room: int) -> int:
+def max_passage_chars(room: int) -> int:
     """Characters of a passage at most, where `room` tokens are to be filled."""
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MIN_PASSAGES * grain), GRAINS[0])
 
 
 @remembered(lambda passages: 200 * len(passages))
-def candidates_of(
+def page_candidates(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK_WEIGHT
 ) -> tuple[PagePassage, ...]:
     """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
@@ -92,7 +92,7 @@ def candidates_of(
     return tuple(
         [
             PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
-            for passage in passages_of(text, grain, span)
+            for passage in split_passages(text, grain, span)
         ]
     )
 
@@ -132,7 +132,7 @@ def select(
         return ()
     around = count(heading)
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
-    shown_lines = set[str]().union(*map(lines_of, shown_texts))
+    shown_lines = set[str]().union(*map(comparable_lines, shown_texts))
     parts: Parts = ()
     order: list[PagePassage] = []
     room_left, tokens, small = room - around, 0, MIN_LINE_ROOM if thrift else MIN_ROOM
@@ -162,7 +162,7 @@ def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
     """The words of some texts with the weight of their text, the largest if there are several."""
     weights: dict[str, float] = {}
     for text, weight in texts:
-        for word in words_of(text[-4000:]):
+        for word in count_words(text[-4000:]):
             weights[word] = max(weights.get(word, 0.0), weight)
     return weights
 

@@ -138,7 +138,7 @@ def _words(line: str) -> list[str]:
     return line.lower().translate(_SPACES).split()
 
 
-def sign_of(line: str) -> Sign:
+def classify_line(line: str) -> Sign:
     """The sign of a line of tool output."""
     line = plain(line)
     words = _words(line)
@@ -202,7 +202,7 @@ _CASE = re.compile(
 _STEPS = re.compile(r"::|:|\.(?!py\b)|/")
 
 
-def case_of(line: str) -> tuple[str, str]:
+def failed_test(line: str) -> tuple[str, str]:
     """Class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
     match = _CASE.match(plain(line))
     if match is None:

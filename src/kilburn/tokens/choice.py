@@ -109,7 +109,7 @@ def _of_model(name: str) -> Counter:
     model = _plain(name)
     if "claude" in model:
         return Claude(name) if available() else Estimate(name, ANY_MODEL)
-    family = _images_of(model)
+    family = _image_rule(model)
     if O200K.match(model) and available():
         return Encoding(name, "o200k_base", family)
     if CL100K.match(model) and available():
@@ -121,7 +121,7 @@ def _of_model(name: str) -> Counter:
     return Estimate(name, OPEN if OPEN_NAMES.match(model) else ANY_MODEL)
 
 
-def _images_of(model: str) -> str:
+def _image_rule(model: str) -> str:
     if model.startswith("gpt-4o-mini"):
         return "gpt-4o-mini"
     return "openai-small" if SMALL_MODELS.match(model) else "openai"

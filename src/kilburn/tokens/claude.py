@@ -38,7 +38,7 @@ SHARE = {"old": 103, "new": 95}
 NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
-def generation_of(name: str) -> str:
+def model_generation(name: str) -> str:
     """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
     version = NUMBER.search(name.lower().partition("claude")[2])
     if version is None:
@@ -57,7 +57,7 @@ class Claude(FamilyEstimate):
     """
 
     def __init__(self, name: str) -> None:
-        generation = generation_of(name)
+        generation = model_generation(name)
         weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kilburn.wire.recording import read_runs
-from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_of
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, build_trajectory
 from kilburn_lab.evals.grammars import definitions, shelves
 from kilburn_lab.evals.measure import coined
 
@@ -30,7 +30,7 @@ def read(path: str | Path) -> Iterator[Trajectory]:
     """
     for run in read_runs(path):
         told = run.trajectory
-        yield trajectory_of(run.name, run.messages) if told is None else msgspec.structs.replace(told, id=run.name)
+        yield build_trajectory(run.name, run.messages) if told is None else msgspec.structs.replace(told, id=run.name)
 
 
 STRETCHES = 3

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from kilburn.backends.postgres.connection import ROLE, Connection, Database, connected, patient
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.statements import Statements
-from kilburn.backends.ranked import ranges_of
+from kilburn.backends.ranked import entry_ranges
 from kilburn.errors import MissingExtra
 from kilburn.retrieval import EXACT
 
@@ -256,7 +256,7 @@ class HalfVectors:
         elif after_id:
             text, values = _OF_LATE, (*embedder_key, after_id, list(segments))
         else:
-            ranges = ranges_of(sorted(segments))
+            ranges = entry_ranges(sorted(segments))
             text, values = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *embedder_key)
         select = _EXACT.format(s=self._place, these=sql.SQL(text))
         self._statements.send(_SETTINGS, "on", "40")
@@ -274,7 +274,7 @@ class HalfVectors:
             s=self._place,
             near=near,
             these=sql.SQL("") if segments is None else _AMONG,
-            half=half_of(*embedder_key, len(vector), self._place),
+            half=indexed_expression(*embedder_key, len(vector), self._place),
         )
         last = self._statements.send(sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near))
         self._statements.send(_SETTINGS, "off", str(min(1000, max(LOOK, row_limit))))
@@ -297,7 +297,7 @@ def near_table(tenant: int, embedder: int) -> sql.Identifier:
     return sql.Identifier("kilburn", f"near_{tenant}_{embedder}")
 
 
-def half_of(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql.Composed:
+def indexed_expression(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql.Composed:
     """What an index of so many numbers is of."""
     numbers = {"tenant": sql.Literal(tenant), "embedder": sql.Literal(embedder), "size": sql.Literal(size)}
     return _HALF.format(s=place, **numbers)
@@ -422,7 +422,7 @@ def _build(database: Database, embedder: int, size: int, place: str, above: int)
         numbers = {"tenant": sql.Literal(embedder_key[0]), "embedder": sql.Literal(embedder)}
         names = {"near": near_table(*embedder_key), "index": sql.Identifier(f"{name}_half")}
         whole = sql.Identifier("kilburn", f"{name}_half")
-        half = half_of(*embedder_key, size, schema)
+        half = indexed_expression(*embedder_key, size, schema)
         connection.execute(_INDEX.format(s=schema, role=role, whole=whole, half=half, **names, **numbers))
         if connection.info.server_version >= MAINTAINS:
             connection.execute(sql.SQL("GRANT MAINTAIN ON {near} TO {role}").format(near=names["near"], role=role))

@@ -1,7 +1,7 @@
 """The text index of a tenant in PostgreSQL. It ranks as SQLite's does.
 
 The passages of a segment lie in blocks of `BLOCK`, in the order of their entries. A row says for a word which passages of a
-block have it: two bytes each, see `low_of`. So a word that is said again makes no new row, and nothing new in the table's index.
+block have it: two bytes each, see `encode_low`. So a word that occurs again adds no row, and no entry to the table's index.
 Who writes to a block holds its segment's row.
 
 Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find other passages.
@@ -18,7 +18,7 @@ import apsw
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.statements import Sender, Statements
-from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, length_class, make_entry
 from kilburn.page import Span
 
 MAX_WORD_BYTES = 64
@@ -88,26 +88,26 @@ _TAKE_RANGE = _TAKE.format(
 _tokenizers = RankedIndex(apsw.Connection(":memory:"))
 
 
-def key_of(word: str) -> bytes:
+def stored_word(word: str) -> bytes:
     """A stem as it is stored."""
     data = word.encode("utf-8", "replace")
     # No word has a NUL.
     return data if len(data) <= MAX_WORD_BYTES else b"\0" + blake2b(data, digest_size=32).digest()
 
 
-def words_of(text: str) -> list[bytes]:
+def word_keys(text: str) -> list[bytes]:
     """The words, as stored, by which a passage with this text is found."""
-    return sorted(key_of(stem) for stem in _tokenizers.stems(text))
+    return sorted(stored_word(stem) for stem in _tokenizers.stems(text))
 
 
 Entry = tuple[int, int, int, int, list[bytes]]
 """Number, page, start and stop of a passage, and its words."""
 
 
-def entries_of(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
+def page_entries(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
     """The passages of a page's text, in reading order; its segment has made `used` before."""
     return [
-        (entry_of(segment, number, length_class(stop - start)), page, start, stop, words_of(text[start:stop]))
+        (make_entry(segment, number, length_class(stop - start)), page, start, stop, word_keys(text[start:stop]))
         for number, (start, stop) in enumerate(passages(text), passage_count)
     ]
 
@@ -125,14 +125,14 @@ def add(statements: Sender, tenant: int, entries: Sequence[Entry]) -> None:
         statements.send(_ADD, tenant, *_columns(pairs))
 
 
-def low_of(entry: int) -> bytes:
+def encode_low(entry: int) -> bytes:
     """The number of an entry within its block, as it is stored: the high bits, and the low seven with a mark, so that two bytes
     are found only where a number begins. The order of the bytes is that of the numbers."""
     low = entry & (1 << BITS) - 1
     return bytes((low >> 7, 128 | low & 127))
 
 
-_LOWS = {int.from_bytes(low_of(low), sys.byteorder): low for low in range(1 << BITS)}
+_LOWS = {int.from_bytes(encode_low(low), sys.byteorder): low for low in range(1 << BITS)}
 
 
 def entries_in(block: int, lows: bytes) -> list[int]:
@@ -147,7 +147,7 @@ def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int]
     for word, entry in pairs:
         rows.setdefault((word, entry >> BITS), []).append(entry)
     keys = sorted(rows)
-    lows = [b"".join(map(low_of, sorted(rows[key]))) for key in keys]
+    lows = [b"".join(map(encode_low, sorted(rows[key]))) for key in keys]
     return [word for word, _ in keys], [block for _, block in keys], lows
 
 
@@ -165,7 +165,7 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         for passage_rows, (_, _, text) in zip(spans, ranges, strict=True)
         if text is not None
         for number, start, stop in passage_rows
-        for word in words_of(text[start:stop])
+        for word in word_keys(text[start:stop])
     ]
     words, blocks, low_bytes = _columns(pairs)
     statements.send(_TAKE_WORDS, words, blocks, low_bytes, tenant)
@@ -210,7 +210,7 @@ class Postings(RankedIndex):
 
     def _key(self, word: str) -> bytes:
         """A word of a query as it is stored."""
-        return key_of(self.stem_of(word))
+        return stored_word(self.query_stem(word))
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
@@ -237,7 +237,7 @@ class Postings(RankedIndex):
             for entry in {
                 entry for whole_word in whole_words for row in self._rows[whole_word].items() for entry in entries_in(*row)
             }:
-                blocks.setdefault(entry >> BITS, {})[entry] = low_of(entry)
+                blocks.setdefault(entry >> BITS, {})[entry] = encode_low(entry)
         if word not in self._whole:
             self._read(word, blocks.keys() - self._blocks)
         rows, hits = self._rows[word], list[int]()

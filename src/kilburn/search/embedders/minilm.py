@@ -145,7 +145,7 @@ class Minilm:
         # It imports NumPy, which this module must do without while its name is only looked up.
         bert = load("kilburn.search.bert")
         with inside():
-            tensors, tokenizer = bert.parts_of(self._weights)
+            tensors, tokenizer = bert.read_tensors(self._weights)
         whole = not _sums_exactly()
         with inside():
             graph: bytes = bert.OnnxGraph(

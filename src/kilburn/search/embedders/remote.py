@@ -79,7 +79,7 @@ class Remote(SdkClient):
             response = self._client.embeddings.create(model=self._model, input=texts, encoding_format="float", timeout=timeout)
             rows = [(item.index, item.embedding) for item in response.data]
         except (self._sdk.APIError, self._network_error) as error:
-            raise self._error_of(error, False) from error
+            raise self._translate_error(error, False) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.name} sent what are no embeddings: {error!r}", advice="check the base URL") from error
         yield self._checked(rows, len(texts))
