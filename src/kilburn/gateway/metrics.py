@@ -246,15 +246,15 @@ class Metrics:
                 self._unread.labels(tenant, exchange.unread).inc()
             if exchange.warnings:
                 self._add(1, self._shortened, tenant)
-            self._series(self._seconds, tenant, route).observe(exchange.seconds)
+            self._labelled(self._seconds, tenant, route).observe(exchange.seconds)
             if exchange.added is not None:
-                self._series(self._added, tenant).observe(exchange.added)
+                self._labelled(self._added, tenant).observe(exchange.added)
             if exchange.rounds:
                 self._add(exchange.rounds, self._calls, tenant)
             for seconds in exchange.upstream:
-                self._series(self._upstream, tenant).observe(seconds)
+                self._labelled(self._upstream, tenant).observe(seconds)
             if exchange.form and exchange.first is not None:
-                self._series(self._first, tenant).observe(exchange.first)
+                self._labelled(self._first, tenant).observe(exchange.first)
             for tool, outcome in exchange.lookups:
                 self._add(1, self._lookups, tenant, tool, outcome)
             if exchange.session:
@@ -262,11 +262,11 @@ class Metrics:
 
     def _add(self, more: float, family: Any, *labels: str) -> None:
         """Increase a series."""
-        series = self._series(family, *labels)
+        series = self._labelled(family, *labels)
         if more:
             self._due[series] = self._due.get(series, 0) + more
 
-    def _series(self, family: Any, *labels: str) -> Any:
+    def _labelled(self, family: Any, *labels: str) -> Any:
         """Return the series of these labels."""
         series = self._series.get((family, labels))
         if series is None:
