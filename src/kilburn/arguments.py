@@ -54,7 +54,7 @@ def checked(cls: Class) -> Class:
 
 
 def checking(function: Function) -> Function:
-    """A function that checks the types of its arguments first; see `checked`."""
+    """Return a function that checks the types of its arguments first; see `checked`."""
     parameters = list(inspect.signature(function).parameters.values())
     if not any(parameter.annotation not in (parameter.empty, "Any") for parameter in parameters):
         return function
@@ -123,8 +123,8 @@ def plain_number(value: Any) -> Any:
 
 
 def taking(hint: Any) -> Takes | None:
-    """What gives the value to go on with in place of one that fits an annotation, mostly itself, and `UNFIT` for any other;
-    None where any value fits."""
+    """Return the converter for an annotation, or None if it accepts any value. The converter returns the value to continue with,
+    mostly the argument itself, or `UNFIT` if the value does not fit."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         takes = [taking(argument) for argument in get_args(hint)]
@@ -204,7 +204,7 @@ def _any(value: Any) -> Any:
 
 
 def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
-    """Some of these. What can be gone through only once is not looked at."""
+    """Check each item of a collection. An iterator, which can be read only once, is returned unchecked."""
     if isinstance(value, str | bytes) or not isinstance(value, origin):
         return UNFIT
     if isinstance(value, Mapping):

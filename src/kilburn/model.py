@@ -165,7 +165,8 @@ def takes_tools(model: Model) -> bool:
 
 
 def build_request(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
-    """The request for one prompt, with the system prompt where the model's form has it: beside the messages, or first of them.
+    """Return the request for one prompt. The system prompt is where the model's form has it: beside the messages, or first among
+    them.
 
     Args:
         settings: of the request, as `Request` takes them.
@@ -180,7 +181,7 @@ watch: Callable[[Model, Request], Iterator[Delta | Reply]] | None = None
 
 
 def stream_pieces(model: Model, request: Request) -> Iterator[Delta | Reply]:
-    """The pieces of a reply: every question to a model that is asked here goes through this."""
+    """Yield the pieces of a reply. Every request to a model in this program goes through this function."""
     return model.stream(request) if watch is None else watch(model, request)
 
 

@@ -121,7 +121,7 @@ def ending() -> bool:
 
 
 def keep(resource: Any, free: Callable[[Any], object] | None = None) -> None:
-    """Look after an object of a library that has threads of its own, as long as it lives.
+    """Register an object of a library with its own threads for its whole life.
 
     When the program ends, `free` is called with it, before the library's own end. A child of a fork has none of these
     threads, and would wait for them for ever if it took the object down: it never does.
@@ -149,7 +149,7 @@ def _end() -> None:
 
 
 def _begin_anew() -> None:
-    """In the child of a fork, where only one thread is left: nothing of the libraries is ever taken down."""
+    """Reset the state in the child of a fork, which has only one thread. The child never frees objects of the libraries."""
     global _gate
     _gate = _Gate()
     orphans = list(_resources)

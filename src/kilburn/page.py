@@ -147,7 +147,7 @@ BLANK = " "
 
 
 def make_tombstone(page: Page) -> Page:
-    """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
+    """Return the remains of a forgotten page: its number, place and cost, and whether it was blank; none of its text."""
     label = BLANK if page.is_blank else ""
     return msgspec.structs.replace(
         page,
@@ -197,7 +197,7 @@ def span_of(first: int, last: int) -> str:
 
 
 def stretches(ids: Sequence[int], max_numbers: int | None = None) -> list[int]:
-    """First and last of each stretch of consecutive ids, one after the other. The ids ascend.
+    """Return the first and last id of each stretch of consecutive ids, in one flat list. The ids ascend.
 
     Args:
         most: numbers that the result may have; with more it is cut off.

@@ -56,8 +56,8 @@ def attach(package: str, names: Mapping[str, str] | None = None) -> None:
 
 @cache
 def exports() -> dict[str, list[str]]:
-    """The public modules of the packages that are here, each with its public names: those with an `__all__`, and nothing else is
-    promised. The sources are read; nothing is imported."""
+    """Return the public modules of the installed packages, each with its public names: those with an `__all__`. The function
+    reads the sources and imports nothing."""
     # Only for an error, and for the reference.
     import re
     from importlib.util import find_spec
@@ -76,7 +76,8 @@ def exports() -> dict[str, list[str]]:
 
 
 def _advice(name: str, package: str) -> str:
-    """Where a name lives, or one that is nearly the same, or else what the package has, as the end of a sentence."""
+    """Return the end of a sentence that says where a name, or one that is nearly the same, can be imported from, or else what the
+    package has."""
     if name.startswith("_"):
         return ""
     modules_by_name: dict[str, list[str]] = {}

@@ -215,7 +215,7 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
 
 
 def _system_prompt(form: Form, request: ParsedRequest) -> str:
-    """The system prompt that stands before a conversation."""
+    """Return the system prompt before a conversation."""
     texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
         blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None

@@ -150,7 +150,7 @@ class LookingBackend:
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name, if it may be seen; none is made.
+        """Return the segment of that name if it may be seen; none is created.
 
         Raises:
             StoreReadOnly: it would be made.
@@ -166,7 +166,7 @@ class LookingBackend:
         return [info for info in self.whole.segments(under) if self._shows(info)]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
-        """Those that may be seen."""
+        """Return the part of a scope that may be seen."""
         full_scope = self.whole.scope(kinds, user)
         infos = {number: info for number, info in full_scope.infos.items() if self._shows(info)}
         damaged = [info for info in full_scope.damaged if self._shows(info)]

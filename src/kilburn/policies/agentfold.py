@@ -148,7 +148,7 @@ class Partition:
 
 
 def partition_steps(view: View, last: int) -> Partition:
-    """The partition of the steps up to the original `last`."""
+    """Return the partition of the steps up to the original `last`."""
     starts = beginnings(view, last)
     folds: list[tuple[int, int]] = []
     for low, high in sorted(_intervals(view, starts)):
@@ -364,7 +364,7 @@ def _name(first: int, last: int) -> str:
 
 
 def _pieces(view: View, sources: Sequence[int], max_pages: int = MAX_PAGES_READ, letters: int = MAX_CHARS_READ) -> list[Piece]:
-    """The originals to read for a fold: without pictures and the agent's directives, and long ones cut."""
+    """Return the originals to read for a fold, without pictures and the agent's directives; long ones are cut."""
     pages = [page for page in map(view.page, sources) if page.kind in (Kind.TEXT, Kind.CALL, Kind.RESULT, Kind.REASONING)]
     if len(pages) > max_pages:
         agent_pages = [page for page in pages if page.role is Role.ASSISTANT][-(max_pages * 3 // 4) :]

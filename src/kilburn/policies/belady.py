@@ -42,7 +42,7 @@ class Belady:
             raise ValueError(f"future={self.future!r} is no mapping of pages to their uses")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt of what will be needed, in place of everything older than the latest message."""
+        """Replace everything older than the latest message by an excerpt of the spans that will be needed."""
         mended = self._mended(view)
         if not view.excess:
             return mended
@@ -75,7 +75,7 @@ class Belady:
         return excerpt_moves(stretch, parts, why, nothing="never needed again", torn="never needed again")
 
     def _parts(self, view: View, sources: Iterable[int], room: int) -> Parts:
-        """The spans that will be needed, soonest first while they fit."""
+        """Return the spans that will be needed, soonest first, as many as fit."""
         due_spans = sorted((due, source, span) for source in sources for due, span in self.needed(source, view.turn))
         chosen: dict[int, list[Span]] = {}
         for _, source, span in due_spans:

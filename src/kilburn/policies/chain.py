@@ -41,7 +41,7 @@ class Chain:
         return f"Chain({', '.join(map(repr, self.policies))})"
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """The moves of all policies, without those that would touch a page twice."""
+        """Return the moves of all policies, except those that would touch a page twice."""
         joined: list[Move] = []
         touched: set[int] = set()
         derived = [page for page in view.pages if page.depth]

@@ -63,7 +63,7 @@ class ClearToolUses:
         object.__setattr__(self, "clear_at_least", minimum)
 
     def edit(self) -> ClearToolUsesEdit:
-        """The provider's form of these settings."""
+        """Return the provider's form of these settings."""
         minimum, inputs = self.clear_at_least, self.clear_tool_inputs
         unit, value = self._trigger
         return ClearToolUsesEdit(
@@ -106,7 +106,7 @@ class ClearToolUses:
         return [*(fold for fold, _ in inputs), Evict(pages=results, why=f"all but the last {self._keep} tool uses")]
 
     def _old(self, view: View, uses: Mapping[int, Sequence[Page]]) -> dict[int, int]:
-        """The tool uses to clear, oldest first, with the tokens that it saves."""
+        """Return the tool uses to clear, oldest first, with the tokens that each saves."""
         last_reply = next((page.message for page in reversed(view.pages) if page.role is Role.ASSISTANT and page.message), 0)
         calls = sorted(uses)
         excluded, pinned = frozenset(self.exclude_tools or ()), {view.page(page).answers for page in view.pins}
@@ -127,7 +127,7 @@ class ClearToolUses:
         return old
 
     def _inputs(self, view: View, cleared: Mapping[int, int]) -> list[tuple[Fold, int]]:
-        """Excerpts of long calls whose results leave, and what each saves."""
+        """Return excerpts of long calls whose results leave, and the tokens that each saves."""
         selection = self.clear_tool_inputs
         if not selection or not cleared:
             return []

@@ -154,7 +154,7 @@ class _Log(Sequence[Piece]):
 
 
 def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read_text: Callable[[int], str]) -> Ask:
-    """The question, from the originals' texts."""
+    """Return the question, made from the originals' texts."""
     pieces = _Log(pages, read_text)
     log = with_headings((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
     if _rough(log) > policy.show:
@@ -169,7 +169,7 @@ def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read_text: C
 
 
 def _review(pages: Sequence[Page], read_text: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
-    """The answer, if its text may stand for the originals: unchanged, or completed with the facts that it lost."""
+    """Return the answer if its text may stand for the originals, unchanged or completed with the facts that it lost."""
     if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
     reply = answer.text if answer.ok else whole_sentences(answer.text)

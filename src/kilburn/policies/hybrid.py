@@ -58,7 +58,7 @@ class Hybrid:
         check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
 
     def plan(self, view: View) -> Plan:
-        """An edit in front if the window is full, and passages behind for what was asked."""
+        """Edit the front of the window if it is full, and bring passages relevant to the newest request."""
         capacity = view.budget.capacity
         large = largeness(capacity)
         middle = middleness(capacity)

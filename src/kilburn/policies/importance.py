@@ -36,7 +36,7 @@ _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 @remembered(lambda words: getsizeof(words) + 65 * len(words))
 def significant_words(text: str) -> frozenset[str]:
-    """The words of a text that distinguish it from others: four letters or more, lower case."""
+    """Return the words that distinguish a text from others: four letters or more, in lower case."""
     return frozenset(_WORD.findall(text[:LONG].lower()))
 
 
@@ -119,7 +119,7 @@ class Importance(EvictInOrder):
             raise ValueError(f"{self}: the weights and spare must be 0 or more")
 
     def order(self, view: View, tokens: int) -> list[Page]:
-        """Pages that may leave, worst first; of equal scores the older.
+        """Return the pages that may leave, worst first; of equal scores the older first.
 
         In a window with more than `LOOKED` pages, only the oldest are compared, as many as are enough to choose from.
         Nearness, for which texts must be read, is computed only for pages for which it may change the decision.
@@ -140,12 +140,12 @@ class Importance(EvictInOrder):
 
 
 def _sorted(pages: Sequence[Page], page_scores: Mapping[int, float]) -> list[Page]:
-    """Worst first; pages of one score stay in the window's order, oldest first."""
+    """Sort pages, worst first; pages of one score stay in the window's order, oldest first."""
     return sorted(pages, key=lambda page: page_scores[page.id])
 
 
 def _enough(pages: Sequence[Page], tokens: int, spare: int = LOOKED) -> int:
-    """How many of the first pages have so many tokens together, and `spare` pages more."""
+    """Return how many of the first pages have `tokens` tokens together, plus `spare` pages."""
     for at, total in enumerate(accumulate(page.tokens for page in pages)):
         if total >= tokens:
             return min(len(pages), at + 1 + spare)

@@ -68,7 +68,7 @@ class Mem1:
         return self._relieve(view, last) if view.excess else []
 
     def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, Outcome | None, str]:
-        """The first page of the message with the state; or 0, and the outcome that says what is wrong."""
+        """Return the first page of the message with the state, or 0 and the outcome that says what is wrong."""
         outcome, why = Outcome.EMPTY, "the reply holds no internal state"
         for page in reversed(reply):
             for words in assistant_texts(view, [page]):

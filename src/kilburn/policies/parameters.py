@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def check_tokens(**settings: int | None) -> None:
-    """Refuse a number of tokens, each given under its name, that is below 0; None is the policy's own choice.
+    """Refuse a negative number of tokens, each passed under its name; None leaves the choice to the policy.
 
     Raises:
         ValueError: one is.

@@ -59,7 +59,7 @@ class Preprocess:
 
     @staticmethod
     def _came(view: View) -> list[Page]:
-        """The resident ones of the pages that just came; they stand at the end, in order."""
+        """Return the resident pages among the newly appended ones; they stand at the end, in order."""
         first = min(view.wanted, default=0)
         newest = list(takewhile(lambda page: not 0 < page.id < first, reversed(view.pages)))
         new_ids = set(view.wanted)

@@ -43,7 +43,7 @@ class Tiered(EvictInOrder):
         return chain((page for page in older if page.id not in core), (page for page in older if page.id in core))
 
     def members(self, view: View, tokens: int) -> set[int]:
-        """The pages of the core: those with an importance by it, then the user's words, newest first."""
+        """Return the pages of the core: those with an importance, by importance, then the user's messages, newest first."""
         eligible = [
             page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)
         ]

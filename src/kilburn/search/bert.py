@@ -27,7 +27,7 @@ _GELU_FLOOR = 0.17
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], str]:
-    """The float32 tensors of a safetensors file by name, and the text that follows them: the tokenizer, as JSON."""
+    """Return the float32 tensors of a safetensors file by name, and the text after them: the tokenizer, as JSON."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")
     head = json.loads(raw[8:begin].tobytes())
@@ -68,7 +68,8 @@ class OnnxGraph:
         self.bytes = self._model(text)
 
     def _embedding(self, max_tokens: int) -> str:
-        """The sum of word, position and type, normalised. Words are int8 with a scale each: the largest table by far."""
+        """Add the normalised sum of word, position and type embeddings. Words are int8 with a scale each, because their table is
+        by far the largest."""
         words = self._tensors["embeddings.word_embeddings.weight"]
         kind = self._tensors["embeddings.token_type_embeddings.weight"][0]
         if self._whole:

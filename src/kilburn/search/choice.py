@@ -16,7 +16,7 @@ _embedders: WeakValueDictionary[str, Embedder] = WeakValueDictionary()
 
 
 def usual_embedder(names: Sequence[str] = ()) -> Embedder:
-    """The embedder of a store that has vectors of these; in a store without vectors `minilm`.
+    """Return the embedder of a store with vectors of these embedders; `minilm` for a store without vectors.
 
     Raises:
         MissingExtra, Unavailable: it is not installed, or not on this machine; nothing is downloaded.

@@ -48,7 +48,7 @@ class Dated:
 
 
 def dates(text: str, said_at: float, *, past: bool = False) -> list[Dated]:
-    """The expressions of time in a statement, in order; those of days that do not exist are left out.
+    """Return the expressions of time in a statement, in order, without those of days that do not exist.
 
     Args:
         said: when the text was said, in seconds since the epoch.
@@ -58,7 +58,7 @@ def dates(text: str, said_at: float, *, past: bool = False) -> list[Dated]:
 
 
 def grounded(text: str, said_at: float, *, past: bool = False) -> tuple[str, list[Dated]]:
-    """The text with its relative expressions made absolute, and all expressions of time in it."""
+    """Return the text with its relative expressions made absolute, and all expressions of time in it."""
     expressions = dates(text, said_at, past=past)
     pieces: list[str] = []
     at = 0
@@ -77,7 +77,7 @@ def _preposition(absolute: str) -> str:
 
 
 def times_in(text: str, now: float) -> list[Interval]:
-    """The spans of time that a question names, in order of appearance; empty if it names none.
+    """Return the spans of time that a question names, in order of appearance; empty if it names none.
 
     "since", "after", "before" and "until" make it open to that side, where open means now or for ever; "between" and
     "from ... to" join two. A date without a year is the latest one that is not after now.
@@ -133,7 +133,7 @@ _Days = tuple[dt.date, dt.date, str, bool]
 
 
 def _read(text: str, said_at: float, *, past: bool, is_question: bool = False) -> Iterator[tuple[Dated, str]]:
-    """Each expression of time and the word before it that says how it is meant ("since"), or ""."""
+    """Yield each expression of time with the preposition before it ("since"), or ""."""
     try:
         today = dt.datetime.fromtimestamp(said_at, tz=dt.UTC).date()
     except (ValueError, OverflowError, OSError):

@@ -38,7 +38,7 @@ WIDE, SHARE = 8, 256
 
 
 def vector_bytes(dimensions: int) -> int:
-    """Bytes of a stored vector: a float32 and its int8 numbers."""
+    """Return the size of a stored vector in bytes: a float32 and its int8 numbers."""
     return 4 + dimensions
 
 
@@ -88,7 +88,7 @@ class Scan:
         return self._count
 
     def add(self, entries: Sequence[int], rows: Sequence[bytes]) -> None:
-        """Take stored vectors (see `pack`); one of an entry that is here takes the old one's place."""
+        """Add stored vectors (see `pack`); a vector of a known entry replaces the old one."""
         scales, numbers = unpack(rows, self.dimensions)
         # Of two vectors of one entry the later one counts.
         last = dict(zip(entries, range(len(entries)), strict=True))
@@ -150,7 +150,7 @@ class Scan:
         return list(zip(entries[best].tolist(), cosines[best].tolist(), strict=True))
 
     def similar(self, vector: Array, entries: Iterable[int]) -> dict[int, float]:
-        """The cosines of these entries, of those that are here. `vector` has length 1."""
+        """Return the cosines of the known ones of these entries. `vector` has length 1."""
         places = self._find(list(entries))
         keys, cosines = self._products(vector, places[places >= 0])
         return dict(zip(keys.tolist(), cosines.tolist(), strict=True))
@@ -174,7 +174,7 @@ class Scan:
         return entries, cosines
 
     def _distances(self, vector: Array, masks: list[Array] | None) -> Array:
-        """In how many signs each differs from the vector; what is masked differs in more than all."""
+        """Return the number of signs in which each vector differs from `vector`; a masked vector has more than all."""
         query_signs = self._signs(vector[None] > 0)[0]
         distances = np.empty(self._count, np.uint16)
         start = 0
@@ -204,7 +204,7 @@ class Scan:
         return bits.view(np.uint64)
 
     def _find(self, entries: Any) -> Array:
-        """Where each is, or -1."""
+        """Return the place of each entry, or -1."""
         keys = np.asarray(entries, np.int64)
         if len(self._order):
             at = np.minimum(np.searchsorted(self._order, keys), len(self._order) - 1)
@@ -224,7 +224,8 @@ class Scan:
 
 
 def _least(distances: Array, count: int) -> Array:
-    """Where the least are: at least `count`, with all that are as small as the last of them, up to twice as many."""
+    """Return the places of the smallest distances: at least `count`, with all that equal the last of them, up to twice as
+    many."""
     # A sample says where to cut. Only if it is wrong are all counted.
     cut = _cut(distances[:: max(1, len(distances) // 16_384)], count * 1.2 / len(distances))
     nearest = np.flatnonzero(distances <= cut)

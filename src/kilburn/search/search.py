@@ -70,7 +70,7 @@ Key = tuple[int, int]
 
 
 def segment_kinds(where: str | Iterable[str]) -> set[SegmentKind]:
-    """The kinds of segments that `where` names.
+    """Return the kinds of segments that `where` names.
 
     Raises:
         SpecError: another name, or none.
@@ -158,8 +158,8 @@ class Searcher:
         beside: bool = False,
         unseen: bool = False,
     ) -> list[Ranked]:
-        """Pages that match, best first. They are for `best`, or for whoever reads them again: but for those of the windows they
-        are not verified yet.
+        """Return the matching pages, best first. Except for pages of open windows they are not verified yet: `best`, or the
+        caller, verifies them.
 
         Args:
             now: the time, in seconds since the epoch.
@@ -428,7 +428,7 @@ class Searcher:
         at: float | None = None,
         apart: bool = False,
     ) -> list[Found] | None:
-        """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
+        """Return the best passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
 
         What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
         stand one after the other. None where one is not what it was ranked by, or what doubts it is damaged.

@@ -191,7 +191,7 @@ class Vectors:
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
     def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
-        """The passages nearest in meaning, of these segments or of all, with their cosines, best first.
+        """Return the passages of these segments, or of all, that are nearest in meaning, with their cosines, best first.
 
         Raises:
             ModelError, Unavailable: the embedder failed. StoreError: the store cannot be read.
@@ -220,7 +220,7 @@ class Vectors:
                 serving.scan.remove(stale)
 
     def _passages(self, nearest: Sequence[tuple[int, float]], limit: int) -> list[tuple[Passage, float]]:
-        """The first of these whose passages are there."""
+        """Return the first of these whose passages still exist."""
         passages: list[tuple[Passage, float]] = []
         while nearest and len(passages) < limit:
             batch, nearest = nearest[: limit - len(passages)], nearest[limit - len(passages) :]
@@ -229,7 +229,7 @@ class Vectors:
         return passages
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
-        """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
+        """Return the cosines of passages to a text, or to a vector of length 1, without passages that have no vector.
 
         Raises:
             ModelError, Unavailable: the embedder failed.

@@ -84,7 +84,7 @@ _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
 def removable_copies(view: View) -> list[Page]:
-    """The copies that may leave."""
+    """Return the copies that may leave."""
     return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
 
 
@@ -293,7 +293,7 @@ def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
 
 
 def build_query(view: View) -> tuple[str, bool]:
-    """What is searched for, and whether the user just asked it."""
+    """Return the text to search for, and whether the user just asked it."""
     if is_typed(view):
         text = view.task[-QUERY:]
         questions = extract_questions(text)
@@ -313,7 +313,7 @@ def is_chat(view: View) -> bool:
 
 
 def extract_questions(text: str) -> list[str]:
-    """The sentences of a text that end with a question mark."""
+    """Return the sentences of a text that end with a question mark."""
     return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
 
 

@@ -52,7 +52,7 @@ def without(text: str, tag: str) -> str:
 
 
 def parse_directive(text: str) -> Directive | Malformed | None:
-    """The fold directive of a reply: `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`.
+    """Return the fold directive of a reply: `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`.
 
     A directive inside the reply's thinking, up to `</think>`, does not count.
     """
@@ -71,6 +71,6 @@ def decode(text: str) -> Directive | Malformed:
 
 
 def parse_state(text: str) -> str | Malformed | None:
-    """The internal state of a reply: `<IS>...</IS>`, or, where there is none, the `<think>...</think>` of MEM1's own code."""
+    """Return the internal state of a reply: `<IS>...</IS>`, or, without one, the `<think>...</think>` of MEM1's own code."""
     content = within(text, "IS")
     return within(text, "think") if content is None else content

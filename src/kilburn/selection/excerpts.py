@@ -163,7 +163,7 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
 def excerpt_parts(
     view: View, stretch: Stretch, room: int, *, bar: Callable[[int], float] | None = None, recent: float = RECENT
 ) -> Parts:
-    """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
+    """Return the spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
         bar, recent: see `select`.
@@ -208,7 +208,7 @@ def excerpt_parts(
 
 
 def mean_message_tokens(view: View) -> float:
-    """Tokens of a message, on average."""
+    """Return the mean number of tokens of a message."""
     return max(1.0, view.seen / max(1, view.turn))
 
 
@@ -231,13 +231,13 @@ def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
 
 
 def focus_weights(view: View) -> dict[str, float]:
-    """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
-    unless it is long."""
+    """Return the words that the agent is working on, with weights: its latest words and those of the request. A new request
+    weighs most, unless it is long."""
     return focus_words(focus_texts(view))
 
 
 def focus_texts(view: View) -> list[tuple[str, float]]:
-    """The request and the agent's latest words, each with its weight."""
+    """Return the request and the agent's latest words, each with its weight."""
     newest = islice(reversed(view.pages), LATEST)
     latest = next((page for page in newest if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
     task_weight = min(1.0, SHORT_REQUEST_WORDS / max(1, len(view.task.split()))) ** 2

@@ -44,14 +44,14 @@ class Piece:
 
 
 def page_piece(page: Page, text: str, label: str = "") -> Piece:
-    """A page as a piece. A derived page is its own speaker, whatever message it stands in."""
+    """Return a page as a piece. A derived page is its own speaker, whatever its message."""
     is_derived = page.depth and not page.message
     role = f"{page.kind}, {page.trust.name.lower()} trust" if is_derived else str(page.role)
     return Piece(page.id, role, str(page.kind), text, label)
 
 
 def view_pieces(view: View, pages: Iterable[int]) -> list[Piece]:
-    """Pages of a view as pieces, whole."""
+    """Return pages of a view as whole pieces."""
     return [page_piece(view.page(page), view.text(page)) for page in pages]
 
 
@@ -113,7 +113,7 @@ def extract(
     reach: int = 1_000_000,
     retained: Mapping[int, Sequence[Span]] | None = None,
 ) -> Extract:
-    """The most informative verbatim lines of the pieces, grouped by page in the pieces' order.
+    """Return the most informative verbatim lines of the pieces, grouped by page in the pieces' order.
 
     `count(result.text)` never exceeds `tokens`. The result is deterministic.
 

@@ -89,7 +89,7 @@ def judge(
     keep: float = 0.5,
     invent: float = 0.15,
 ) -> Judgement:
-    """The first verdict that applies; garbage comes before lost facts.
+    """Return the first verdict that applies; garbage comes before lost facts.
 
     Args:
         prompt: the instruction that the model was given, so that its echo is known.
@@ -132,8 +132,8 @@ def judge(
 def mended(
     summary: str, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], prompt: str = ""
 ) -> tuple[str, Judgement]:
-    """The usable text of a summary, and what was found: all of it, completed with lost facts if needed; "" if it cannot be
-    trusted. See `judge`."""
+    """Return the usable text of a summary and its judgement: the whole text, completed with lost facts if needed, or "" if it
+    cannot be trusted. See `judge`."""
     judged = judge(summary, pieces, prompt=prompt, tokens=tokens, count=count)
     if judged.acceptable:
         return summary, judged
@@ -207,7 +207,7 @@ _LARGE = 2_000_000
 
 
 def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
-    """Why the summary counts as a copy, or "". Runs of six words are compared, in order."""
+    """Return why the summary counts as a copy, or "". Runs of six words are compared, in order."""
     if len(words) < 2 * _RUN:
         return ""
     summary_runs = [tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)]
@@ -250,8 +250,8 @@ def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
 
 
 def key_facts(pieces: Sequence[Piece], limit: int = 20) -> tuple[KeyFact, ...]:
-    """What a summary of the pieces should not lose, the weightiest first: the last test state, error
-    classes, files that were changed or spoken of, names and numbers in decisions and errors.
+    """Return the facts that a summary of the pieces should contain, the weightiest first: the last test state, error classes,
+    files that were changed or mentioned, names and numbers in decisions and errors.
 
     Each value is short enough to be found in a summary's own words. A value weighs more if it occurs in several
     pages, and later.
@@ -289,7 +289,7 @@ _STATE = re.compile(
 def _telling(
     facts_by_kind: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool
 ) -> list[tuple[FactKind, str, float, Fact]]:
-    """Kind, value, weight and fact of the key facts of one page."""
+    """Return kind, value, weight and fact of the key facts of one page."""
     result: list[tuple[FactKind, str, float, Fact]] = []
     for fact in facts_by_kind[FactKind.TEST][-3:]:
         result.extend((FactKind.TEST, state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
@@ -348,7 +348,7 @@ def _whole(low: str, value: str) -> bool:
 
 
 def _invented(summary: str, sources: str) -> tuple[int, tuple[str, ...]]:
-    """How many names and numbers the summary has, and those that the sources have nowhere."""
+    """Return the number of names and numbers in the summary, and those that occur in no source."""
     names: dict[str, None] = {}
     for mention in identifiers(summary):
         if mention.kind != "number" or len(mention.text.strip("+-%")) > 1:
@@ -369,12 +369,12 @@ def _known(name: str, sources: str) -> bool:
 
 
 def _read(piece: Piece, max_chars: int) -> list[str]:
-    """The text of a piece, sampled where it is longer than `most`."""
+    """Return the text of a piece, sampled if it is longer than `max_chars`."""
     return [piece.text[start:end] for start, end in sample(piece.text, max(4000, max_chars))]
 
 
 def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """The summary, followed by the verbatim lines of the missing facts, within `tokens`.
+    """Return the summary, followed by the verbatim lines of the missing facts, within `tokens`.
 
     Each line names its page (`p17: ...`) and occurs once; a long line is cut around the fact. The summary alone if it
     leaves no room; "" if it alone is over the budget.
@@ -396,7 +396,7 @@ def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], 
 
 
 def _quote(text: str, fact: KeyFact, max_chars: int = 240) -> str:
-    """The fact's line, stripped; of a long one the part around the fact."""
+    """Return the fact's line, stripped; of a long line the part around the fact."""
     line = text[fact.span[0] : fact.span[1]].strip()
     if len(line) <= max_chars:
         return line

@@ -128,7 +128,7 @@ class _Edit(NamedTuple):
 
 
 def max_copy_tokens(capacity: int) -> int:
-    """Tokens of a copy in a window of that capacity, at most."""
+    """Return the maximum number of tokens of a copy in a window of that capacity."""
     return min(MAX_COPY_TOKENS, MIN_COPY_TOKENS + int(COPY_SHARE * capacity))
 
 
@@ -143,7 +143,8 @@ def largeness(capacity: int) -> float:
 
 
 def min_window_tokens(capacity: int) -> int:
-    """Tokens that a window holds after an edit, at least: two thirds of a window of 8,000 or more, nothing of one of 4,000."""
+    """Return the minimum number of tokens that a window has after an edit: two thirds of a window of 8,000 or more, 0 for a
+    window of 4,000."""
     return int(FILL * capacity * largeness(capacity))
 
 

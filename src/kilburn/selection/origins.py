@@ -32,7 +32,7 @@ _MARK = OMISSION.strip()
 
 
 def find_origins(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
-    """Where in its sources the lines of a summary stand: spans by page, sorted and apart.
+    """Return where the lines of a summary occur in its sources: spans by page, sorted and disjoint.
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
     wrote it: then the lines of the sources that hold its rarer names and numbers count, of the first `LOOKED`

@@ -68,7 +68,7 @@ class _Line(NamedTuple):
 
 
 def memory_size(passages: Iterable[TextPassage]) -> int:
-    """Bytes that passages take in memory, about, with their words and lines."""
+    """Estimate the memory that passages take in bytes, with their words and lines."""
     return sum(
         560 + 85 * len(passage.words) + 60 * len(passage.lines) + 2 * (passage.letters + passage.end - passage.start)
         for passage in passages
@@ -77,7 +77,7 @@ def memory_size(passages: Iterable[TextPassage]) -> int:
 
 @remembered(memory_size)
 def split_passages(text: str, max_chars: int, span: Span | None = None) -> tuple[TextPassage, ...]:
-    """The passages of a text, or of a span of it, in order; what is blank belongs to none.
+    """Return the passages of a text, or of a span of it, in order; blank text belongs to none.
 
     Args:
         max_chars: characters of a passage. One that is longer is cut again, in the middle of a line only if that is too long.
@@ -96,7 +96,7 @@ CACHED = 64_000
 
 
 def split_lines(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
-    """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
+    """Return the lines of a text as passages with a sign; of near-duplicates only the last. Long lines are cut.
 
     Args:
         prose: whether a person or a model wrote it: a tool's output is read by other signs.
@@ -138,7 +138,7 @@ def _row(line: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage
 
 
 def count_words(text: str) -> dict[str, int]:
-    """How often each word occurs, in lower case: names as a whole, and in their pieces."""
+    """Count how often each word occurs, in lower case: names as a whole, and in their parts."""
     counts: dict[str, int] = {}
     for word in _WORD.findall(text):
         for part in _split_word(word) if len(word) <= LONG else _split_word.__wrapped__(word):
@@ -159,7 +159,7 @@ def bare(line: str) -> str:
 
 @remembered(lambda lines: getsizeof(lines) + 60 * len(lines))
 def comparable_lines(text: str) -> frozenset[str]:
-    """The lines of a text as they are compared, without the tiny ones."""
+    """Return the lines of a text in the form in which they are compared, without tiny ones."""
     return frozenset(line for line in map(bare, text.split("\n")) if len(line) >= 4)
 
 

@@ -75,7 +75,7 @@ class PagePassage(NamedTuple):
 
 
 def max_passage_chars(room: int) -> int:
-    """Characters of a passage at most, where `room` tokens are to be filled."""
+    """Return the maximum number of characters of a passage for a budget of `room` tokens."""
     return next((grain for grain in reversed(GRAINS) if 4 * room >= MIN_PASSAGES * grain), GRAINS[0])
 
 
@@ -83,8 +83,8 @@ def max_passage_chars(room: int) -> int:
 def page_candidates(
     text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK_WEIGHT
 ) -> tuple[PagePassage, ...]:
-    """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
-    before.
+    """Return the passages of a page, or of a span of it. They are cached, because successive plans choose among mostly the same
+    pages.
 
     Args:
         talk: see `TALK_WEIGHT`. Larger if somebody else asks.

@@ -139,7 +139,7 @@ def _words(line: str) -> list[str]:
 
 
 def classify_line(line: str) -> Sign:
-    """The sign of a line of tool output."""
+    """Return the sign of a line of tool output."""
     line = plain(line)
     words = _words(line)
     sign = _of_tests(line, words)
@@ -203,7 +203,7 @@ _STEPS = re.compile(r"::|:|\.(?!py\b)|/")
 
 
 def failed_test(line: str) -> tuple[str, str]:
-    """Class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
+    """Return the class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
     match = _CASE.match(plain(line))
     if match is None:
         return "", plain(line)

@@ -39,7 +39,8 @@ NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
 def model_generation(name: str) -> str:
-    """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
+    """Return "old" for Claude 3 up to 4.6, and "new" from 4.7 on (Opus 4.7, Sonnet 5 and later) and for a name without a
+    number."""
     version = NUMBER.search(name.lower().partition("claude")[2])
     if version is None:
         return "new"

@@ -61,8 +61,8 @@ def cost_of_image(counter: Counter, url: str, *, low: bool = False) -> int:
 
 
 def image_size(data_url: str) -> tuple[int, int] | None:
-    """Width and height in pixels of the image in a base64 `data:` URL, or None where it is no such
-    URL, no PNG, JPEG, GIF or WebP, or broken."""
+    """Return width and height in pixels of the image in a base64 `data:` URL, or None if it is no such URL, no PNG, JPEG, GIF or
+    WebP, or broken."""
     head, comma, payload = data_url[: MAX_HEADER_BYTES + 256].partition(",")
     if not comma or head[:5].lower() != "data:" or not head.lower().rstrip().endswith(";base64"):
         return None

@@ -319,7 +319,7 @@ class Spoken(NamedTuple):
 
 
 def _turn_message(turn: Turn) -> Spoken:
-    """One turn, on its own."""
+    """Return one turn on its own."""
     if turn.result is not None:
         return Spoken("user", _result_blocks(turn))
     if turn.role is Role.SYSTEM and turn.form == "messages":

@@ -71,7 +71,7 @@ def read_text(block: dict[str, Any], kind: str, where: str, into: Kind = Kind.TE
 
 
 def call_slots(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a call of the chat form has its name and its arguments: the key of its body, and the key in that."""
+    """Return where a call of the chat form has its name and its arguments: the key of its body, and the key in that."""
     return ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
 
 

@@ -728,7 +728,7 @@ _PATIENT = {
 
 @contextmanager
 def patient(connection: Connection, *, snapshot: bool = False, silence: float = LONG) -> Iterator[None]:
-    """A transaction that waits for a lock for some time, and works for as long as it takes.
+    """Open a transaction that waits for a lock for some time, and works for as long as it takes.
 
     Args:
         snapshot: whether all statements see the database as the first one does.

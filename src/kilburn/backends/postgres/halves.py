@@ -248,7 +248,7 @@ class HalfVectors:
     def _exact(
         self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after_id: int = 0
     ) -> list[VectorRow]:
-        """Those of a look through all of these segments, or through all that came after a number."""
+        """Compare all vectors of these segments, or all with an id greater than `after_id`."""
         embedder_key = self._tenant, embedder
         values: tuple[object, ...]
         if segments is None:
@@ -298,7 +298,7 @@ def near_table(tenant: int, embedder: int) -> sql.Identifier:
 
 
 def indexed_expression(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql.Composed:
-    """What an index of so many numbers is of."""
+    """Return the expression that an index of vectors with `size` numbers is built on."""
     numbers = {"tenant": sql.Literal(tenant), "embedder": sql.Literal(embedder), "size": sql.Literal(size)}
     return _HALF.format(s=place, **numbers)
 
@@ -381,7 +381,7 @@ def _fill(database: Database) -> int:
 
 
 def _take_late(database: Database, embedder: int, vector_count: int) -> int:
-    """Take vectors that came since into an index, if they are many; returns how many."""
+    """Add vectors that are not in the index yet to it, if there are many of them, and return their number."""
     near = near_table(database.tenant, embedder)
     last = sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near)
     # Whoever forgets one of them waits, and then finds its number.

@@ -76,7 +76,7 @@ class StoredKeys:
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, bytes]]:
-        """All keys by their names; what is another one when the block ends is written. Whoever changes keys meanwhile waits."""
+        """Yield all keys by name, and write those that differ when the block ends. Other writers of keys wait meanwhile."""
         with self._db.together():
             last, stored_bodies = self._db.write("changing keys", self._locked)
             bodies = dict(stored_bodies)

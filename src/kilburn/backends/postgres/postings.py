@@ -89,14 +89,14 @@ _tokenizers = RankedIndex(apsw.Connection(":memory:"))
 
 
 def stored_word(word: str) -> bytes:
-    """A stem as it is stored."""
+    """Return the stored form of a stem."""
     data = word.encode("utf-8", "replace")
     # No word has a NUL.
     return data if len(data) <= MAX_WORD_BYTES else b"\0" + blake2b(data, digest_size=32).digest()
 
 
 def word_keys(text: str) -> list[bytes]:
-    """The words, as stored, by which a passage with this text is found."""
+    """Return the stored words by which a passage with this text is found."""
     return sorted(stored_word(stem) for stem in _tokenizers.stems(text))
 
 
@@ -105,7 +105,7 @@ Entry = tuple[int, int, int, int, list[bytes]]
 
 
 def page_entries(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
-    """The passages of a page's text, in reading order; its segment has made `used` before."""
+    """Return the passages of a page's text in reading order, numbered from `passage_count`."""
     return [
         (make_entry(segment, number, length_class(stop - start)), page, start, stop, word_keys(text[start:stop]))
         for number, (start, stop) in enumerate(passages(text), passage_count)
@@ -126,8 +126,8 @@ def add(statements: Sender, tenant: int, entries: Sequence[Entry]) -> None:
 
 
 def encode_low(entry: int) -> bytes:
-    """The number of an entry within its block, as it is stored: the high bits, and the low seven with a mark, so that two bytes
-    are found only where a number begins. The order of the bytes is that of the numbers."""
+    """Encode the number of an entry within its block: the high bits, then the low seven bits with a mark, so that a search for
+    two bytes matches only where a number begins. The order of the bytes is that of the numbers."""
     low = entry & (1 << BITS) - 1
     return bytes((low >> 7, 128 | low & 127))
 
@@ -152,8 +152,8 @@ def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int]
 
 
 def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str | None]]) -> None:
-    """Take pages' passages out again, with their words and vectors; given as first entry, last entry and the page's text. Where
-    that cannot be read, its words are looked for among all of the tenant's."""
+    """Remove the passages of pages, with their words and vectors, given as first entry, last entry and the page's text. If the
+    text cannot be read, its words are searched among all words of the tenant."""
     spans = [
         statements.rows(
             "SELECT id, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s", tenant, first, last
@@ -313,7 +313,7 @@ class Postings(RankedIndex):
             first, stretch = max(blocks) + 1, 2 * stretch
 
     def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
-        """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
+        """Return the newest entries of a segment that have all words of `every`, and one of `any_of` unless it is empty."""
         words = [self._key(word) for word in self.terms(every)]
         any_words = [self._key(word) for word in self.terms(any_of)] if any_of else []
         if not words or limit < 1:

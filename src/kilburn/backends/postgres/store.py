@@ -391,7 +391,7 @@ class Postgres(DurableStore):
         return [page for (page,) in self._ask(select, self._number, segment)]
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        """Return the newest checkpoint of a segment at or before event `until`, with the number of its last event."""
         select = (
             "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND head <= %s"
             " ORDER BY head DESC LIMIT 1"

@@ -537,7 +537,7 @@ def remove_unused(statements: Statements, tenant: int, contents: Sequence[bytes]
 
 
 def events_with_nodes(statements: Statements, tenant: int, segment: int, nodes: list[int]) -> list[int]:
-    """The numbers of the events that have any of these nodes of `mentions`, in order."""
+    """Return the numbers of the events with any of these nodes of `mentions`, in order."""
     select = (
         "SELECT DISTINCT event FROM kilburn.mention"
         " WHERE tenant = %s AND segment = %s AND node = ANY(%s::bigint[]) ORDER BY event"

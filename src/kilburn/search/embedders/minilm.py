@@ -67,7 +67,7 @@ class Minilm:
         self._loaded: tuple[Any, Any] | None = None
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A row of length 1 for each text. Any number of threads may call it.
+        """Return a row of length 1 for each text. Any number of threads may call it.
 
         Raises:
             Unavailable: the weights are damaged, or cannot be read; or the program is ending.
@@ -123,7 +123,7 @@ class Minilm:
         return session, tokenizer
 
     def _graph(self) -> bytes:
-        """The ONNX file: as it was kept, or made anew where it is missing or damaged."""
+        """Return the ONNX file: the stored one, or a new one if that is missing or damaged."""
         path = folder() / _FILE
         with suppress(OSError):
             stored_graph = path.read_bytes()
@@ -171,7 +171,7 @@ def _sums_exactly() -> bool:
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Indexes of texts that go together, longest first, so that little is padding."""
+    """Yield the indexes of texts to embed together, longest first, so that there is little padding."""
     order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
     while order:
         max_length = lengths[order[0]]

@@ -59,7 +59,7 @@ class Remote(SdkClient):
         self._client = self._openai(base_url, api_key)
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A row of length 1 for each text.
+        """Return a row of length 1 for each text.
 
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.

@@ -58,7 +58,7 @@ class Blend:
             raise ValueError(f"{', '.join(below)}: a weight is 0 or more")
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
-        """All candidates, best first; of equals, the newer one."""
+        """Return all candidates, best first; of equals, the newer one."""
         best = max([candidate.words for candidate in candidates], default=0.0) or 1.0
         matches: list[tuple[float, float]] = []
         # Of each segment whose pages have neighbours, what each page has itself.
@@ -106,7 +106,7 @@ class Blend:
 
 
 def _near(sums: Mapping[int, float]) -> dict[int, float]:
-    """What the pages beside each page add; of two that are as far away, the better one."""
+    """Return the score that the neighbours of each page add; of two at the same distance, the better one counts."""
     near: dict[int, float] = {}
     score = sums.get
     for page in sums:

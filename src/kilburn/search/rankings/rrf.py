@@ -23,7 +23,7 @@ class Rrf:
         self.k = k
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
-        """Best first; of equals, the newer one."""
+        """Return the candidates, best first; of equals, the newer one."""
         terms: dict[int, dict[str, float]] = {}
         arms = {
             "words": [candidate.words for candidate in candidates],
